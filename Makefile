@@ -1,0 +1,50 @@
+# Everything runs in .venv inside the clone; the first target that needs it makes it.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-slow test-system check bench bench-setup format clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+# torch goes first and alone: its CPU build is found by pip under this exact version only
+$(STAMP): pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	touch $(STAMP)
+
+demo: $(STAMP)  ## Set up, then step 256 ants with half of them suspended
+	$(BIN)/headrace run ant --num-envs 256 --steps 200 --suspend-fraction 0.5
+
+check: $(STAMP)  ## Lint, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test: check  ## Checks and the test suite (under 10 minutes on two cores)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)  ## Long trainings and kill tests
+	$(BIN)/python -m pytest -m slow
+
+test-system: $(STAMP)  ## Tests that need Debian packages (a browser, GL)
+	$(BIN)/python -m pytest -m system
+
+bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
+	benchmarks/setup.sh
+
+bench: $(STAMP)  ## Every benchmark, quick form
+	$(BIN)/python benchmarks/stepping.py --quick
+
+format: $(STAMP)  ## Format and sort imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove environments and build products
+	rm -rf .venv* dist build site

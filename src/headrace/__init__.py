@@ -1,0 +1,1 @@
+"""headrace: the data path between batched robot simulation and policy."""

@@ -1,0 +1,1 @@
+"""Benchmarks as typed bundles: schema, capture, runs, comparison, report."""

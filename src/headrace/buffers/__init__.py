@@ -1,0 +1,1 @@
+"""Ring buffers with one owner: history per environment, delays, the pool of outputs."""

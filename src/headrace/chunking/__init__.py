@@ -1,0 +1,1 @@
+"""Action chunks: cursors, admission rules, inference engines, ensembling."""

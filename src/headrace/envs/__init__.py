@@ -1,0 +1,1 @@
+"""Batched environments, tasks, registry and bridges."""

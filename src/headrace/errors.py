@@ -1,0 +1,102 @@
+"""Every exception that headrace raises on purpose, drawn in one place.
+
+```
+HeadraceError
+├── ShapeError (ValueError)        an array of the wrong shape or rank
+├── DtypeError (TypeError)         an array of the wrong dtype, or not an array
+├── DeviceError (ValueError)       an array on the wrong device
+├── IdError (IndexError)           environment or episode ids out of range, repeated or ill-formed
+├── ActionError (ValueError)       an action that must not reach the simulator (NaN, infinite, unknown choice)
+├── ConfigError (ValueError)       a setting that cannot work
+│   └── UnknownNameError           a task, rule, library or field that does not exist; suggests the nearest
+├── LifecycleError (RuntimeError)  a call at the wrong time: step before reset, use after close
+├── CapacityError (MemoryError)    an allocation that cannot fit, refused with the numbers
+├── DataError (ValueError)         a file or record that is damaged or is not what it claims to be
+├── PolicyError (RuntimeError)     a policy that raised or answered badly; names the environments
+└── MissingExtraError (ImportError) an optional dependency is absent; names the extra to install
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class HeadraceError(Exception):
+    """Base of every exception that headrace raises on purpose."""
+
+
+class ShapeError(HeadraceError, ValueError):
+    """An array has the wrong shape or rank."""
+
+
+class DtypeError(HeadraceError, TypeError):
+    """An array has the wrong dtype, or something is not an array."""
+
+
+class DeviceError(HeadraceError, ValueError):
+    """An array is on the wrong device."""
+
+
+class IdError(HeadraceError, IndexError):
+    """Environment or episode ids are out of range, repeated or ill-formed."""
+
+
+class ActionError(HeadraceError, ValueError):
+    """An action must not reach the simulator."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """A setting cannot work."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that nothing answers to. The message suggests the nearest known names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        near = difflib.get_close_matches(name, choices, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(choices)}"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class LifecycleError(HeadraceError, RuntimeError):
+    """A call came at the wrong time."""
+
+
+class CapacityError(HeadraceError, MemoryError):
+    """An allocation cannot fit; the message has the numbers."""
+
+
+class DataError(HeadraceError, ValueError):
+    """A file or record is damaged, or is not what it claims to be."""
+
+
+class PolicyError(HeadraceError, RuntimeError):
+    """A policy raised or answered badly; the message names the environments."""
+
+
+class MissingExtraError(HeadraceError, ImportError):
+    """An optional dependency is absent; the message names the extra that installs it."""
+
+
+def require_extra(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or say which extra installs it.
+
+    Args:
+        module: dotted name of the module to import.
+        extra: the headrace extra that brings it.
+        purpose: what the caller wanted it for, as the subject of the error message.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # a module that is there but lacks one of its own dependencies is another fault: show that one
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{purpose} needs {module.split('.')[0]!r}, which is not installed; run: pip install 'headrace[{extra}]'"
+        ) from error

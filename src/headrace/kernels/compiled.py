@@ -1,0 +1,42 @@
+"""The one door to numba: a typed ``kernel`` decorator with the settings every CPU kernel shares.
+
+Kernels are cached on disk, release the GIL and, where ``parallel``, run on a threading layer that several Python
+threads may use at once: a policy thread and a camera do. numba's own last resort, ``workqueue``, aborts the process
+in that case, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import numba
+from numba import config as _config
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# numba picks tbb or omp for "threadsafe" and raises at the first parallel call where only workqueue is there; a layer
+# that the user chose by name stays. The setting is made at run time by numba, so it is reached by name.
+if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009
+    setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010
+
+prange = numba.prange
+
+
+def kernel(*, parallel: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Compile a function with numba at its first call.
+
+    Strict IEEE arithmetic (no fastmath): results do not depend on the number of rows or threads.
+    """
+
+    def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        compiled = numba.njit(cache=True, nogil=True, parallel=parallel)(function)
+        return cast("Callable[_P, _R]", compiled)
+
+    return compile_
+
+
+def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a small function that kernels call, inlined into them."""
+    return cast("Callable[_P, _R]", numba.njit(inline="always")(function))

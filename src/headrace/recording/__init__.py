@@ -1,0 +1,1 @@
+"""Episodes on disk: journal, writers, readers, video."""

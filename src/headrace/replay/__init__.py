@@ -1,0 +1,1 @@
+"""Rollout and replay stores that keep every frame once."""

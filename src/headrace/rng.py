@@ -1,0 +1,204 @@
+"""Counter-based randomness: every number is a function of (seed, episode id, stream, draw), and of nothing else.
+
+There is no state to save, to freeze or to share between environments. The bits are a SplitMix64 sequence whose start is
+hashed from seed, stream and episode:
+
+```
+key      = mix(mix(seed) ^ mix(crc32(stream) + GOLDEN))        one 64-bit number per (seed, stream)
+start    = mix(key ^ mix(episode_id + GOLDEN))                  per row
+bits[j]  = mix(start + (first_draw + j + 1) · GOLDEN)           per number
+```
+
+On the CPU numba computes it in one pass; elsewhere the same integer arithmetic runs as torch operations. Uniform numbers
+are equal on every device to the last bit; normal ones use log and cos and are equal per device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+_TO_UNIT = 2.0**-53
+
+
+def mix64(value: int) -> int:
+    """SplitMix64's finaliser on a Python integer, taken modulo 2⁶⁴: the reference of the vectorised forms."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+@functools.lru_cache(maxsize=4096)
+def stream_key(seed: int, stream: str) -> int:
+    """The 64-bit key of one named stream under one seed, as a signed integer."""
+    named = mix64(zlib.crc32(stream.encode()) + _GOLDEN)
+    return _signed(mix64(mix64(seed) ^ named))
+
+
+def random_bits(seed: int, episode_ids: Tensor, stream: str, draw: Tensor | int, count: int) -> Tensor:
+    """64 random bits as int64, (n, count).
+
+    Args:
+        seed: any integer.
+        episode_ids: int64 (n,).
+        stream: name of the purpose, for example ``"reset"``. Different names are independent.
+        draw: index of the first number, the same for all rows or int64 (n,); pass the episode's step count times
+            ``count`` for noise that differs each step.
+        count: numbers per row.
+    """
+    first = _draws(draw, episode_ids)
+    key = stream_key(seed, stream)
+    if episode_ids.device.type == "cpu":
+        out = torch.empty((episode_ids.shape[0], count), dtype=torch.int64)
+        _bits_kernel()(key, episode_ids.numpy(), first.numpy(), out.numpy())
+        return out
+    return bits_reference(key, episode_ids, first, count)
+
+
+def uniform(
+    seed: int,
+    episode_ids: Tensor,
+    stream: str,
+    count: int,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    draw: Tensor | int = 0,
+) -> Tensor:
+    """Uniform numbers in [low, high), float64 (n, count). Arguments as in :func:`random_bits`."""
+    first = _draws(draw, episode_ids)
+    key = stream_key(seed, stream)
+    if episode_ids.device.type == "cpu":
+        out = torch.empty((episode_ids.shape[0], count), dtype=torch.float64)
+        _uniform_kernel()(key, episode_ids.numpy(), first.numpy(), low, high - low, out.numpy())
+        return out
+    return _unit(bits_reference(key, episode_ids, first, count)) * (high - low) + low
+
+
+def normal(
+    seed: int, episode_ids: Tensor, stream: str, count: int, *, std: float = 1.0, draw: Tensor | int = 0
+) -> Tensor:
+    """Normal numbers with mean 0, float64 (n, count), by Box–Muller; each uses two draws, 2·draw and 2·draw + 1.
+
+    Arguments as in :func:`random_bits`.
+    """
+    first = _draws(draw, episode_ids)
+    key = stream_key(seed, stream)
+    if episode_ids.device.type == "cpu":
+        out = torch.empty((episode_ids.shape[0], count), dtype=torch.float64)
+        _normal_kernel()(key, episode_ids.numpy(), first.numpy(), std, out.numpy())
+        return out
+    bits = bits_reference(key, episode_ids, 2 * first, 2 * count)
+    radius, angle = _unit(bits[:, 0::2]), _unit(bits[:, 1::2])
+    return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle) * std
+
+
+def bits_reference(key: int, episode_ids: Tensor, first: Tensor, count: int) -> Tensor:
+    """The bits in plain torch operations: the reference of the CPU kernel, and the path of other devices."""
+    golden = _signed(_GOLDEN)
+    start = _mix(_mix(episode_ids + golden) ^ key)
+    steps = first[:, None] + torch.arange(1, count + 1, device=episode_ids.device)
+    return _mix(start[:, None] + steps * golden)
+
+
+def _draws(draw: Tensor | int, episode_ids: Tensor) -> Tensor:
+    return draw if isinstance(draw, Tensor) else torch.full_like(episode_ids, draw)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64, which torch has only as arithmetic."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    return value ^ _shift(value, 31)
+
+
+def _unit(bits: Tensor) -> Tensor:
+    return _shift(bits, 11).to(torch.float64) * _TO_UNIT
+
+
+# numba is imported at the first draw, not with the package: it takes a fifth of a second
+@functools.cache
+def _mix_kernel() -> Callable[..., np.uint64]:
+    import numba
+
+    first, second = np.uint64(_MIX_1), np.uint64(_MIX_2)
+    by30, by27, by31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+    @numba.njit(inline="always")
+    def mix(value: np.uint64) -> np.uint64:
+        value = (value ^ (value >> by30)) * first
+        value = (value ^ (value >> by27)) * second
+        return value ^ (value >> by31)
+
+    return mix
+
+
+@functools.cache
+def _bits_kernel() -> Callable[..., None]:
+    import numba
+
+    mix, golden = _mix_kernel(), np.uint64(_GOLDEN)
+
+    @numba.njit(cache=True, nogil=True)
+    def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
+        for i in range(out.shape[0]):
+            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
+            for j in range(out.shape[1]):
+                out[i, j] = np.int64(mix(start + np.uint64(first[i] + j + 1) * golden))
+
+    return bits
+
+
+@functools.cache
+def _uniform_kernel() -> Callable[..., None]:
+    import numba
+
+    mix, golden, eleven, to_unit = _mix_kernel(), np.uint64(_GOLDEN), np.uint64(11), _TO_UNIT
+
+    @numba.njit(cache=True, nogil=True)
+    def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyped-def]  # compiled
+        for i in range(out.shape[0]):
+            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
+            for j in range(out.shape[1]):
+                bits = mix(start + np.uint64(first[i] + j + 1) * golden)
+                out[i, j] = np.float64(bits >> eleven) * to_unit * width + low
+
+    return uniforms
+
+
+@functools.cache
+def _normal_kernel() -> Callable[..., None]:
+    import numba
+
+    mix, golden, eleven, to_unit = _mix_kernel(), np.uint64(_GOLDEN), np.uint64(11), _TO_UNIT
+
+    @numba.njit(cache=True, nogil=True)
+    def normals(key, episode_ids, first, std, out):  # type: ignore[no-untyped-def]  # compiled
+        for i in range(out.shape[0]):
+            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
+            for j in range(out.shape[1]):
+                draw = 2 * (first[i] + j) + 1
+                radius = np.float64(mix(start + np.uint64(draw) * golden) >> eleven) * to_unit
+                angle = np.float64(mix(start + np.uint64(draw + 1) * golden) >> eleven) * to_unit
+                out[i, j] = math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std
+
+    return normals

@@ -1,0 +1,1 @@
+"""The loops: collect, evaluate with chunks, the small PPO."""

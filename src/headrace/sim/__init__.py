@@ -1,0 +1,1 @@
+"""Physics and cameras behind one ``Simulation`` protocol."""

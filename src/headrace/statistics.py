@@ -1,0 +1,65 @@
+"""Intervals and robust means, as pure functions on numpy arrays. Seeded: the same data gives the same interval."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+
+_Z_95 = 1.959963984540054
+
+
+class Interval(NamedTuple):
+    """A point estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson_interval(successes: int, trials: int) -> Interval:
+    """Success rate with Wilson's 95 % score interval; honest for few trials and for rates near 0 and 1."""
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ConfigError(
+            f"wilson_interval: expected 0 <= successes <= trials and trials >= 1, got {successes}/{trials}"
+        )
+    rate = successes / trials
+    z2 = _Z_95 * _Z_95
+    scale = 1.0 / (1.0 + z2 / trials)
+    centre = (rate + z2 / (2 * trials)) * scale
+    half = _Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) * scale
+    return Interval(rate, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def interquartile_mean(values: NDArray[np.float64]) -> float:
+    """Mean of the middle half of (n,) values: a quarter is cut from each end, fractions of a value included."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    count = ordered.shape[0]
+    if count == 0:
+        raise ConfigError("interquartile_mean: expected at least one value, got none")
+    # value i covers the share [i, i + 1] / n of the distribution; its weight is what lies within [1/4, 3/4]
+    edges = np.arange(count + 1) / count
+    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return float((ordered * weights).sum() / weights.sum())
+
+
+def bootstrap_interval(
+    values: NDArray[np.float64], *, robust: bool = False, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """Mean (or, if ``robust``, interquartile mean) of (n,) values with a percentile bootstrap 95 % interval."""
+    data = np.asarray(values, dtype=np.float64)
+    count = data.shape[0]
+    if count == 0:
+        raise ConfigError("bootstrap_interval: expected at least one value, got none")
+    estimate = interquartile_mean(data) if robust else float(data.mean())
+    generator = np.random.default_rng(seed)
+    estimates = np.empty(resamples)
+    for i in range(resamples):
+        sample = data[generator.integers(0, count, count)]
+        estimates[i] = interquartile_mean(sample) if robust else sample.mean()
+    low, high = np.quantile(estimates, [0.025, 0.975])
+    return Interval(estimate, float(low), float(high))

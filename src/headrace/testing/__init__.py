@@ -1,0 +1,1 @@
+"""Contract tests that a sim, env, bridge, engine or store runs on itself."""

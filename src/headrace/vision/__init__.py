@@ -1,0 +1,1 @@
+"""The image path: normalisation and frame stacks."""
