@@ -9,8 +9,8 @@ start    = mix(key ^ mix(episode_id + GOLDEN))                  per row
 bits[j]  = mix(start + (first_draw + j + 1) · GOLDEN)           per number
 ```
 
-On the CPU numba computes it in one pass; elsewhere the same integer arithmetic runs as torch operations. Uniform numbers
-are equal on every device to the last bit; normal ones use log and cos and are equal per device.
+On the CPU numba computes it in one pass; elsewhere the same integer arithmetic runs as torch operations. Uniform
+numbers are equal on every device to the last bit; normal ones use log and cos and are equal per device.
 """
 
 from __future__ import annotations

@@ -60,8 +60,9 @@ StepInfo = TypedDict(  # noqa: UP013  (a class would mangle the keys that begin 
 )
 """What ``info`` may hold; a plain dict at run time, as Gymnasium wants.
 
-``final_obs`` with its mask ``_final_obs`` (bool (N,)), ``episode`` (``r`` float64, ``l`` int64, each (N,)) with its mask
-``_episode``, and ``ends`` are there only in steps where an episode ended. ``observed`` (bool (N,)) is there when ``observe=`` was given.
+``final_obs`` with its mask ``_final_obs`` (bool (N,)), ``episode`` (``r`` float64, ``l`` int64, each (N,)) with its
+mask ``_episode``, and ``ends`` are there only in steps where an episode ended. ``observed`` (bool (N,)) is there when
+``observe=`` was given.
 ``log`` has scalars that a task reports.
 """
 
