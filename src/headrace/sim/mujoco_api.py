@@ -1,0 +1,119 @@
+"""The one door to MuJoCo's untyped bindings: models, the native batch and the log, with types."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+
+# the bindings are compiled and carry no types: everything that leaves this module has some
+mujoco: Any = importlib.import_module("mujoco")
+_batch: Any = importlib.import_module("mujoco.batch")
+
+STAGE_NONE = int(mujoco.mjtStage.mjSTAGE_NONE)
+STAGE_ACC = int(mujoco.mjtStage.mjSTAGE_ACC)
+
+# the warnings after which MuJoCo resets a simulation by itself (bad qpos, qvel, qacc) or drops its controls
+_FIRST_BAD = int(mujoco.mjtWarning.mjWARN_BADQPOS)
+_LAST_BAD = int(mujoco.mjtWarning.mjWARN_BADCTRL)
+
+# MjData fields that are part of the state: writable views of the batch's rows
+STATE_FIELDS = frozenset(
+    (
+        *("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied"),
+        *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state", "plastic"),
+    )
+)
+
+# model fields from which MuJoCo derives constants: writing one calls for set_const
+SETCONST_INPUTS: frozenset[str] = frozenset(mujoco.MjModel._setconst_inputs)
+
+SimulationError: type[Exception] = _batch.SimulationError
+
+
+class Named(Protocol):
+    """A named object of a model: a body, a joint, …"""
+
+    id: int
+    name: str
+
+
+class Option(Protocol):
+    """The part of ``MjOption`` that headrace reads."""
+
+    timestep: float
+
+
+class Model(Protocol):
+    """The part of ``mujoco.MjModel`` that headrace reads."""
+
+    nq: int
+    nv: int
+    nu: int
+    nbody: int
+    ngeom: int
+    ncam: int
+    opt: Option
+    qpos0: NDArray[np.float64]
+    actuator_ctrlrange: NDArray[np.float64]
+    body_mass: NDArray[np.float64]
+
+    def body(self, name: str | int) -> Named: ...
+    def joint(self, name: str | int) -> Named: ...
+    def geom(self, name: str | int) -> Named: ...
+    def site(self, name: str | int) -> Named: ...
+    def camera(self, name: str | int) -> Named: ...
+    def actuator(self, name: str | int) -> Named: ...
+
+
+class NativeBatch(Protocol):
+    """What headrace uses of ``mujoco.batch.Batch``."""
+
+    model: Model
+    state: NDArray[np.float64]
+    warning: NDArray[np.int32]
+
+    def bind(self, name: str) -> NDArray[Any]: ...
+    def expand(self, name: str) -> NDArray[Any]: ...
+    def step(self, ids: NDArray[np.int32] | None = None, nstep: int = 1, stage: int = 0) -> None: ...
+    def forward(self, ids: NDArray[np.int32] | None = None, stage: int = STAGE_ACC) -> None: ...
+    def reset(self, ids: NDArray[np.int32] | None = None, keyframe: int = -1, stage: int = STAGE_ACC) -> None: ...
+    def set_const(self, ids: NDArray[np.int32] | None = None) -> None: ...
+
+
+def new_batch(model: Model, num_envs: int, threads: int) -> NativeBatch:
+    """A non-persistent batch: one state row per simulation, scratch memory per thread."""
+    return cast("NativeBatch", _batch.Batch(model, nsim=num_envs, nthread=threads))
+
+
+def failed_ids(error: Exception) -> NDArray[np.int64]:
+    """The simulations that a ``SimulationError`` is about, int64 (m,)."""
+    return np.asarray(cast("Any", error).ids, dtype=np.int64)
+
+
+def load_model(source: Path | str) -> Model:
+    """Compile MJCF, given as text or as the path of a file."""
+    if isinstance(source, str) and source.lstrip().startswith("<"):
+        return cast("Model", mujoco.MjModel.from_xml_string(source))
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(f"model: expected MJCF text or the path of an MJCF file, got {str(source)!r}: no such file")
+    return cast("Model", mujoco.MjModel.from_xml_path(str(path)))
+
+
+def bad_state_counts(batch: NativeBatch) -> NDArray[np.int32]:
+    """A live view (num_envs, kinds) of how often each simulation went bad since its last reset."""
+    return batch.warning[:, _FIRST_BAD : _LAST_BAD + 1, 1]
+
+
+def silence_log() -> None:
+    """Keep MuJoCo from writing MUJOCO_LOG.TXT and from printing: headrace reports bad simulations itself."""
+    config = mujoco.MjLogConfig.get()
+    config.logto_file = False
+    config.logto_console = False
+    mujoco.MjLogConfig.set(config)
