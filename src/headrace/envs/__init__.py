@@ -1,1 +1,19 @@
 """Batched environments, tasks, registry and bridges."""
+
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import TaskEntry, make, make_task, register_task, task_cfg, task_names
+from headrace.envs.rows import Rows
+from headrace.envs.task import Task, TaskCfg
+
+__all__ = [
+    "BatchEnv",
+    "Rows",
+    "Task",
+    "TaskCfg",
+    "TaskEntry",
+    "make",
+    "make_task",
+    "register_task",
+    "task_cfg",
+    "task_names",
+]

@@ -46,16 +46,26 @@ class MujocoSim:
         self._model_fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
         self._derives_constants = False
+        self._sealed = False
 
     def field(self, name: str) -> Tensor:
         """See :meth:`Simulation.field`."""
         if name not in self._fields:
+            if self._sealed and name not in mujoco_api.STATE_FIELDS:
+                raise LifecycleError(
+                    f"field {name!r}: expected it to be read when the environment was made, got a first read now, when "
+                    "its values are unknown; read it unconditionally in observe, reward, terminated or success"
+                )
             array = self._open().bind(name)
             # outputs are marked read-only because a write is lost at the next call; torch has no such mark, and
             # loading a snapshot must put them back
             array.flags.writeable = True
             self._fields[name] = torch.from_numpy(array)
         return self._fields[name]
+
+    def seal(self) -> None:
+        """See :meth:`Simulation.seal`."""
+        self._sealed = True
 
     def model_field(self, name: str) -> Tensor:
         """See :meth:`Simulation.model_field`. Fields are named as in MjModel, options as ``opt.gravity``."""

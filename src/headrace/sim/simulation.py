@@ -35,8 +35,12 @@ class Simulation(Protocol):
         """
         ...
 
+    def seal(self) -> None:
+        """All derived fields that will be read have been bound: from now on another one is an error, not zeros."""
+        ...
+
     def model_field(self, name: str) -> Tensor:
-        """MjModel field ``name`` with a value per simulation, (N, …), live and writable; ``reset`` restores the nominal."""
+        """MjModel field ``name`` with a value per simulation, (N, …), live, writable; ``reset`` makes it nominal."""
         ...
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:

@@ -1,0 +1,81 @@
+"""Episodes: what a reset may ask for, and what is known when one ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.envs.ids import checked_ids
+from headrace.envs.rows import Slots
+from headrace.errors import ConfigError, DtypeError, IdError, ShapeError
+from headrace.types import EpisodeEnds
+
+_OPTIONS = {"reset_mask", "episode_ids"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetRequest:
+    """Which environments to reset, and into which episodes."""
+
+    ids: Tensor | None
+    """int64 (m,), ascending; None for all."""
+    episode_ids: Tensor | None
+    """int64 (m,); None for the slots' next ones."""
+
+
+def parse_reset_options(options: dict[str, object] | None, num_envs: int, device: torch.device) -> ResetRequest:
+    """Check ``reset(options=…)`` before anything is changed."""
+    if not options:
+        return ResetRequest(ids=None, episode_ids=None)
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise ConfigError(f"reset options: expected {sorted(_OPTIONS)}, got {unknown}")
+    mask, wanted = options.get("reset_mask"), options.get("episode_ids")
+    ids = None
+    if mask is not None:
+        mask = torch.as_tensor(mask)
+        if mask.dtype != torch.bool:
+            raise DtypeError(f"reset_mask: expected bool ({num_envs},), got {mask.dtype}")
+        ids = checked_ids(mask, num_envs, device, name="reset_mask")
+        ids = None if len(ids) == num_envs else ids
+    return ResetRequest(
+        ids=ids,
+        episode_ids=None if wanted is None else _checked_episode_ids(torch.as_tensor(wanted), ids, num_envs, device),
+    )
+
+
+def ends_record(slots: Slots, ended_ids: Tensor, success: Tensor | None, diverged: Tensor | None) -> EpisodeEnds:
+    """The record of the episodes that end in ``ended_ids`` (m,), as fresh tensors.
+
+    A diverged episode is never a success, whatever its broken state looks like.
+    """
+    gone = torch.zeros_like(ended_ids, dtype=torch.bool) if diverged is None else diverged
+    return EpisodeEnds(
+        env_ids=ended_ids.clone(),
+        episode_ids=slots.episode_ids.index_select(0, ended_ids),
+        returns=slots.returns.index_select(0, ended_ids),
+        lengths=slots.steps.index_select(0, ended_ids),
+        success=None if success is None else success & ~gone,
+        diverged=gone,
+    )
+
+
+def _checked_episode_ids(wanted: Tensor, ids: Tensor | None, num_envs: int, device: torch.device) -> Tensor:
+    if wanted.dtype.is_floating_point or wanted.dtype == torch.bool:
+        raise DtypeError(f"episode_ids: expected int64, got {wanted.dtype}")
+    count = num_envs if ids is None else len(ids)
+    wanted = wanted.to(device=device, dtype=torch.int64)
+    if tuple(wanted.shape) == (count,):
+        chosen = wanted
+    elif ids is not None and tuple(wanted.shape) == (num_envs,):
+        chosen = wanted.index_select(0, ids)
+    else:
+        raise ShapeError(
+            f"episode_ids: expected one per reset environment ({count},) or one per environment ({num_envs},), "
+            f"got {tuple(wanted.shape)}"
+        )
+    if bool((chosen < 0).any()):
+        raise IdError(f"episode_ids: expected ids of at least 0, got {int(chosen.min())}")
+    return chosen

@@ -1,0 +1,87 @@
+"""Environment ids and actions, checked once at the boundary."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.errors import ActionError, DeviceError, DtypeError, IdError, ShapeError
+from headrace.types import Ids
+
+
+def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids") -> Tensor:
+    """Ids as ascending int64 (n,) on ``device``, from a bool mask (N,) or unique integers in any order."""
+    if isinstance(ids, list | range | tuple):
+        # an empty list says nothing of its dtype; a list of bools is a mask
+        ids = torch.tensor(list(ids), dtype=None if len(ids) else torch.int64)
+    if ids.dtype == torch.bool:
+        if tuple(ids.shape) != (num_envs,):
+            raise ShapeError(f"{name}: expected a bool mask of shape ({num_envs},), got {tuple(ids.shape)}")
+        return ids.to(device).nonzero().squeeze(1)
+    if ids.dim() != 1:
+        raise ShapeError(f"{name}: expected one dimension, got shape {tuple(ids.shape)}; pass a list or a bool mask")
+    if ids.dtype.is_floating_point or ids.dtype.is_complex:
+        raise DtypeError(f"{name}: expected integers or a bool mask, got {ids.dtype}")
+    ordered = ids.to(device=device, dtype=torch.int64).sort().values
+    if len(ordered) and (int(ordered[0]) < 0 or int(ordered[-1]) >= num_envs):
+        bad = int(ordered[0]) if int(ordered[0]) < 0 else int(ordered[-1])
+        raise IdError(f"{name}: expected ids in [0, {num_envs}), got {bad}")
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise IdError(f"{name}: expected each id once, got {int(repeated[0])} more than once")
+    return ordered
+
+
+def checked_actions(
+    actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
+) -> Tensor:
+    """The actions as given, once they are known to be safe to apply to the active environments.
+
+    Args:
+        actions: (N, A) floats for a Box space, (N,) integers for a Discrete one.
+        space: the space of one environment's action.
+        active_ids: int64 (n,), or None when all are active. Other rows are not looked at.
+        num_envs: N.
+        device: where the actions must be.
+    """
+    if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
+        raise DtypeError(
+            f"actions: expected a torch tensor, got {type(actions).__name__}; "
+            "use torch.as_tensor(actions), or gymnasium.make_vec for an environment that takes numpy arrays"
+        )
+    expected = (num_envs, *(space.shape or ()))
+    if tuple(actions.shape) != expected:
+        raise ShapeError(
+            f"actions: expected {expected}, got {tuple(actions.shape)}; "
+            "pass one row per environment, suspended ones included (their rows are ignored)"
+        )
+    if actions.device != device:
+        raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
+    if isinstance(space, spaces.Discrete):
+        if actions.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
+        low, count = int(space.start), int(space.n)
+        fine = (actions >= low) & (actions < low + count)
+        wish = f"a choice in [{low}, {low + count})"
+    else:
+        if actions.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
+        fine = torch.isfinite(actions)
+        wish = "finite numbers"
+    if not fine.all():
+        _refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+    return actions
+
+
+def _refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, wish: str) -> None:
+    bad = (~fine).nonzero().squeeze(1)
+    if active_ids is not None:
+        bad = bad[torch.isin(bad, active_ids)]
+    if len(bad):
+        first = int(bad[0])
+        shown = ", ".join(str(int(i)) for i in bad[:8]) + (", …" if len(bad) > 8 else "")
+        raise ActionError(
+            f"actions: expected {wish}, got {actions[first].tolist()} for environment {first} "
+            f"(bad rows: {shown}); nothing was stepped"
+        )

@@ -1,0 +1,1 @@
+"""The tasks that ship with headrace, one module each."""

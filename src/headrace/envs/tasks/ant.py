@@ -1,0 +1,77 @@
+"""Ant, equal to Gymnasium's ``Ant-v5`` without contact forces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from headrace.envs.rows import Rows
+from headrace.envs.task import Task, TaskCfg
+from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.types import Obs
+
+_TORSO = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AntCfg(TaskCfg):
+    """Settings of ``ant``."""
+
+    decimation: int = 5
+    episode_length: int = 1000
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.5
+    healthy_reward: float = 1.0
+    healthy_z_min: float = 0.2
+    healthy_z_max: float = 1.0
+    reset_noise: float = 0.1
+
+
+class Ant(Task):
+    """Run forward on four legs.
+
+    Equal to ``Ant-v5`` with ``include_cfrc_ext_in_observation=False`` and ``contact_cost_weight=0``: contact forces are
+    not computed by a batched step.
+    """
+
+    memory = {"torso_x": ()}  # noqa: RUF012  (a class constant, typed in the base)
+
+    def __init__(self, cfg: AntCfg) -> None:
+        super().__init__(cfg, gymnasium_model("ant.xml"), {"policy": 27})
+        self._qpos0 = torch.from_numpy(self.model.qpos0.copy())
+
+    @property
+    def _cfg(self) -> AntCfg:
+        return cast("AntCfg", self.cfg)
+
+    def reset(self, rows: Rows) -> None:
+        """Uniform noise on positions, normal noise on velocities."""
+        noise = self._cfg.reset_noise
+        qpos0 = self._qpos0.to(rows.device)
+        rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
+        rows.set("qvel", rows.normal("qvel", self.model.nv, std=noise))
+
+    def apply_action(self, rows: Rows, actions: Tensor) -> None:
+        """Torques; where the torso is now tells its speed afterwards."""
+        rows.remember("torso_x", rows.get("xpos", _TORSO)[:, 0])
+        rows.set("ctrl", actions)
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: positions (without x and y) and velocities."""
+        return {"policy": torch.cat((rows.get("qpos")[:, 2:], rows.get("qvel")), dim=1)}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        """Forward speed, a bonus for staying healthy, less the effort."""
+        cfg = self._cfg
+        speed = (rows.get("xpos", _TORSO)[:, 0] - rows.recall("torso_x")) / self.dt
+        healthy = (~self.terminated(rows)).to(torch.float64) * cfg.healthy_reward
+        effort = cfg.ctrl_cost_weight * (actions * actions).sum(dim=1)
+        return (speed * cfg.forward_reward_weight + healthy) - effort
+
+    def terminated(self, rows: Rows) -> Tensor:
+        """The torso is too low or too high."""
+        cfg, height = self._cfg, rows.get("qpos")[:, 2]
+        return ~((height >= cfg.healthy_z_min) & (height <= cfg.healthy_z_max))

@@ -1,0 +1,96 @@
+"""Cart-pole: keep a frictionless pole upright by pushing its cart. Short episodes, dense reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.envs.rows import Rows
+from headrace.envs.task import Task, TaskCfg
+from headrace.sim.mujoco_api import load_model
+from headrace.types import Obs
+
+CARTPOLE_XML = files("headrace.envs.tasks").joinpath("assets/cartpole.xml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CartpoleCfg(TaskCfg):
+    """Settings of ``cartpole``."""
+
+    decimation: int = 2
+    episode_length: int = 300
+    start_position: float = 0.5
+    """Largest initial distance of the cart from the middle, in m."""
+    start_angle: float = 0.25
+    """Largest initial angle of the pole, in rad."""
+    start_velocity: float = 0.25
+    """Largest initial velocity of cart (m/s) and pole (rad/s)."""
+    max_position: float = 2.4
+    """The episode ends when the cart is further from the middle than this, in m."""
+    max_angle: float = 0.8
+    """The episode ends when the pole leans more than this, in rad."""
+    alive_weight: float = 1.0
+    angle_weight: float = -1.0
+    """Weight of the squared angle of the pole."""
+    position_weight: float = -0.02
+    """Weight of the squared position of the cart."""
+
+
+class Cartpole(Task):
+    """Balance from random starts. A perfect run scores about 300: one a step, less a little while the pole leans."""
+
+    success_measure = "the pole is still up after the last step"
+
+    def __init__(self, cfg: CartpoleCfg) -> None:
+        super().__init__(cfg, load_model(CARTPOLE_XML.read_text()), {"policy": 4})
+
+    @property
+    def _cfg(self) -> CartpoleCfg:
+        return cast("CartpoleCfg", self.cfg)
+
+    def reset(self, rows: Rows) -> None:
+        """Cart anywhere near the middle, pole near upright, both moving a little."""
+        cfg = self._cfg
+        start = rows.uniform("start", 4, low=-1.0, high=1.0)
+        scale = torch.tensor([cfg.start_position, cfg.start_angle], dtype=torch.float64, device=rows.device)
+        rows.set("qpos", start[:, :2] * scale)
+        rows.set("qvel", start[:, 2:] * cfg.start_velocity)
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: position, angle, velocity, angular velocity."""
+        return {"policy": torch.cat((rows.get("qpos"), rows.get("qvel")), dim=1)}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        """One for each step, less what the pole leans and the cart strays."""
+        del actions
+        cfg, qpos = self._cfg, rows.get("qpos")
+        position, angle = qpos[:, 0], qpos[:, 1]
+        lean, stray = cfg.angle_weight * (angle * angle), cfg.position_weight * (position * position)
+        return (cfg.alive_weight + lean) + stray
+
+    def terminated(self, rows: Rows) -> Tensor:
+        """The pole has fallen or the cart has left the rail."""
+        cfg, qpos = self._cfg, rows.get("qpos")
+        return (qpos[:, 0].abs() > cfg.max_position) | (qpos[:, 1].abs() > cfg.max_angle)
+
+    def success(self, rows: Rows) -> Tensor:
+        """Still up."""
+        return ~self.terminated(rows)
+
+
+class CartpoleDiscrete(Cartpole):
+    """``cartpole`` with two actions, full force left or right, for value-based learners."""
+
+    def __init__(self, cfg: CartpoleCfg) -> None:
+        super().__init__(cfg)
+        self.action_space = spaces.Discrete(2, dtype=np.int64)
+
+    def apply_action(self, rows: Rows, actions: Tensor) -> None:
+        """0 pushes left, 1 pushes right."""
+        rows.set("ctrl", (2.0 * actions.to(torch.float64) - 1.0)[:, None])

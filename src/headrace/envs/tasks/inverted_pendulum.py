@@ -1,0 +1,62 @@
+"""Inverted pendulum, equal to Gymnasium's ``InvertedPendulum-v5``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from headrace.envs.rows import Rows
+from headrace.envs.task import Task, TaskCfg
+from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.types import Obs
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertedPendulumCfg(TaskCfg):
+    """Settings of ``inverted-pendulum``."""
+
+    decimation: int = 2
+    episode_length: int = 1000
+    reset_noise: float = 0.01
+    max_angle: float = 0.2
+    """The episode ends when the pole leans more than this, in rad."""
+
+
+class InvertedPendulum(Task):
+    """Balance a pole on a cart; one point for each step it stays up."""
+
+    success_measure = "the pole is still up after the last step"
+
+    def __init__(self, cfg: InvertedPendulumCfg) -> None:
+        super().__init__(cfg, gymnasium_model("inverted_pendulum.xml"), {"policy": 4})
+
+    @property
+    def _cfg(self) -> InvertedPendulumCfg:
+        return cast("InvertedPendulumCfg", self.cfg)
+
+    def reset(self, rows: Rows) -> None:
+        """Uniform noise on positions and velocities."""
+        noise = self._cfg.reset_noise
+        start = rows.uniform("start", 4, low=-noise, high=noise)
+        rows.set("qpos", start[:, :2])
+        rows.set("qvel", start[:, 2:])
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: positions and velocities of cart and pole."""
+        return {"policy": torch.cat((rows.get("qpos"), rows.get("qvel")), dim=1)}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        """1 while the pole is up."""
+        del actions
+        return (~self.terminated(rows)).to(torch.float64)
+
+    def terminated(self, rows: Rows) -> Tensor:
+        """The pole leans too far."""
+        return rows.get("qpos")[:, 1].abs() > self._cfg.max_angle
+
+    def success(self, rows: Rows) -> Tensor:
+        """Still up."""
+        return ~self.terminated(rows)
