@@ -1,5 +1,18 @@
 """Value estimators and recurrent modules."""
 
 from headrace.learning.returns import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
+from headrace.learning.values import Repaired, Values, repair_next_obs, rollout_values
 
-__all__ = ["Estimate", "gae", "monte_carlo", "n_step", "td0", "td_lambda", "vtrace"]
+__all__ = [
+    "Estimate",
+    "Repaired",
+    "Values",
+    "gae",
+    "monte_carlo",
+    "n_step",
+    "repair_next_obs",
+    "rollout_values",
+    "td0",
+    "td_lambda",
+    "vtrace",
+]
