@@ -12,6 +12,7 @@ HeadraceError
 ├── LifecycleError (RuntimeError)  a call at the wrong time: step before reset, use after close
 ├── CapacityError (MemoryError)    an allocation that cannot fit, refused with the numbers
 ├── DataError (ValueError)         a file or record that is damaged or is not what it claims to be
+├── StorageError (OSError)         a disk that did not take what was written: full, read-only, gone or stalled
 ├── PolicyError (RuntimeError)     a policy that raised or answered badly; names the environments
 └── MissingExtraError (ImportError) an optional dependency is absent; names the extra to install
 ```
@@ -73,6 +74,10 @@ class CapacityError(HeadraceError, MemoryError):
 
 class DataError(HeadraceError, ValueError):
     """A file or record is damaged, or is not what it claims to be."""
+
+
+class StorageError(HeadraceError, OSError):
+    """A disk did not take what was written; the message says what is safe."""
 
 
 class PolicyError(HeadraceError, RuntimeError):

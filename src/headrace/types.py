@@ -103,6 +103,9 @@ class StepRecord:
     """The result of the step, all N rows."""
     states: Tensor | None
     """float64 (n, S): physics state after the step, before any reset; None unless an observer needs ``states``."""
+    processed_actions: Tensor | None = None
+    """(n, …): what the task made of the actions before they reached the simulator; None where a task keeps no such
+    thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,34 @@
+"""Forks programs that record counting episodes until they are killed or have done their steps.
+
+Reads lines ``DATASET STEPS SEED``; answers each with the process id once it records, and with its status once it has ended.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from counting_env import CountingEnv
+
+from headrace.recording import EpisodeRecorder, RecorderCfg
+
+
+def record(path: str, steps: int, seed: int) -> None:
+    fields = ("obs", "actions", "rewards", "flags", "states")
+    with EpisodeRecorder(path, RecorderCfg(fields=fields), resume=True) as recorder:
+        env = CountingEnv(8, [recorder], image=32)
+        env.reset(seed)
+        print(os.getpid(), flush=True)
+        for _ in range(steps):
+            env.step()
+
+
+if __name__ == "__main__":
+    while line := sys.stdin.readline():
+        dataset, steps, seed = line.split()
+        child = os.fork()
+        if child == 0:
+            record(dataset, int(steps), int(seed))
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)

@@ -1,0 +1,236 @@
+"""What is committed survives: SIGKILL at random moments, a full disk, torn journals, damaged files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counting_env import CountingEnv, length_of
+
+from headrace.errors import DataError, StorageError
+from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg
+from headrace.recording.store import check_entry
+
+PROGRAM = Path(__file__).parent / "killed_program.py"
+FIELDS = ("obs", "actions", "rewards", "flags", "states")
+
+
+class Launcher:
+    """A process that has everything imported and forks one recording program after the other."""
+
+    def __enter__(self) -> Launcher:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+    def start(self, path: Path, steps: int, seed: int) -> int:
+        """Start recording; returns the id of the process, once it records."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{path} {steps} {seed}\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def wait(self) -> int:
+        """Wait for the last one; returns its exit status as ``os.waitpid`` gives it."""
+        return int(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+
+def check_committed(path: Path) -> int:
+    """Every episode in the journal is whole and says the right things; returns how many there are."""
+    dataset = EpisodeDataset(path)
+    for episode in dataset:
+        check_entry(path, episode.entry)
+        k, length = episode.meta.episode_id, episode.meta.length
+        assert length == length_of(k)
+        counts = episode.read("obs/inner/count")
+        np.testing.assert_array_equal(counts, k * 1000 + np.arange(length + 1))
+        assert episode.read("obs/camera").shape == (length + 1, 32, 32, 3)
+        np.testing.assert_array_equal(episode.read("states")[:, 1], np.arange(length + 1) / 3)
+    return len(dataset)
+
+
+def kill_runs(path: Path, runs: int, seed: int) -> None:
+    generator = random.Random(seed)
+    before = 0
+    with Launcher() as launcher:
+        for run in range(runs):
+            process = launcher.start(path, 1_000_000, run)
+            # recording is at full speed: a kill falls into the write, the sync, the rename or the journal
+            time.sleep(generator.random() * 0.25)
+            os.kill(process, signal.SIGKILL)
+            assert launcher.wait() == signal.SIGKILL
+            committed = check_committed(path)
+            assert committed >= before
+            before = committed
+        assert before > 0
+        # the same program, not killed, completes the dataset; one that was never killed gives the same bytes
+        for target in (path, path.with_name("whole")):
+            launcher.start(target, 300, 0)
+            assert launcher.wait() == 0
+    check_committed(path)
+    for file in (path.with_name("whole") / "episodes").iterdir():
+        assert (path / "episodes" / file.name).read_bytes() == file.read_bytes()
+    journaled = {entry.file for entry in EpisodeDataset(path).entries}
+    assert journaled == {f"episodes/{file.name}" for file in (path / "episodes").iterdir()}
+
+
+def test_ten_kills_at_random_moments_tear_nothing(tmp_path):
+    kill_runs(tmp_path / "d", 10, seed=1)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_at_random_moments_tear_nothing(tmp_path):
+    kill_runs(tmp_path / "d", 100, seed=2)
+
+
+def record_some(path: Path, steps: int = 30, resume: bool = False) -> EpisodeRecorder:
+    with EpisodeRecorder(path, RecorderCfg(fields=FIELDS), resume=resume) as recorder:
+        env = CountingEnv(4, [recorder], image=32)
+        env.reset()
+        for _ in range(steps):
+            env.step()
+    return recorder
+
+
+def test_a_full_disk_gives_a_clear_error_and_committed_episodes_survive(tmp_path):
+    # a limit of the file size stands for the full disk: 3 KB a frame, so that episodes of 7 steps and more do not fit
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (22_000, hard))
+    try:
+        with pytest.raises(StorageError, match=r"size limit; \d+ committed episodes are safe.*resume=True"):
+            record_some(tmp_path / "d")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    committed = check_committed(tmp_path / "d")
+    assert not list((tmp_path / "d").rglob("*.part"))
+    assert all(entry.length < 7 for entry in EpisodeDataset(tmp_path / "d").entries)
+    whole = record_some(tmp_path / "whole")
+    again = record_some(tmp_path / "d", resume=True)
+    assert again.committed == whole.committed > committed
+    assert again.report.already_there == committed
+
+
+def test_the_step_after_a_failed_write_raises(tmp_path, monkeypatch):
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("headrace.recording.store.write_episode_file", no_space)
+    recorder = EpisodeRecorder(tmp_path / "d")
+    env = CountingEnv(4, [recorder])
+    env.reset()
+    with pytest.raises(StorageError, match="the disk is full; 0 committed"):  # noqa: PT012  (which step is open)
+        for _ in range(1000):
+            env.step()
+            time.sleep(0.001)
+    with pytest.raises(StorageError):
+        recorder.close()
+
+
+def test_a_journal_that_cannot_grow_leaves_no_episode_without_a_line(tmp_path, monkeypatch):
+    record_some(tmp_path / "d", steps=12)
+    before = (tmp_path / "d" / "journal.jsonl").read_bytes()
+
+    def torn(path: Path, entries: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.recording.store.append_lines", torn)
+        with pytest.raises(StorageError):
+            record_some(tmp_path / "d", resume=True)
+    assert (tmp_path / "d" / "journal.jsonl").read_bytes() == before
+    journaled = {entry.file for entry in EpisodeDataset(tmp_path / "d").entries}
+    assert journaled == {f"episodes/{file.name}" for file in (tmp_path / "d" / "episodes").iterdir()}
+
+
+def test_a_torn_last_line_and_stray_files_are_cleared_on_resume(tmp_path):
+    path = tmp_path / "d"
+    whole = record_some(path).committed
+    journal = (path / "journal.jsonl").read_bytes()
+    lines = journal.splitlines(keepends=True)
+    for cut in (1, len(lines[-1]) // 2, len(lines[-1]) - 1):
+        (path / "journal.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
+        (path / "episodes" / "seed0_ep99999999.npz.part").write_bytes(b"half")
+        assert len(EpisodeDataset(path)) == whole - 1
+        assert record_some(path, resume=True).committed == whole
+        assert sorted((path / "journal.jsonl").read_bytes().splitlines()) == sorted(journal.splitlines())
+        assert not list(path.rglob("*.part"))
+
+
+def test_damage_before_the_last_line_is_named(tmp_path):
+    path = tmp_path / "d"
+    record_some(path)
+    lines = (path / "journal.jsonl").read_text().splitlines(keepends=True)
+    (path / "journal.jsonl").write_text("".join([lines[0], "{torn\n", *lines[1:]]))
+    with pytest.raises(DataError, match=r"journal.jsonl, line 2"):
+        EpisodeDataset(path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_resume_refuses_a_damaged_episode_by_name(tmp_path, damage):
+    path = tmp_path / "d"
+    record_some(path)
+    file = path / "episodes" / "seed0_ep00000002.npz"
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[:-1])
+    else:
+        file.unlink()
+    with pytest.raises(DataError, match="seed0_ep00000002"):
+        EpisodeRecorder(path, resume=True)
+
+
+def test_a_stalled_disk_raises_after_the_bound_and_loses_nothing_committed(tmp_path, monkeypatch):
+    from headrace.recording import store
+
+    write = store.write_episode_file
+
+    def slow(*arguments: object) -> tuple[int, str]:
+        time.sleep(1.0)
+        return write(*arguments)
+
+    monkeypatch.setattr(store, "write_episode_file", slow)
+    recorder = EpisodeRecorder(tmp_path / "d", RecorderCfg(queue_episodes=1, stall_s=0.3))
+    env = CountingEnv(4, [recorder])
+    env.reset()
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"no episode for 0.3 s"):  # noqa: PT012  (which step is open)
+        for _ in range(100):
+            env.step()
+    assert time.monotonic() - began < 5
+    monkeypatch.setattr(store, "write_episode_file", write)
+    recorder.close()
+    # the episodes that the raising step had finished are written by close
+    assert recorder.report.finished == len(EpisodeDataset(tmp_path / "d")) > 0
+
+
+def test_a_copy_of_a_dataset_is_a_dataset(tmp_path):
+    record_some(tmp_path / "d")
+    shutil.copytree(tmp_path / "d", tmp_path / "elsewhere")
+    assert json.loads((tmp_path / "elsewhere" / "dataset.json").read_text())["format"] == "headrace-dataset"
+    assert len(EpisodeDataset(tmp_path / "elsewhere")) == len(EpisodeDataset(tmp_path / "d"))
