@@ -1,1 +1,5 @@
 """The ``headrace`` command: parse, call, print."""
+
+from headrace.cli.main import main
+
+__all__ = ["main"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.episodes import ends_record, parse_reset_options
@@ -20,7 +23,11 @@ from headrace.sim import Simulation
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
+if TYPE_CHECKING:
+    from headrace.envs.viewer import Viewer
+
 Autoreset = Literal["same_step", "disabled"]
+_TILES = 16
 _AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
 
@@ -64,11 +71,13 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._suspended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._parked = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._active_ids: Tensor | None = None
+        self._anyone_parked = True
         self._held: Obs = {
             name: torch.zeros((self.num_envs, *(space.shape or ())), dtype=torch.float32, device=self.device)
             for name, space in task.observation_space.spaces.items()
         }
         self._observers: list[StepObserver] = []
+        self._viewer: Viewer | None = None
         self._ready = False
         self.closed = False
         rehearse(task, sim)
@@ -237,6 +246,16 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._refresh_active()
         self._ready = True
 
+    def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
+        """The first 16 environments as one tiled picture, uint8 (height, width, 3); the caller owns it."""
+        self._check_ready("render")
+        return self._open_viewer().tiled(self.sim.field("qpos")[:_TILES].cpu().numpy())
+
+    def render_each(self) -> tuple[NDArray[np.uint8], ...]:
+        """One picture of each environment, uint8 (height, width, 3)."""
+        self._check_ready("render_each")
+        return tuple(self._open_viewer().pictures(self.sim.field("qpos").cpu().numpy()))
+
     def close_extras(self, **_: object) -> None:
         """Release the simulation; called by ``close``."""
         self.sim.close()
@@ -255,10 +274,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     ) -> Step:
         """Observe and judge the rows that acted, end and restart episodes, and put the result together."""
         slots = self._slots
-        if ids is None:
-            slots.steps += 1
-        else:
-            slots.steps.index_add_(0, ids, torch.ones_like(ids))
+        slots.advance(ids)
         rows = Rows(self.sim, slots, ids)
         obs = self.task.observe(rows)
         reward = self.task.reward(rows, chosen)
@@ -338,20 +354,15 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.timer.start("reset")
         slots = self._slots
         everyone = torch.arange(self.num_envs, device=self.device) if ids is None else ids
-        following = everyone + slots.started.index_select(0, everyone) * self.num_envs
-        slots.episode_ids[everyone] = following if episode_ids is None else episode_ids
-        slots.started.index_add_(0, everyone, torch.ones_like(everyone))
-        slots.steps[everyone] = 0
-        slots.returns[everyone] = 0.0
-        for values in slots.memory.values():
-            values[everyone] = 0.0
+        slots.begin(everyone, episode_ids)
         self.sim.reset(ids)
         rows = Rows(self.sim, slots, ids)
         self.task.reset(rows)
         self.sim.forward(ids)
         self._hold(ids, self.task.observe(Rows(self.sim, slots, ids)), None)
-        self._parked[everyone] = False
-        self._refresh_active()
+        if self._anyone_parked:
+            self._parked[everyone] = False
+            self._refresh_active()
         if self._observers:
             record = ResetRecord(
                 env_ids=everyone,
@@ -368,22 +379,23 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         success = self.task.success(Rows(self.sim, self._slots, ended_ids))
         ends = ends_record(self._slots, ended_ids, success, diverged)
         self.divergences += 0 if diverged is None else int(diverged.sum())
-        returns = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
-        lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        returns[ended_ids] = ends.returns
-        lengths[ended_ids] = ends.lengths
-        return {"ends": ends, "episode": {"r": returns, "l": lengths}, "_episode": self._mask_of(ended_ids)}
+        ended = self._mask_of(ended_ids)
+        totals = {"r": self._slots.returns * ended, "l": self._slots.steps * ended}
+        return {"ends": ends, "episode": totals, "_episode": ended}
 
     def _diverged_rows(self, rows: Rows, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
         """bool (n,): rows whose simulation failed or whose numbers are not finite; None if there are none."""
-        # one sum per row is finite exactly if every number in it is (they are far from overflow)
-        total = reward
+        # a finite sum has finite terms only; anything else is looked at row by row
+        total = reward.sum()
         for values in obs.values():
-            total = total + values.flatten(1).sum(dim=1)
-        finite = torch.isfinite(total)
-        if failed is None and bool(finite.all()):
+            total = total + values.sum()
+        if failed is None and math.isfinite(float(total)):
             return None
-        diverged = ~finite
+        diverged = ~torch.isfinite(reward)
+        for values in obs.values():
+            diverged |= ~torch.isfinite(values.flatten(1)).all(dim=1)
+        if failed is None and not bool(diverged.any()):
+            return None
         return diverged if failed is None else diverged | torch.isin(rows.ids, failed.to(self.device))
 
     def _hold(self, ids: Tensor | None, obs: Obs, diverged: Tensor | None) -> None:
@@ -429,6 +441,14 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     def _refresh_active(self) -> None:
         active = self.active
         self._active_ids = None if bool(active.all()) else active.nonzero().squeeze(1)
+        self._anyone_parked = bool(self._parked.any())
+
+    def _open_viewer(self) -> Viewer:
+        if self._viewer is None:
+            from headrace.envs.viewer import Viewer  # compiles the ray caster: only for those who look
+
+            self._viewer = Viewer(self.task.model)
+        return self._viewer
 
     def _needs(self, what: Literal["states", "frames"]) -> bool:
         return any(what in observer.needs for observer in self._observers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -67,6 +69,9 @@ def checked_actions(
     else:
         if actions.dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
+        # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
+        if math.isfinite(float(actions.sum())):
+            return actions
         fine = torch.isfinite(actions)
         wish = "finite numbers"
     if not fine.all():

@@ -21,8 +21,8 @@ NumpyObs = dict[str, NDArray[np.float32]]
 class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
     """A :class:`BatchEnv` on the CPU whose arrays are numpy's. The arrays are the caller's own.
 
-    ``infos`` has the same entries as arrays; ``ends`` is flattened into ``ends_env_ids``, ``ends_returns``, … so that wrappers
-    that walk through infos find arrays only. Everything else of ``BatchEnv`` is reached through ``env.batch``.
+    ``infos`` has the same entries as arrays; ``ends`` is flattened into ``ends_env_ids``, ``ends_returns``, … so that
+    wrappers that walk through infos find arrays only. Everything else of ``BatchEnv`` is reached through ``env.batch``.
     """
 
     def __init__(self, batch: BatchEnv) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ class Slots:
         self.memory = {
             name: torch.zeros((num_envs, *shape), dtype=torch.float64, device=device) for name, shape in memory.items()
         }
+
+    def advance(self, ids: Tensor | None) -> None:
+        """Count one step for ``ids``, int64 (n,); None for all."""
+        if ids is None:
+            self.steps += 1
+        else:
+            self.steps.index_add_(0, ids, torch.ones_like(ids))
+
+    def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
+        """Start an episode in each of ``ids``: the given ones, or the slots' next ones, i + k·N in slot i."""
+        if episode_ids is None:
+            episode_ids = self.started.index_select(0, ids) * self.started.shape[0] + ids
+        self.episode_ids.index_copy_(0, ids, episode_ids)
+        self.started.index_add_(0, ids, torch.ones_like(ids))
+        self.steps.index_fill_(0, ids, 0)
+        self.returns.index_fill_(0, ids, 0.0)
+        for values in self.memory.values():
+            values.index_fill_(0, ids, 0.0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
@@ -96,6 +114,13 @@ class Rows:
         """Give each row its own MjModel ``field`` for this episode, (n, …); at reset only."""
         self._put(self._sim.model_field(field), values)
 
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """``compute()``, but once per stage: for what several functions of a task need. Do not write into it."""
+        key = (name, ())
+        if key not in self._seen:
+            self._seen[key] = compute()
+        return self._seen[key]
+
     def recall(self, name: str) -> Tensor:
         """The task's own memory ``name``, float64 (n, …); zero at the start of an episode."""
         return self._pick(self._slots.memory[name])
@@ -130,4 +155,4 @@ class Rows:
         if self._ids is None:
             view.copy_(values)
         else:
-            view[self._ids] = values.to(view.dtype)
+            view[self._ids] = values if values.dtype == view.dtype else values.to(view.dtype)

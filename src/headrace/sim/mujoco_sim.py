@@ -42,6 +42,8 @@ class MujocoSim:
         self.threads = threads if threads is not None else default_threads()
         self._batch: mujoco_api.NativeBatch | None = mujoco_api.new_batch(model, num_envs, self.threads)
         self._bad = mujoco_api.bad_state_counts(self._batch)
+        # a new batch holds the model's defaults; writing this row back is what mj_resetData does to the state, for less
+        self._default_state = self._batch.state[0].copy()
         self._fields: dict[str, Tensor] = {}
         self._model_fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
@@ -95,7 +97,9 @@ class MujocoSim:
 
     def reset(self, ids: Tensor | None) -> None:
         """See :meth:`Simulation.reset`."""
-        self._open().reset(_rows(ids), stage=mujoco_api.STAGE_NONE)
+        batch, rows = self._open(), slice(None) if ids is None else ids.numpy()
+        batch.state[rows] = self._default_state
+        batch.warning[rows] = 0
         for name, values in self._model_fields.items():
             if ids is None:
                 values.copy_(self._nominal[name].expand_as(values))

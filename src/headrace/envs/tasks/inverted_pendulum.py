@@ -13,6 +13,8 @@ from headrace.envs.task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
 from headrace.types import Obs
 
+_CAMERA = '<camera name="side" pos="0 -2.2 0.3" xyaxes="1 0 0 0 0 1"/>'
+
 
 @dataclass(frozen=True, kw_only=True)
 class InvertedPendulumCfg(TaskCfg):
@@ -31,7 +33,7 @@ class InvertedPendulum(Task):
     success_measure = "the pole is still up after the last step"
 
     def __init__(self, cfg: InvertedPendulumCfg) -> None:
-        super().__init__(cfg, gymnasium_model("inverted_pendulum.xml"), {"policy": 4})
+        super().__init__(cfg, gymnasium_model("inverted_pendulum.xml", camera=_CAMERA), {"policy": 4})
 
     @property
     def _cfg(self) -> InvertedPendulumCfg:
@@ -55,7 +57,7 @@ class InvertedPendulum(Task):
 
     def terminated(self, rows: Rows) -> Tensor:
         """The pole leans too far."""
-        return rows.get("qpos")[:, 1].abs() > self._cfg.max_angle
+        return rows.once("down", lambda: rows.get("qpos")[:, 1].abs() > self._cfg.max_angle)
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""

@@ -16,6 +16,7 @@ from headrace.types import Obs
 _JOINTS = 7
 _SMALLEST_PUSH = 0.17
 _TRIES = 64
+_CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"/>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Pusher(Task):
     """Push a cylinder to a fixed goal with a seven-jointed arm. Never terminates."""
 
     def __init__(self, cfg: PusherCfg) -> None:
-        super().__init__(cfg, gymnasium_model("pusher_v5.xml"), {"policy": 23})
+        super().__init__(cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), {"policy": 23})
         self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
 
     @property

@@ -1,0 +1,45 @@
+"""The root of the command: one module per sub-command, each with ``add_parser``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from rich.console import Console
+
+from headrace.cli import run, tasks
+from headrace.errors import HeadraceError
+
+_DESCRIPTION = """\
+headrace steps batches of simulated robots and computes nothing that nobody will read.
+
+  headrace tasks                          what there is to simulate
+  headrace run ant --num-envs 256         step it and see how fast it is
+  headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
+    parser = argparse.ArgumentParser(
+        prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (tasks, run):
+        module.add_parser(commands)
+    parsed = parser.parse_args(arguments)
+    handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
+    try:
+        return handler(parsed)
+    except HeadraceError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

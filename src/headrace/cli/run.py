@@ -1,0 +1,140 @@
+"""``headrace run``: step a task, with a progress bar and the rates it reached."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headrace.envs import BatchEnv
+    from headrace.types import Obs
+
+    Policy = Callable[[Obs], Tensor]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "run",
+        help="step a task and see its rates",
+        description=(
+            "Step TASK with random, zero or your own actions and print env-steps per second, where the time went and "
+            "how the episodes ended. With --suspend-fraction F that share of the environments is frozen, at no cost."
+        ),
+    )
+    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
+    parser.add_argument("--num-envs", type=int, default=64, help="environments in the batch (default: 64)")
+    parser.add_argument("--steps", type=int, default=300, help="steps of the batch (default: 300)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and random actions (default: 0)")
+    parser.add_argument("--threads", type=int, default=None, help="physics threads (default: all cores)")
+    parser.add_argument(
+        "--policy",
+        default="random",
+        help="random, zero, or module:function taking the observation groups and returning actions (default: random)",
+    )
+    parser.add_argument(
+        "--suspend-fraction", type=float, default=0.0, help="share of environments to suspend, 0 to 1 (default: 0)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
+    )
+    parser.set_defaults(handler=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from headrace.envs import make, task_cfg
+    from headrace.envs.overrides import parse_assignments
+
+    if not 0.0 <= arguments.suspend_fraction <= 1.0:
+        raise ConfigError(f"--suspend-fraction: expected a share from 0 to 1, got {arguments.suspend_fraction}")
+    if arguments.steps < 1:
+        raise ConfigError(f"--steps: expected at least 1, got {arguments.steps}")
+    overrides = parse_assignments(arguments.set)
+    task_cfg(arguments.task, overrides)
+    env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
+    policy = _policy(arguments.policy, env, arguments.seed)
+    obs, _ = env.reset()
+    suspended = round(arguments.suspend_fraction * env.num_envs)
+    env.suspend(range(suspended))
+    report = _stepped(env, policy, obs, arguments.steps)
+    env.close()
+    Console().print(_table(arguments.task, env, suspended, report))
+    return 0
+
+
+def _stepped(env: BatchEnv, policy: Policy, obs: Obs, steps: int) -> dict[str, float]:
+    """Step and count: seconds, episodes, their returns, lengths and successes."""
+    total: dict[str, float] = {"steps": float(steps), "seconds": 0.0}
+    total.update(episodes=0.0, returns=0.0, lengths=0.0, successes=0.0)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("stepping", total=steps)
+        for _ in range(steps):
+            actions = policy(obs)
+            begin = time.perf_counter()
+            obs, _, _, _, info = env.step(actions)
+            total["seconds"] += time.perf_counter() - begin
+            if "ends" in info:
+                ends = info["ends"]
+                total["episodes"] += len(ends)
+                total["returns"] += float(ends.returns.sum())
+                total["lengths"] += float(ends.lengths.sum())
+                total["successes"] += 0.0 if ends.success is None else float(ends.success.sum())
+            progress.advance(bar)
+    return total
+
+
+def _table(task: str, env: BatchEnv, suspended: int, report: dict[str, float]) -> Table:
+    acting = env.num_envs - suspended
+    table = Table(title=f"{task}: {acting} of {env.num_envs} environments acting", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    seconds, episodes = report["seconds"], report["episodes"]
+    table.add_row("env-steps per second", f"{acting * report['steps'] / seconds:,.0f}")
+    table.add_row("milliseconds per step of the batch", f"{seconds / report['steps'] * 1e3:.2f}")
+    for stage, spent in env.timer.seconds().items():
+        table.add_row(f"  in {stage}", f"{spent / seconds:.0%}")
+    table.add_row("episodes finished", f"{episodes:,.0f}")
+    if episodes:
+        table.add_row("mean return", f"{report['returns'] / episodes:,.2f}")
+        table.add_row("mean length", f"{report['lengths'] / episodes:,.1f}")
+        if env.task.success_measure is not None:
+            table.add_row("success rate", f"{report['successes'] / episodes:.1%}")
+    table.add_row("simulations that diverged", f"{env.divergences:,}")
+    table.add_row("a suspended environment costs", env.sim.suspension_cost)
+    return table
+
+
+def _policy(name: str, env: BatchEnv, seed: int) -> Policy:
+    import torch
+    from gymnasium import spaces
+
+    space, count = env.single_action_space, env.num_envs
+    if name in ("random", "zero"):
+        generator = torch.Generator(device=env.device).manual_seed(seed)
+        if isinstance(space, spaces.Discrete):
+            top = int(space.n) if name == "random" else 1
+            return lambda _: torch.randint(top, (count,), generator=generator, device=env.device) + int(space.start)
+        box = cast("spaces.Box", space)
+        low, high = (torch.as_tensor(bound, device=env.device) for bound in (box.low, box.high))
+        if name == "zero":
+            return lambda _: torch.zeros((count, *box.shape), device=env.device)
+        return lambda _: low + (high - low) * torch.rand((count, *box.shape), generator=generator, device=env.device)
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"--policy: expected random, zero or module:function, got {name!r}")
+    try:
+        return cast("Policy", getattr(importlib.import_module(module), attribute))
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error

@@ -1,0 +1,195 @@
+"""The board: one row per environment of everything that crosses between an environment and the bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, DtypeError, ShapeError
+
+Array: TypeAlias = NDArray[Any]
+Path: TypeAlias = tuple[str | int, ...]
+
+NO_SUCCESS_MEASURE = -1
+_ALIGNMENT = 64
+_LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One observation group, and where it is found in what an environment returns."""
+
+    name: str
+    """``policy`` where the observation is one array; keys joined with dots elsewhere."""
+    path: Path
+    """Keys and indices from the root of the observation; empty where it is one array."""
+    shape: tuple[int, ...]
+    """Of one environment's row."""
+    dtype: np.dtype[Any]
+    """As handed out: floats become float32, everything else stays what it is."""
+
+    def of(self, obs: object) -> object:
+        """This group's part of a whole observation (of one environment or of a batch)."""
+        for key in self.path:
+            obs = cast("Mapping[str | int, object]", obs)[key]
+        return obs
+
+
+def observation_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...]:
+    """The observation groups of one environment's observation space.
+
+    The keys of a ``Dict`` are the groups; any other space is the group ``policy``. Deeper keys and the indices of a
+    ``Tuple`` are joined with dots.
+    """
+    leaves = tuple(_walk(space, (), ()))
+    names = [leaf.name for leaf in leaves]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"observation space: expected distinct group names, got {repeated} twice; rename its keys")
+    if not leaves:
+        raise ConfigError(f"observation space: expected at least one group, got {space}")
+    return leaves
+
+
+def group_space(space: spaces.Space[Any]) -> spaces.Dict:
+    """The observation space as a ``Dict`` of groups, with the dtypes that the bridge hands out."""
+    groups: dict[str, spaces.Space[Any]] = {}
+    for leaf in observation_leaves(space):
+        part = _subspace(space, leaf.path)
+        if isinstance(part, spaces.Box) and part.dtype != leaf.dtype:
+            # a bound of float64 that float32 does not have is no bound
+            with np.errstate(over="ignore"):
+                part = spaces.Box(part.low.astype(np.float32), part.high.astype(np.float32), dtype=np.float32)
+        groups[leaf.name] = part
+    return spaces.Dict(groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardLayout:
+    """What a board holds; picklable, so that a worker lays the same board over shared memory."""
+
+    num_envs: int
+    leaves: tuple[Leaf, ...]
+    action_shape: tuple[int, ...]
+    action_dtype: np.dtype[Any]
+
+    def fields(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape and dtype of every array of the board."""
+        n = self.num_envs
+        for leaf in self.leaves:
+            yield f"obs:{leaf.name}", (n, *leaf.shape), leaf.dtype
+        yield "actions", (n, *self.action_shape), self.action_dtype
+        yield "reward", (n,), np.dtype(np.float64)
+        yield "terminated", (n,), np.dtype(np.bool_)
+        yield "truncated", (n,), np.dtype(np.bool_)
+        yield "success", (n,), np.dtype(np.int8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a board needs."""
+        return sum(_padded(shape, dtype) for _, shape, dtype in self.fields())
+
+
+class Board:
+    """Arrays (N, …) over one block of memory, which whoever made the board owns. Row i is environment i's own."""
+
+    def __init__(self, layout: BoardLayout, memory: memoryview | None = None) -> None:
+        """Lay a board over ``memory`` (at least ``layout.nbytes``), or over fresh memory."""
+        self.layout = layout
+        block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
+        arrays: dict[str, Array] = {}
+        offset = 0
+        for name, shape, dtype in layout.fields():
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(block, dtype, count, offset).reshape(shape)
+            offset += _padded(shape, dtype)
+        self.obs: dict[str, Array] = {leaf.name: arrays[f"obs:{leaf.name}"] for leaf in layout.leaves}
+        self.actions = arrays["actions"]
+        """Of the action space's dtype; the rows of environments that act are valid during a step."""
+        self.reward: NDArray[np.float64] = arrays["reward"]
+        self.terminated: NDArray[np.bool_] = arrays["terminated"]
+        self.truncated: NDArray[np.bool_] = arrays["truncated"]
+        self.success: NDArray[np.int8] = arrays["success"]
+        """1 or 0 where the environment said so at the end of an episode; else ``NO_SUCCESS_MEASURE``."""
+
+    def write_obs(self, slot: int, obs: object) -> None:
+        """Copy one environment's observation into its row, with its shape and dtype checked."""
+        for leaf in self.layout.leaves:
+            value = np.asarray(leaf.of(obs))
+            if value.shape != leaf.shape:
+                raise ShapeError(
+                    f"observation {leaf.name!r} of environment {slot}: expected shape {leaf.shape} as its space says, "
+                    f"got {value.shape}"
+                )
+            _copy(self.obs[leaf.name][slot : slot + 1], value[None], leaf, slot)
+
+    def write_batch(self, slots: Sequence[int] | NDArray[np.int64], obs: object) -> None:
+        """Copy rows ``slots`` of a batched observation, whose arrays are (N, …)."""
+        for leaf in self.layout.leaves:
+            value = np.asarray(leaf.of(obs))
+            target = self.obs[leaf.name]
+            if value.shape != target.shape:
+                raise ShapeError(f"observation {leaf.name!r}: expected shape {target.shape}, got {value.shape}")
+            if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
+                raise _bad_dtype(leaf, value.dtype, None)
+            target[slots] = value[slots].astype(leaf.dtype)
+
+
+def success_code(info: Mapping[str, Any]) -> int:
+    """What an environment's info says of success at the end: 1, 0, or that it has no such measure."""
+    for key in ("is_success", "success"):
+        if info.get(key) is not None:
+            return int(bool(info[key]))
+    return NO_SUCCESS_MEASURE
+
+
+def _copy(target: Array, value: Array, leaf: Leaf, slot: int) -> None:
+    if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
+        raise _bad_dtype(leaf, value.dtype, slot)
+    np.copyto(target, value, casting="same_kind")
+
+
+def _bad_dtype(leaf: Leaf, got: np.dtype[Any], slot: int | None) -> DtypeError:
+    whose = "" if slot is None else f" of environment {slot}"
+    return DtypeError(
+        f"observation {leaf.name!r}{whose}: expected {leaf.dtype} or what casts to it safely, got {got}; "
+        "make the environment return what its observation_space declares"
+    )
+
+
+def _walk(space: spaces.Space[Any], path: Path, names: tuple[str, ...]) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _walk(part, (*path, key), (*names, str(key)))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _walk(part, (*path, index), (*(names or ("policy",)), str(index)))
+    elif isinstance(space, _LEAF_SPACES):
+        dtype = np.dtype(space.dtype)
+        yield Leaf(
+            name=".".join(names) or "policy",
+            path=path,
+            shape=tuple(space.shape),
+            dtype=np.dtype(np.float32) if dtype.kind == "f" else dtype,
+        )
+    else:
+        raise ConfigError(
+            f"observation space: expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, "
+            f"got {space}; wrap the environment with one of gymnasium.wrappers that converts it"
+        )
+
+
+def _subspace(space: spaces.Space[Any], path: Path) -> spaces.Space[Any]:
+    for key in path:
+        space = cast("Any", space)[key]
+    return space
+
+
+def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

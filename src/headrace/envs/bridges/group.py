@@ -1,0 +1,91 @@
+"""Single environments that write into the rows of a board: what every executor runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+
+from headrace.envs.bridges.board import NO_SUCCESS_MEASURE, Board, observation_leaves, success_code
+from headrace.envs.bridges.saving import restored_env, saved_env
+from headrace.errors import ConfigError, EnvError, HeadraceError
+
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any]"
+EnvFactory: TypeAlias = Callable[[], AnyEnv]
+
+
+class EnvGroup:
+    """Environments ``first``, ``first`` + 1, … of a board. Owns them: ``close`` closes each.
+
+    Different slots may be stepped by different threads at once; one slot only by one.
+    """
+
+    def __init__(self, envs: Sequence[AnyEnv], board: Board, first: int, action_space: gymnasium.Space[Any]) -> None:
+        """Take over ``envs``, once it is known that all have the spaces that the board was laid out for."""
+        self._envs = list(envs)
+        self._board = board
+        self._first = first
+        for slot, env in enumerate(self._envs, first):
+            if observation_leaves(env.observation_space) != board.layout.leaves or env.action_space != action_space:
+                raise ConfigError(
+                    f"environment {slot}: expected the spaces of environment 0, got observations "
+                    f"{env.observation_space} and actions {env.action_space}; bridge environments of one kind"
+                )
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start an episode in each slot from its seed; its first observation goes to the board."""
+        with np.errstate(over="ignore"):
+            for slot, seed in zip(slots, seeds, strict=True):
+                with _named(slot, "reset"):
+                    obs, _ = self._envs[slot - self._first].reset(seed=seed)
+                    self._board.write_obs(slot, obs)
+
+    def step(self, slots: Sequence[int]) -> None:
+        """Step each slot with its action on the board; the results go to its row."""
+        board = self._board
+        with np.errstate(over="ignore"):
+            for slot in slots:
+                # a copy: an environment may keep its action, and the board's row is written again
+                action = board.actions[slot].copy()
+                with _named(slot, "step"):
+                    obs, reward, terminated, truncated, info = self._envs[slot - self._first].step(action)
+                    board.write_obs(slot, obs)
+                    board.reward[slot] = float(reward)
+                    board.terminated[slot] = terminated
+                    board.truncated[slot] = truncated
+                    board.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+
+    def save(self, slot: int) -> bytes:
+        """The state of one environment; see :func:`saved_env`."""
+        return saved_env(self._envs[slot - self._first])
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """Put one environment back into a saved state."""
+        restored_env(self._envs[slot - self._first], state)
+
+    def render(self, slot: int) -> object:
+        """What the environment's own ``render`` gives."""
+        with _named(slot, "render"):
+            return self._envs[slot - self._first].render()
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+
+
+@contextmanager
+def _named(slot: int, call: str) -> Generator[None]:
+    """Say which environment raised: there may be hundreds."""
+    try:
+        yield
+    except HeadraceError as error:
+        raise EnvError(f"environment {slot} in {call}: {error}") from error
+    except Exception as error:
+        raise EnvError(
+            f"environment {slot} raised {type(error).__name__} in {call}: {error}; "
+            "its neighbours may have stepped: reset all before going on"
+        ) from error
