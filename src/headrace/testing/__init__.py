@@ -1,1 +1,32 @@
-"""Contract tests that a sim, env, bridge, engine or store runs on itself."""
+"""The contract of environments and simulations, as functions that anybody can run on their own.
+
+Each raises an AssertionError that names environment, step and field, or returns what it did not check and why. None of
+them needs a test framework.
+"""
+
+from headrace.testing.boundaries import (
+    check_bad_input_changes_nothing,
+    check_gymnasium_spaces,
+    check_returned_tensors_are_owned,
+)
+from headrace.testing.contract import CheckResult, ContractEnv, MakeEnv, Tolerance
+from headrace.testing.episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
+from headrace.testing.snapshots import check_snapshot_round_trip
+from headrace.testing.suite import check_env
+from headrace.testing.suspension import check_resume_continues_exactly, check_suspend_is_exact
+
+__all__ = [
+    "CheckResult",
+    "ContractEnv",
+    "MakeEnv",
+    "Tolerance",
+    "check_autoreset",
+    "check_bad_input_changes_nothing",
+    "check_env",
+    "check_episodes_do_not_depend_on_the_batch",
+    "check_gymnasium_spaces",
+    "check_resume_continues_exactly",
+    "check_returned_tensors_are_owned",
+    "check_snapshot_round_trip",
+    "check_suspend_is_exact",
+]
