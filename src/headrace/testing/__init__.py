@@ -11,6 +11,7 @@ from headrace.testing.boundaries import (
 )
 from headrace.testing.contract import CheckResult, ContractEnv, MakeEnv, Tolerance
 from headrace.testing.episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
+from headrace.testing.simulation import MakeSim, check_simulation
 from headrace.testing.snapshots import check_snapshot_round_trip
 from headrace.testing.suite import check_env
 from headrace.testing.suspension import check_resume_continues_exactly, check_suspend_is_exact
@@ -19,6 +20,7 @@ __all__ = [
     "CheckResult",
     "ContractEnv",
     "MakeEnv",
+    "MakeSim",
     "Tolerance",
     "check_autoreset",
     "check_bad_input_changes_nothing",
@@ -27,6 +29,7 @@ __all__ = [
     "check_gymnasium_spaces",
     "check_resume_continues_exactly",
     "check_returned_tensors_are_owned",
+    "check_simulation",
     "check_snapshot_round_trip",
     "check_suspend_is_exact",
 ]

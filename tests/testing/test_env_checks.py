@@ -1,0 +1,294 @@
+"""Each check fails on an environment that breaks its claim, and says who, when and what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from headrace import testing
+from headrace.envs import BatchEnv, make_task, task_cfg
+from headrace.errors import UnknownNameError
+from headrace.sim import MujocoSim
+
+
+def making(env_class: type[BatchEnv]) -> testing.MakeEnv:
+    def make_env(*, num_envs: int, seed: int, autoreset: Any) -> BatchEnv:
+        task = make_task("cartpole", task_cfg("cartpole", {"episode_length": 23}))
+        return env_class(task, MujocoSim(task.model, num_envs, threads=1), seed=seed, autoreset=autoreset)
+
+    return make_env
+
+
+class SuspendedStateDrifts(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        self.sim.field("qvel")[self.suspended] += 1e-15
+        return step
+
+
+class SuspendedObservationChanges(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        step.obs["policy"][self.suspended] += 1e-3
+        return step
+
+
+class SuspendedIsRewarded(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        return step._replace(reward=torch.where(self.active, step.reward, 1.0))
+
+
+class SuspendedTerminates(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        return step._replace(terminated=step.terminated | ~self.active)
+
+
+class NeighboursResetMovesSuspended(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        self.sim.field("qpos")[self.suspended] += 1e-15
+        return result
+
+
+class ResetResumes(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        if options is not None and "reset_mask" in options:
+            self.resume(options["reset_mask"] & self.suspended)
+        return result
+
+
+class SuspendStepsOnce(BatchEnv):
+    def suspend(self, ids):
+        super().suspend(ids)
+        self.sim.field("qpos")[ids] += 1e-15
+
+
+class ResumeForgetsWarmStart(BatchEnv):
+    """Loses what no observation shows: the physics' start for its solver, here stood in for by a tiny push."""
+
+    def resume(self, ids):
+        super().resume(ids)
+        self.sim.field("qvel")[ids] += 1e-7
+
+
+class StartDependsOnBatchSize(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        self.sim.field("qvel")[:] += 1e-6 * self.num_envs
+        return obs, info
+
+
+class StartDependsOnSlot(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        obs["policy"][:, 0] += 1e-3 * torch.arange(self.num_envs)
+        return obs, info
+
+
+class IgnoresEpisodeIds(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        kept = {name: value for name, value in (options or {}).items() if name != "episode_ids"}
+        return super().reset(seed=seed, options=kept)
+
+
+class FinalObsIsTheNext(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        if "final_obs" in step.info:
+            step.info["final_obs"] = {name: values.clone() for name, values in step.obs.items()}
+        return step
+
+
+class EndsCountOneTooFew(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        if "ends" in step.info:
+            step.info["ends"].lengths.sub_(1)
+        return step
+
+
+class ShowsEmptyFinalObs(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        step.info.setdefault("final_obs", step.obs)
+        return step
+
+
+class NeverParks(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        if self.autoreset == "disabled" and bool((step.terminated | step.truncated).any()):
+            self.reset(options={"reset_mask": step.terminated | step.truncated})
+        return step
+
+
+class AcceptsNaN(BatchEnv):
+    def step(self, actions, observe=None):
+        return super().step(torch.nan_to_num(actions) if isinstance(actions, torch.Tensor) else actions, observe)
+
+
+class ClipsIds(BatchEnv):
+    def suspend(self, ids):
+        super().suspend([i for i in ids if 0 <= i < self.num_envs] if isinstance(ids, list) else ids)
+
+
+class StepsBeforeItChecks(BatchEnv):
+    def step(self, actions, observe=None):
+        if self.active.any() and not self.closed:
+            self.sim.field("ctrl")[0] += 1e-15
+        return super().step(actions, observe)
+
+
+class ReturnsItsOwnMemory(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        if not hasattr(self, "pool"):
+            self.pool = torch.empty_like(step.reward)
+        self.pool.copy_(step.reward)
+        return step._replace(reward=self.pool)
+
+
+class SharesFlags(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        return step._replace(truncated=step.terminated)
+
+
+class ClipsTheCallersActions(BatchEnv):
+    def step(self, actions, observe=None):
+        return super().step(actions.mul_(0.5), observe)
+
+
+class ForgetsVelocitiesInSnapshots(BatchEnv):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.sim.field("qvel").zero_()
+
+
+class ForgetsSuspensionInSnapshots(BatchEnv):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.resume(self.suspended)
+
+
+class ObservesDoubles(BatchEnv):
+    def step(self, actions, observe=None):
+        step = super().step(actions, observe)
+        return step._replace(obs={name: values.double() for name, values in step.obs.items()})
+
+
+class NamesAnotherGroup(BatchEnv):
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return {"actor": obs["policy"]}, info
+
+
+BROKEN: list[tuple[type[BatchEnv], Callable[..., object], str]] = [
+    (SuspendedStateDrifts, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: state_dict\(\).*'state'"),
+    (SuspendedObservationChanges, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: obs\['policy'\]"),
+    (SuspendedIsRewarded, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: reward: expected 0.0"),
+    (SuspendedTerminates, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: terminated"),
+    (NeighboursResetMovesSuspended, testing.check_suspend_is_exact, r"env 1, after the reset of neighbours before"),
+    (ResetResumes, testing.check_suspend_is_exact, r"env 5, reset while suspended: expected it to stay suspended"),
+    (SuspendStepsOnce, testing.check_suspend_is_exact, r"env 1, after suspend: state_dict"),
+    (ResumeForgetsWarmStart, testing.check_resume_continues_exactly, r"under suspension pattern 0, step \d+: obs"),
+    (StartDependsOnBatchSize, testing.check_episodes_do_not_depend_on_the_batch, r"of 7, step 1: obs\['policy'\]"),
+    (StartDependsOnSlot, testing.check_episodes_do_not_depend_on_the_batch, r"in slots .* of 7, step 0: obs"),
+    (IgnoresEpisodeIds, testing.check_episodes_do_not_depend_on_the_batch, r"expected that episode, got \[0\]"),
+    (FinalObsIsTheNext, testing.check_autoreset, r"env \d, call \d+: info\['final_obs'\]\['policy'\]"),
+    (EndsCountOneTooFew, testing.check_autoreset, r"call \d+: ends.lengths"),
+    (ShowsEmptyFinalObs, testing.check_autoreset, r"call 0: expected no info\['final_obs'\]"),
+    (NeverParks, testing.check_autoreset, r"with autoreset disabled: active"),
+    (
+        AcceptsNaN,
+        testing.check_bad_input_changes_nothing,
+        r"an action of environment 0 .*: expected ActionError, got no",
+    ),
+    (ClipsIds, testing.check_bad_input_changes_nothing, r"suspend of id 4: expected IdError, got no error"),
+    (StepsBeforeItChecks, testing.check_bad_input_changes_nothing, r"expected no change: .*'state'"),
+    (ReturnsItsOwnMemory, testing.check_returned_tensors_are_owned, r"call 0: .reward after later steps"),
+    (SharesFlags, testing.check_returned_tensors_are_owned, r"call 0: .truncated shares memory with .terminated"),
+    (ClipsTheCallersActions, testing.check_returned_tensors_are_owned, r"call 0: the caller's actions after step"),
+    (ForgetsVelocitiesInSnapshots, testing.check_snapshot_round_trip, r"loaded a snapshot: .*'state'"),
+    (ForgetsSuspensionInSnapshots, testing.check_snapshot_round_trip, r"loaded a snapshot: .*'suspended'"),
+    (ObservesDoubles, testing.check_gymnasium_spaces, r"env 0, call 0: obs\['policy'\]: expected a member of Box"),
+    (NamesAnotherGroup, testing.check_gymnasium_spaces, r"reset: expected the groups \['policy'\], got \['actor'\]"),
+]
+
+
+@pytest.mark.parametrize(("env_class", "check", "sentence"), BROKEN, ids=[case[0].__name__ for case in BROKEN])
+def test_check_fails_on_an_env_that_breaks_the_contract(env_class, check, sentence) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check(making(env_class))
+
+
+def test_every_check_passes_on_the_env_that_the_broken_ones_derive_from() -> None:
+    results = testing.check_env(making(BatchEnv), sizes=(1, 5))
+    assert [str(result) for result in results if result.not_claimed] == []
+    assert len(results) == 8
+
+
+def test_check_env_names_what_the_caller_left_out() -> None:
+    others = ("gymnasium_spaces", "autoreset", "episodes_do_not_depend_on_the_batch", "snapshot_round_trip")
+    results = testing.check_env(making(BatchEnv), steps=3, skip=others)
+    assert [r.check for r in results if r.not_claimed == "left out by the caller"] == [
+        "gymnasium_spaces",
+        "episodes_do_not_depend_on_the_batch",
+        "autoreset",
+        "snapshot_round_trip",
+    ]
+
+
+def test_check_env_refuses_to_skip_a_check_that_does_not_exist() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'autoreset'"):
+        testing.check_env(making(BatchEnv), skip=("autoresets",))
+
+
+class HoldsOnly(SuspendedStateDrifts):
+    """A bridge that cannot freeze: shows the last observation, but moves on beneath."""
+
+    @property
+    def fidelity(self):
+        return "hold"
+
+
+def test_claims_that_a_fidelity_does_not_make_are_skipped_and_named() -> None:
+    make_env = making(HoldsOnly)
+    suspend, resume = testing.check_suspend_is_exact(make_env), testing.check_resume_continues_exactly(make_env)
+    batch = testing.check_episodes_do_not_depend_on_the_batch(make_env, sizes=(1, 3))
+    for result in (suspend, resume, batch):
+        assert result.not_claimed is not None
+        assert "fidelity 'hold'" in result.not_claimed
+    with pytest.raises(AssertionError, match="reward"):
+        testing.check_suspend_is_exact(making(type("HoldsBadly", (SuspendedIsRewarded, HoldsOnly), {})))
+
+
+class CannotBeSaved(BatchEnv):
+    def state_dict(self):
+        raise NotImplementedError("this environment cannot be saved")
+
+
+def test_an_env_that_cannot_be_saved_is_checked_by_what_it_shows() -> None:
+    make_env = making(CannotBeSaved)
+    assert testing.check_suspend_is_exact(make_env).not_claimed is None
+    assert testing.check_bad_input_changes_nothing(make_env).not_claimed is None
+    assert testing.check_snapshot_round_trip(make_env).not_claimed == (
+        "CannotBeSaved.state_dict() says that it cannot be saved"
+    )
+
+
+def test_a_tolerance_lets_pass_what_bits_would_not() -> None:
+    make_env, tolerance = making(StartDependsOnBatchSize), testing.Tolerance(atol=1e-2)
+    result = testing.check_episodes_do_not_depend_on_the_batch(make_env, sizes=(3,), steps=5, tolerance=tolerance)
+    assert result.not_claimed is None
+
+
+def test_autoreset_check_asks_for_an_end_it_can_look_at() -> None:
+    with pytest.raises(AssertionError, match="no episode ended in 5 calls"):
+        testing.check_autoreset(making(BatchEnv), steps=5)
