@@ -37,7 +37,7 @@ class ContractEnv(Protocol):
 
     @property
     def single_action_space(self) -> spaces.Space[object]:
-        """A ``Box`` or a ``Discrete``."""
+        """A ``Box``, ``Discrete``, ``MultiDiscrete`` or ``MultiBinary``."""
         ...
 
     @property
@@ -131,6 +131,15 @@ class Tolerance:
 
 EXACT = Tolerance()
 NO_VARIANTS: Sequence[Mapping[str, object]] = ({},)
+
+
+def reset_some(env: ContractEnv, mask: Tensor) -> str | None:
+    """Reset the environments of a bool mask (N,); what the environment says if it cannot reset some without all."""
+    try:
+        env.reset(options={"reset_mask": mask})
+    except NotImplementedError as refusal:
+        return str(refusal)
+    return None
 
 
 def snapshot_of(env: ContractEnv) -> StateDict | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.errors import IdError
 from headrace.testing.comparing import fail, require, require_equal, require_rows_equal
-from headrace.testing.contract import EXACT, NO_VARIANTS, CheckResult, ContractEnv, MakeEnv, Tolerance
+from headrace.testing.contract import EXACT, NO_VARIANTS, CheckResult, ContractEnv, MakeEnv, Tolerance, reset_some
 from headrace.testing.playing import SuspensionPattern, Trajectory, next_actions, play, require_same_trajectories
 from headrace.testing.suspension import HOLD_REASON
 from headrace.types import Step
@@ -131,8 +131,8 @@ def check_autoreset(
                 got = step.info.get("final_obs", {})[name]
                 require_rows_equal(got, values, ended, f"call {call}", f"info['final_obs'][{name!r}]", tolerance)
             _check_next_episodes(make_env, seed, same, step, ended, episodes, call, tolerance)
-            _check_parking(parking, parked_step, ended, call)
-            return CheckResult(check="autoreset")
+            refusal = _check_parking(parking, parked_step, ended, call)
+            return CheckResult(check="autoreset", not_claimed=refusal)
         fail(
             f"no episode ended in {steps} calls with random actions, so that nothing could be checked; "
             "give make_env shorter episodes or this check more steps"
@@ -185,7 +185,8 @@ def _check_next_episodes(
         fresh.close()
 
 
-def _check_parking(env: ContractEnv, step: Step, ended: Tensor, call: int) -> None:
+def _check_parking(env: ContractEnv, step: Step, ended: Tensor, call: int) -> str | None:
+    """What the environment says if it cannot reset some without all."""
     parked = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
     parked[ended] = True
     when = f"call {call} with autoreset disabled"
@@ -208,8 +209,11 @@ def _check_parking(env: ContractEnv, step: Step, ended: Tensor, call: int) -> No
         fail(f"env {int(ended[0])}, resume after its episode ended: expected IdError, got no error")
     still_parked = ~env.active
     before = env.observe()
-    env.reset(options={"reset_mask": still_parked})
+    refusal = reset_some(env, still_parked)
+    if refusal is not None:
+        return refusal
     require(bool(env.active.all()), f"reset of parked environments: expected all active, got {env.active.tolist()}")
     for name, values in env.observe().items():
         others = (~still_parked).nonzero().squeeze(1)
         require_rows_equal(values, before[name], others, "reset of parked neighbours", f"observe()[{name!r}]")
+    return None

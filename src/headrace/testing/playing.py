@@ -42,26 +42,37 @@ class Trajectory:
 
 def actions_of(env: ContractEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
     """Random actions as a function of (episode id, step) and of nothing else, one row per environment."""
-    space = env.single_action_space
+    low, width, whole = _range_of(env.single_action_space)
     ids, steps = episode_ids.cpu().clamp_min(0), steps.cpu()
-    if isinstance(space, spaces.Discrete):
-        unit = rng.uniform(_ACTION_SEED, ids, "actions", 1, draw=steps)[:, 0]
-        return ((unit * int(space.n)).to(torch.int64) + int(space.start)).to(env.device)
-    if not isinstance(space, spaces.Box):
-        raise ConfigError(f"action space: the checks know Box and Discrete, got {space}")
-    count = int(np.prod(space.shape))
-    unit = rng.uniform(_ACTION_SEED, ids, "actions", count, draw=steps * count).reshape(-1, *space.shape)
-    low = torch.from_numpy(np.clip(space.low, -1e3, 1e3).astype(np.float64))
-    high = torch.from_numpy(np.clip(space.high, -1e3, 1e3).astype(np.float64))
-    return (low + unit * (high - low)).to(torch.float32).to(env.device)
+    count = low.numel()
+    unit = rng.uniform(_ACTION_SEED, ids, "actions", count, draw=steps * count).reshape(-1, *low.shape)
+    actions = low + torch.floor(unit * width) if whole else low + unit * width
+    return actions.to(torch.int64 if whole else torch.float32).to(env.device)
 
 
 def poisoned(env: ContractEnv, actions: Tensor, rows: Tensor) -> Tensor:
     """The actions with some rows (a mask or ids) made unusable: NaN, or a choice that does not exist."""
-    space = env.single_action_space
+    low, _, whole = _range_of(env.single_action_space)
     actions = actions.clone()
-    actions[rows] = int(space.start) - 1 if isinstance(space, spaces.Discrete) else float("nan")
+    actions[rows] = (low - 1).to(actions) if whole else float("nan")
     return actions
+
+
+def _range_of(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
+    """Lowest value and width, float64 of one action's shape, and whether actions are whole numbers."""
+    if isinstance(space, spaces.Discrete):
+        low, width, whole = np.asarray(space.start), np.asarray(space.n), True
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, width, whole = space.start, space.nvec, True
+    elif isinstance(space, spaces.MultiBinary):
+        low, width, whole = np.zeros(space.shape), np.full(space.shape, 2), True
+    elif isinstance(space, spaces.Box):
+        whole = np.dtype(space.dtype).kind != "f"
+        low = np.clip(space.low.astype(np.float64), -1e3, 1e3)
+        width = np.clip(space.high.astype(np.float64), -1e3, 1e3) - low + whole
+    else:
+        raise ConfigError(f"action space: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+    return torch.from_numpy(np.array(low, np.float64)), torch.from_numpy(np.array(width, np.float64)), whole
 
 
 def next_actions(env: ContractEnv) -> Tensor:
