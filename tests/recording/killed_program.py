@@ -1,9 +1,11 @@
 """Forks programs that record counting episodes until they are killed or have done their steps.
 
-Reads lines ``DATASET STEPS SEED``; answers each with the process id once it records, and with its status once it has ended.
+Reads lines ``DATASET STEPS SEED POINT``; answers each with the process id once it records, and with its status once it
+has ended.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +14,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 from counting_env import CountingEnv
 
 from headrace.recording import EpisodeRecorder, RecorderCfg
+
+
+def crash_at(point: int) -> None:
+    """Kill this process at the n-th moment just before or after a sync or a rename."""
+    passed = 0
+
+    def guarded(function):
+        def call(*arguments):
+            nonlocal passed
+            for moment in ("before", "after"):
+                passed += 1
+                if passed == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if moment == "before":
+                    result = function(*arguments)
+            return result
+
+        return call
+
+    os.fsync = guarded(os.fsync)
+    Path.rename = guarded(Path.rename)
 
 
 def record(path: str, steps: int, seed: int) -> None:
@@ -26,9 +49,11 @@ def record(path: str, steps: int, seed: int) -> None:
 
 if __name__ == "__main__":
     while line := sys.stdin.readline():
-        dataset, steps, seed = line.split()
+        dataset, steps, seed, point = line.split()
         child = os.fork()
         if child == 0:
+            if int(point):
+                crash_at(int(point))
             record(dataset, int(steps), int(seed))
             os._exit(0)
         print(os.waitpid(child, 0)[1], flush=True)

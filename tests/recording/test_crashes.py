@@ -42,10 +42,10 @@ class Launcher:
         self._process.wait(60)
         self._process.stdout.close()
 
-    def start(self, path: Path, steps: int, seed: int) -> int:
-        """Start recording; returns the id of the process, once it records."""
+    def start(self, path: Path, steps: int, seed: int = 0, point: int = 0) -> int:
+        """Start recording; returns the id of the process, once it records (its status, if it crashed before)."""
         assert self._process.stdin
-        self._process.stdin.write(f"{path} {steps} {seed}\n")
+        self._process.stdin.write(f"{path} {steps} {seed} {point}\n")
         self._process.stdin.flush()
         return int(self._answer())
 
@@ -88,7 +88,7 @@ def kill_runs(path: Path, runs: int, seed: int) -> None:
         assert before > 0
         # the same program, not killed, completes the dataset; one that was never killed gives the same bytes
         for target in (path, path.with_name("whole")):
-            launcher.start(target, 300, 0)
+            launcher.start(target, 300)
             assert launcher.wait() == 0
     check_committed(path)
     for file in (path.with_name("whole") / "episodes").iterdir():
@@ -99,6 +99,28 @@ def kill_runs(path: Path, runs: int, seed: int) -> None:
 
 def test_ten_kills_at_random_moments_tear_nothing(tmp_path):
     kill_runs(tmp_path / "d", 10, seed=1)
+
+
+def test_a_kill_right_before_or_after_any_sync_or_rename_tears_nothing(tmp_path):
+    with Launcher() as launcher:
+        launcher.start(tmp_path / "whole", 5)
+        assert launcher.wait() == 0
+        whole = {file.name: file.read_bytes() for file in (tmp_path / "whole" / "episodes").iterdir()}
+        point, status = 0, int(signal.SIGKILL)
+        while status == signal.SIGKILL:
+            point += 1
+            path = tmp_path / str(point)
+            status = launcher.start(path, 5, point=point)
+            if status != signal.SIGKILL:
+                status = launcher.wait()
+            if (path / "dataset.json").exists() and (path / "journal.jsonl").exists():
+                check_committed(path)
+            launcher.start(path, 5)
+            assert launcher.wait() == 0
+            assert {file.name: file.read_bytes() for file in (path / "episodes").iterdir()} == whole
+            assert check_committed(path) == len(whole)
+        assert status == 0
+        assert point > 4 * len(whole)
 
 
 @pytest.mark.slow

@@ -1,0 +1,109 @@
+"""Looking at a dataset: a table of its episodes, and a contact sheet of their pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from headrace.errors import ConfigError, require_extra
+from headrace.recording.dataset import Episode, EpisodeDataset
+from headrace.recording.store import write_atomically
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_WORDS = {True: "yes", False: "no", None: "–"}
+
+
+def episode_table(dataset: EpisodeDataset, *, limit: int = 20) -> Table:
+    """Episodes with their outcome: the first ``limit`` rows, and a line of totals."""
+    table = Table(title=f"{dataset.path.name}: {dataset.info.env_name or 'episodes'}")
+    for name in ("seed", "episode", "steps", "return", "MB"):
+        table.add_column(name, justify="right")
+    table.add_column("success")
+    for entry in dataset.entries[:limit]:
+        episode = str(entry.episode_id) + (f" (try {entry.attempt + 1})" if entry.attempt else "")
+        outcome = _WORDS[entry.success] + (", diverged" if entry.diverged else "")
+        size = f"{entry.size / 1e6:.2f}"
+        table.add_row(str(entry.seed), episode, str(entry.length), f"{entry.episode_return:.2f}", size, outcome)
+    if len(dataset) > limit:
+        table.add_row("", f"… {len(dataset) - limit} more", "", "", "", "")
+    table.add_section()
+    judged = [entry.success for entry in dataset.entries if entry.success is not None]
+    share = f"{sum(judged)} of {len(judged)}" if judged else "–"
+    megabytes = sum(entry.size for entry in dataset.entries) / 1e6
+    mean = np.mean([entry.episode_return for entry in dataset.entries]) if len(dataset) else float("nan")
+    table.add_row("", f"{len(dataset)} in all", str(dataset.steps), f"{mean:.2f} mean", f"{megabytes:.2f}", share)
+    return table
+
+
+def field_table(episode: Episode) -> Table:
+    """What an episode of the dataset is made of."""
+    table = Table(title="fields")
+    for name in ("name", "dtype", "row", "rows"):
+        table.add_column(name)
+    for name in sorted(episode.names):
+        field = episode.field(name)
+        table.add_row(name, str(field.dtype), str(field.shape), "T + 1" if field.extra else "T")
+    return table
+
+
+def cameras_of(episode: Episode) -> list[str]:
+    """Names of the arrays that can be shown as pictures."""
+    found: list[str] = []
+    for name in sorted(episode.names):
+        field = episode.field(name)
+        if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] in (1, 3, 4) and field.row_bytes:
+            found.append(name)
+    return found
+
+
+def contact_sheet(
+    dataset: EpisodeDataset, path: Path, *, camera: str | None = None, episodes: int = 8, frames: int = 8
+) -> Path:
+    """A picture with a line for each episode: ``frames`` of its pictures, from the first to the last.
+
+    Args:
+        dataset: its first ``episodes`` are shown.
+        path: PNG file to write.
+        camera: which array; the first that has pictures where None.
+        episodes: lines at most.
+        frames: pictures in a line.
+    """
+    images = require_extra("PIL.Image", extra="record", purpose="a contact sheet")
+    drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
+    if not len(dataset):
+        raise ConfigError("contact sheet: the dataset has no episode")
+    cameras = cameras_of(dataset[0])
+    chosen = camera or (cameras[0] if cameras else None)
+    if chosen is None or chosen not in cameras:
+        raise ConfigError(f"contact sheet: no pictures named {camera or 'anything'}; there are: {cameras or 'none'}")
+    lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
+    height, width = dataset[0].field(chosen).shape[:2]
+    # small pictures are shown larger, so that the text beside them can be read
+    scale = max(1, 64 // height)
+    height, width, margin = height * scale, width * scale, 14
+    sheet: Image.Image = images.new("RGB", (frames * width, len(lines) * (height + margin)), "black")
+    draw = drawing.Draw(sheet)
+    for number, episode in enumerate(lines):
+        meta, top = episode.meta, number * (height + margin)
+        words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
+        draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
+        for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
+            picture = _rgb(episode.read(chosen, row, row + 1)[0])
+            enlarged = np.repeat(np.repeat(picture, scale, 0), scale, 1)
+            sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
+    content = io.BytesIO()
+    sheet.save(content, format="PNG")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content.getvalue())
+    return path
+
+
+def _rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(np.broadcast_to(picture[..., :3], (*picture.shape[:2], 3)))
