@@ -13,6 +13,8 @@ HeadraceError
 ├── CapacityError (MemoryError)    an allocation that cannot fit, refused with the numbers
 ├── DataError (ValueError)         a file or record that is damaged or is not what it claims to be
 ├── StorageError (OSError)         a disk that did not take what was written: full, read-only, gone or stalled
+├── EnvError (RuntimeError)        an environment that raised or answered badly, or whose worker died; names them
+├── UnsupportedError (NotImplementedError) what this kind of environment cannot do; says which kind can
 ├── PolicyError (RuntimeError)     a policy that raised or answered badly; names the environments
 └── MissingExtraError (ImportError) an optional dependency is absent; names the extra to install
 ```
@@ -78,6 +80,14 @@ class DataError(HeadraceError, ValueError):
 
 class StorageError(HeadraceError, OSError):
     """A disk did not take what was written; the message says what is safe."""
+
+
+class EnvError(HeadraceError, RuntimeError):
+    """An environment raised or answered badly, or its worker process died; the message names the environments."""
+
+
+class UnsupportedError(HeadraceError, NotImplementedError):
+    """This kind of environment cannot do that; the message says which kind can."""
 
 
 class PolicyError(HeadraceError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Actions of bridged environments: checked as tensors, written to the board in the dtype of their space."""
+"""Actions of bridged environments: checked as tensors, written to the exchange in the dtype of their space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs.bridges.board import Array
+from headrace.envs.bridges.exchange import Array
 from headrace.envs.ids import checked_actions
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
@@ -38,8 +38,8 @@ def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tens
     if limits is None:
         return checked_actions(actions, space, active_ids, num_envs, _CPU)
     if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
-        raise DtypeError(f"actions: expected a torch tensor, got {type(actions).__name__}; use torch.as_tensor(actions)")
-    expected = (num_envs, *space.shape)
+        raise DtypeError(f"actions: expected a torch tensor, got {type(actions).__name__}; use torch.as_tensor")
+    expected = (num_envs, *(space.shape or ()))
     if tuple(actions.shape) != expected:
         raise ShapeError(
             f"actions: expected {expected}, got {tuple(actions.shape)}; "
@@ -47,9 +47,7 @@ def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tens
         )
     if actions.device != _CPU:
         raise DeviceError(f"actions: expected device cpu, got {actions.device}; use actions.cpu()")
-    if actions.dtype not in _INTEGERS and not (
-        actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)
-    ):
+    if actions.dtype not in _INTEGERS and not (actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)):
         raise DtypeError(f"actions: expected integers for {space}, got {actions.dtype}; use actions.long()")
     low, high = limits
     wide = actions.to(torch.int64)
@@ -66,7 +64,7 @@ def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tens
 
 
 def write_actions(target: Array, actions: Tensor, active_ids: Tensor | None) -> None:
-    """Copy the rows that act into the board, in the dtype of the space; the others stay as they are."""
+    """Copy the rows that act into the exchange, in the dtype of the space; the others stay as they are."""
     if active_ids is None:
         np.copyto(target, actions.detach().numpy(), casting="unsafe")
     else:

@@ -1,4 +1,4 @@
-"""Single environments that write into the rows of a board: what every executor runs."""
+"""Single environments that write into the rows of an exchange: what every executor runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from headrace.envs.bridges.board import NO_SUCCESS_MEASURE, Board, observation_leaves, success_code
+from headrace.envs.bridges.exchange import NO_SUCCESS_MEASURE, Exchange, observation_leaves, success_code
 from headrace.envs.bridges.saving import restored_env, saved_env
 from headrace.errors import ConfigError, EnvError, HeadraceError
 
@@ -18,25 +18,27 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 
 
 class EnvGroup:
-    """Environments ``first``, ``first`` + 1, … of a board. Owns them: ``close`` closes each.
+    """Environments ``first``, ``first`` + 1, … of an exchange. Owns them: ``close`` closes each.
 
     Different slots may be stepped by different threads at once; one slot only by one.
     """
 
-    def __init__(self, envs: Sequence[AnyEnv], board: Board, first: int, action_space: gymnasium.Space[Any]) -> None:
-        """Take over ``envs``, once it is known that all have the spaces that the board was laid out for."""
+    def __init__(
+        self, envs: Sequence[AnyEnv], exchange: Exchange, first: int, action_space: gymnasium.Space[Any]
+    ) -> None:
+        """Take over ``envs``, once it is known that all have the spaces that the exchange was laid out for."""
         self._envs = list(envs)
-        self._board = board
+        self._board = exchange
         self._first = first
         for slot, env in enumerate(self._envs, first):
-            if observation_leaves(env.observation_space) != board.layout.leaves or env.action_space != action_space:
+            if observation_leaves(env.observation_space) != exchange.layout.leaves or env.action_space != action_space:
                 raise ConfigError(
                     f"environment {slot}: expected the spaces of environment 0, got observations "
                     f"{env.observation_space} and actions {env.action_space}; bridge environments of one kind"
                 )
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
-        """Start an episode in each slot from its seed; its first observation goes to the board."""
+        """Start an episode in each slot from its seed; its first observation goes to the exchange."""
         with np.errstate(over="ignore"):
             for slot, seed in zip(slots, seeds, strict=True):
                 with _named(slot, "reset"):
@@ -44,19 +46,19 @@ class EnvGroup:
                     self._board.write_obs(slot, obs)
 
     def step(self, slots: Sequence[int]) -> None:
-        """Step each slot with its action on the board; the results go to its row."""
-        board = self._board
+        """Step each slot with its action on the exchange; the results go to its row."""
+        exchange = self._board
         with np.errstate(over="ignore"):
             for slot in slots:
-                # a copy: an environment may keep its action, and the board's row is written again
-                action = board.actions[slot].copy()
+                # a copy: an environment may keep its action, and the exchange's row is written again
+                action = exchange.actions[slot].copy()
                 with _named(slot, "step"):
                     obs, reward, terminated, truncated, info = self._envs[slot - self._first].step(action)
-                    board.write_obs(slot, obs)
-                    board.reward[slot] = float(reward)
-                    board.terminated[slot] = terminated
-                    board.truncated[slot] = truncated
-                    board.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+                    exchange.write_obs(slot, obs)
+                    exchange.reward[slot] = float(reward)
+                    exchange.terminated[slot] = terminated
+                    exchange.truncated[slot] = truncated
+                    exchange.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
 
     def save(self, slot: int) -> bytes:
         """The state of one environment; see :func:`saved_env`."""

@@ -1,8 +1,8 @@
 """The state of a single Gymnasium environment as bytes, for those whose whole state can be seen.
 
 An environment is a chain of wrappers around a core. Each layer is saved on its own: with its ``state_dict`` and
-``load_state_dict`` where it has them, else attribute by attribute. Where an attribute cannot be saved faithfully, nothing is: Gymnasium's
-``EzPickle``, for one, pickles without complaint and forgets the state.
+``load_state_dict`` where it has them, else attribute by attribute. Where an attribute cannot be saved faithfully,
+nothing is: Gymnasium's ``EzPickle``, for one, pickles without complaint and forgets the state.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.utils import EzPickle
 
@@ -67,9 +67,9 @@ def _saved_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]
     for name, value in vars(layer).items():
         if _is_fixed(name, value):
             continue
-        if isinstance(value, mujoco.MjData):
+        if _is_mujoco(value, "MjData"):
             saved[name] = (_DATA, pickle.dumps(value))
-        elif isinstance(value, mujoco.MjModel):
+        elif _is_mujoco(value, "MjModel"):
             saved[name] = (_MODEL, _fingerprint(value))
         else:
             saved[name] = (_PLAIN, _pickled(value, f"{type(layer).__name__}.{name}"))
@@ -81,7 +81,7 @@ def _restore_layer(layer: gymnasium.Env[Any, Any], saved: Mapping[str, tuple[str
         load = cast("Callable[[object], None]", _own_method(layer, "load_state_dict"))
         load(pickle.loads(saved[""][1]))
         return
-    models = {name: value for name, value in vars(layer).items() if isinstance(value, mujoco.MjModel)}
+    models = {name: value for name, value in vars(layer).items() if _is_mujoco(value, "MjModel")}
     for name, (kind, content) in saved.items():
         if kind == _MODEL and (name not in models or _fingerprint(models[name]) != content):
             raise DataError(f"snapshot: expected {type(layer).__name__}.{name} to be the same MuJoCo model, it is not")
@@ -93,7 +93,7 @@ def _restore_layer(layer: gymnasium.Env[Any, Any], saved: Mapping[str, tuple[str
         elif kind == _DATA:
             # in place, since others hold on to this MjData; a copy of all of it, since derived fields lag the state
             source = pickle.loads(content)
-            mujoco.mj_copyData(vars(layer)[name], source.model, source)
+            _mujoco().mj_copyData(vars(layer)[name], source.model, source)
 
 
 def _is_fixed(name: str, value: object) -> bool:
@@ -106,7 +106,18 @@ def _own_method(layer: gymnasium.Env[Any, Any], name: str) -> Callable[..., obje
     return getattr(layer, name) if callable(getattr(type(layer), name, None)) else None
 
 
-def _fingerprint(model: mujoco.MjModel) -> bytes:
+def _mujoco() -> Any:
+    """The module, if the environment has loaded it; None if not. Its extension has no types."""
+    return sys.modules.get("mujoco")
+
+
+def _is_mujoco(value: object, name: str) -> bool:
+    mujoco = _mujoco()
+    return mujoco is not None and isinstance(value, getattr(mujoco, name))
+
+
+def _fingerprint(model: Any) -> bytes:
+    mujoco = _mujoco()
     content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, content)
     return hashlib.sha256(content.tobytes()).digest()
@@ -116,12 +127,12 @@ class _FaithfulPickler(pickle.Pickler):
     """Refuses what pickles without complaint but would come back as something else."""
 
     def reducer_override(self, obj: object) -> Any:  # pickle's own protocol
-        if isinstance(obj, EzPickle | gymnasium.Env | mujoco.MjData | mujoco.MjModel):
+        if isinstance(obj, EzPickle | gymnasium.Env) or _is_mujoco(obj, "MjData") or _is_mujoco(obj, "MjModel"):
             raise pickle.PicklingError(f"a {type(obj).__name__} inside it")
         if isinstance(obj, np.ndarray):
-            root: object = obj
+            root = cast("object", obj)
             while isinstance(root, np.ndarray):
-                root = root.base
+                root = cast("object", root.base)
             if root is not None and not isinstance(root, bytes | bytearray | memoryview):
                 raise pickle.PicklingError(f"an array that views the memory of a {type(root).__name__}")
         return NotImplemented

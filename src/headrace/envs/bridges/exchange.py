@@ -1,4 +1,4 @@
-"""The board: one row per environment of everything that crosses between an environment and the bridge."""
+"""The exchange: one row per environment of everything that crosses between an environment and the bridge."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def group_space(space: spaces.Space[Any]) -> spaces.Dict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardLayout:
-    """What a board holds; picklable, so that a worker lays the same board over shared memory."""
+class ExchangeLayout:
+    """What an exchange holds; picklable, so that a worker lays the same exchange over shared memory."""
 
     num_envs: int
     leaves: tuple[Leaf, ...]
@@ -79,7 +79,7 @@ class BoardLayout:
     action_dtype: np.dtype[Any]
 
     def fields(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """Name, shape and dtype of every array of the board."""
+        """Name, shape and dtype of every array of the exchange."""
         n = self.num_envs
         for leaf in self.leaves:
             yield f"obs:{leaf.name}", (n, *leaf.shape), leaf.dtype
@@ -91,15 +91,15 @@ class BoardLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a board needs."""
+        """Bytes that an exchange needs."""
         return sum(_padded(shape, dtype) for _, shape, dtype in self.fields())
 
 
-class Board:
-    """Arrays (N, …) over one block of memory, which whoever made the board owns. Row i is environment i's own."""
+class Exchange:
+    """Arrays (N, …) over one block of memory, which whoever made the exchange owns. Row i is environment i's own."""
 
-    def __init__(self, layout: BoardLayout, memory: memoryview | None = None) -> None:
-        """Lay a board over ``memory`` (at least ``layout.nbytes``), or over fresh memory."""
+    def __init__(self, layout: ExchangeLayout, memory: memoryview | None = None) -> None:
+        """Lay an exchange over ``memory`` (at least ``layout.nbytes``), or over fresh memory."""
         self.layout = layout
         block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
         arrays: dict[str, Array] = {}
@@ -174,7 +174,7 @@ def _walk(space: spaces.Space[Any], path: Path, names: tuple[str, ...]) -> Itera
         yield Leaf(
             name=".".join(names) or "policy",
             path=path,
-            shape=tuple(space.shape),
+            shape=tuple(space.shape or ()),
             dtype=np.dtype(np.float32) if dtype.kind == "f" else dtype,
         )
     else:

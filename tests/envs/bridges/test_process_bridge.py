@@ -1,0 +1,134 @@
+"""Worker processes: the same numbers, clear errors, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from test_native_bridge import _episodes
+from toy_envs import DictEnv, PlainEnv
+
+from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.errors import ConfigError, EnvError, LifecycleError, UnsupportedError
+
+
+def _pids(env: BridgeEnv) -> list[int]:
+    backend: Any = env.backend
+    return backend.pids
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_episodes_in_workers_are_those_of_one_thread_and_close_leaves_nobody() -> None:
+    wanted = set(range(6))
+    reference = _episodes(bridge([DictEnv] * 6, seed=5), wanted, None)
+    env = bridge([DictEnv] * 3, seed=5, executor="processes", workers=2)
+    pids = _pids(env)
+    assert len(pids) == 2
+    assert _episodes(env, wanted, np.random.default_rng(1)) == reference
+    assert _gone(pids)
+
+
+def test_a_snapshot_crosses_from_workers_to_one_thread() -> None:
+    env, other = bridge([DictEnv] * 2, seed=4, executor="processes", workers=1), bridge([DictEnv] * 2)
+    env.reset()
+    env.step(torch.ones(2, 2))
+    other.load_state_dict(env.state_dict())
+    env.load_state_dict(other.state_dict())
+    for _ in range(20):
+        ours, theirs = env.step(torch.ones(2, 2)), other.step(torch.ones(2, 2))
+        assert torch.equal(ours.obs["policy"], theirs.obs["policy"])
+    env.close()
+    other.close()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_an_error_at_once_and_the_others_are_ended() -> None:
+    env = bridge([PlainEnv] * 4, executor="processes", workers=2)
+    pids = _pids(env)
+    env.reset()
+    env.step(torch.zeros(4, dtype=torch.int64))
+    os.kill(pids[1], signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=r"environments 2 to 3 was ended by signal 9 \(SIGKILL\) during step"):
+        env.step(torch.zeros(4, dtype=torch.int64))
+    # generous: joining a dead process and closing its neighbour takes milliseconds
+    assert time.monotonic() - started < 20
+    assert _gone(pids)
+    with pytest.raises(LifecycleError):
+        env.step(torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(LifecycleError):
+        env.reset()
+    env.close()
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_step_and_one_that_raises_are_told_apart() -> None:
+    env = bridge([lambda: PlainEnv(raise_at=1), lambda: PlainEnv(die_at=2)], executor="processes", workers=2)
+    pids = _pids(env)
+    env.reset()
+    with pytest.raises(EnvError, match=r"environment 0 raised ValueError in step: the gripper is stuck[\s\S]*toy_envs"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    env.reset()
+    env.suspend([0])
+    env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(EnvError, match="SIGKILL"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    assert _gone(pids)
+
+
+def _explode() -> Any:
+    raise OSError("no such robot")
+
+
+def test_a_factory_that_raises_in_a_worker_is_heard_and_leaves_nobody() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(EnvError, match="no such robot"):
+        bridge([PlainEnv, _explode], executor="processes", workers=1)
+    left = [child for child in psutil.Process().children() if child.pid not in before]
+    # the interpreter's own tracker of shared resources may have been started by the first worker
+    assert all("resource_tracker" in " ".join(child.cmdline()) for child in left)
+
+
+@pytest.mark.slow
+def test_environments_of_two_kinds_are_refused_in_workers() -> None:
+    with pytest.raises(ConfigError, match="spaces of environment 0"):
+        bridge([PlainEnv, DictEnv], executor="processes", workers=2)
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_close_is_ended() -> None:
+    parent = os.getpid()
+    env = bridge([lambda: PlainEnv(stuck_close=os.getpid() != parent)], executor="processes")
+    pids = _pids(env)
+    env.reset()
+    env.close()
+    assert _gone(pids)
+
+
+@pytest.mark.slow
+def test_snapshots_that_cannot_be_had_keep_their_error_across_the_pipe() -> None:
+    env = bridge([_Holder], executor="processes")
+    env.reset()
+    with pytest.raises(UnsupportedError, match=r"_Holder\.handle"):
+        env.state_dict()
+    env.close()
+
+
+class _Holder(PlainEnv):
+    handle: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.handle = self.handle or open(os.devnull)  # noqa: SIM115  (something that does not pickle)
+        return super().reset(**kwargs)
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
