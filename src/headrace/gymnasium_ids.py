@@ -7,10 +7,13 @@ from gymnasium.envs.registration import register, registry
 IDS = {
     "headrace/Ant-v0": "ant",
     "headrace/Cartpole-v0": "cartpole",
+    "headrace/CartpoleCamera-v0": "cartpole-camera",
     "headrace/CartpoleDiscrete-v0": "cartpole-discrete",
+    "headrace/CartpoleTable-v0": "cartpole-table",
     "headrace/Humanoid-v0": "humanoid",
     "headrace/InvertedPendulum-v0": "inverted-pendulum",
     "headrace/Pusher-v0": "pusher",
+    "headrace/PusherCamera-v0": "pusher-camera",
     "headrace/PusherGoal-v0": "pusher-goal",
 }
 

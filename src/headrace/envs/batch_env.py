@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +12,16 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.envs.episodes import ends_record, parse_reset_options
+from headrace.envs.board import Board
 from headrace.envs.ids import checked_actions, checked_ids
 from headrace.envs.rehearsal import rehearse
-from headrace.envs.rows import Rows, Slots
+from headrace.envs.reset_options import parse_reset_options
+from headrace.envs.roster import Roster
+from headrace.envs.rows import Rows
+from headrace.envs.slots import Slots, Verdict
 from headrace.envs.snapshot import checked_snapshot
 from headrace.envs.task import Task
-from headrace.errors import IdError, LifecycleError
+from headrace.errors import LifecycleError
 from headrace.sim import Simulation
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
@@ -28,6 +31,15 @@ if TYPE_CHECKING:
 
 Autoreset = Literal["same_step", "disabled"]
 _TILES = 16
+
+
+class _Before(NamedTuple):
+    """What observers are told of the moment before a step."""
+
+    obs: Obs
+    episode_ids: Tensor
+
+
 _AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
 
@@ -40,7 +52,14 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     """
 
     def __init__(
-        self, task: Task, sim: Simulation, *, seed: int = 0, autoreset: Autoreset = "same_step", final_obs: bool = True
+        self,
+        task: Task,
+        sim: Simulation,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+        autoreset: Autoreset = "same_step",
+        final_obs: bool = True,
     ) -> None:
         """Put a task on a simulation.
 
@@ -48,6 +67,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             task: what to do; its model is the simulation's.
             sim: where to do it; the environment closes it.
             seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
+            threads: for the cameras; None for all cores.
             autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
         """
@@ -68,14 +88,8 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._wants_final_obs = final_obs
         self._slots = Slots(self.num_envs, self.device, task.memory)
         self._slots.seed = seed
-        self._suspended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self._parked = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self._active_ids: Tensor | None = None
-        self._anyone_parked = True
-        self._held: Obs = {
-            name: torch.zeros((self.num_envs, *(space.shape or ())), dtype=torch.float32, device=self.device)
-            for name, space in task.observation_space.spaces.items()
-        }
+        self._roster = Roster(self.num_envs, self.device)
+        self._board = Board(task.observation_space, task.pictures, sim, threads)
         self._observers: list[StepObserver] = []
         self._viewer: Viewer | None = None
         self._ready = False
@@ -87,12 +101,12 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     @property
     def active(self) -> Tensor:
         """bool (N,), a copy: the environments that the next ``step`` will advance."""
-        return ~(self._suspended | self._parked)
+        return self._roster.active
 
     @property
     def suspended(self) -> Tensor:
         """bool (N,), a copy: suspended by the caller, whether or not their episode has ended."""
-        return self._suspended.clone()
+        return self._roster.suspended.clone()
 
     @property
     def episode_ids(self) -> Tensor:
@@ -114,24 +128,20 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         """How a suspended environment is kept: it is skipped, exactly."""
         return "native"
 
+    @property
+    def frames_drawn(self) -> int:
+        """How many camera frames have been rendered so far, final observations included."""
+        return self._board.frames_drawn
+
     def suspend(self, ids: Ids) -> None:
         """Freeze environments until ``resume``. Suspending one twice is a no-op."""
         self._check_open()
-        self._suspended[checked_ids(ids, self.num_envs, self.device)] = True
-        self._refresh_active()
+        self._roster.suspend(ids)
 
     def resume(self, ids: Ids) -> None:
         """Let suspended environments act again. Resuming one that is active is a no-op."""
         self._check_open()
-        rows = checked_ids(ids, self.num_envs, self.device)
-        ended = rows[self._parked[rows]]
-        if self._ready and len(ended):
-            raise IdError(
-                f"resume: environment {int(ended[0])} has ended its episode and cannot act; "
-                'start a new one with reset(options={"reset_mask": mask})'
-            )
-        self._suspended[rows] = False
-        self._refresh_active()
+        self._roster.resume(ids)
 
     suspend_envs = suspend
     resume_envs = resume
@@ -162,7 +172,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         if ids is None or len(ids):
             self._begin(ids, request.episode_ids)
         self._ready = True
-        return self._copy_of_held(), {}
+        return self._board.copy(), {}
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
         self, actions: Tensor, observe: Tensor | None = None
@@ -176,13 +186,14 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._check_open()
         if not self._ready:
             raise LifecycleError("step: expected reset() first, got step(); call env.reset()")
-        ids = self._active_ids
+        ids = self._roster.ids
         actions = checked_actions(actions, self.task.action_space, ids, self.num_envs, self.device)
-        wanted = None if observe is None else self._checked_observe(observe)
+        wanted = (
+            None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, self.device, name="observe"))
+        )
         if ids is not None and not len(ids):
             return self._idle_step(wanted)
-        before = self._copy_of_held() if self._observers else None
-        acted_in = self._slots.episode_ids.clone() if self._observers else None
+        seen = _Before(self._board.copy(), self._slots.episode_ids.clone()) if self._observers else None
 
         rows = Rows(self.sim, self._slots, ids)
         chosen = actions if ids is None else actions.index_select(0, ids)
@@ -193,17 +204,25 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.timer.start("physics")
         failed = self.sim.step(ids, self.task.cfg.decimation)
         self.timer.start("task")
-        step = self._evaluate(ids, chosen, failed, wanted, actions, before, acted_in)
+        verdict, diverged = self._judge(ids, chosen, failed)
+        step, ended_ids = self._close(ids, verdict, diverged, wanted)
+        if seen is not None:
+            self._show(ids, seen, actions, step)
+        if ended_ids is not None and self.autoreset == "same_step":
+            self._begin(ended_ids, None)
+            step = step._replace(obs=self._board.copy())
         self.timer.stop()
         return step
 
     def observe(self, ids: Ids | None = None) -> Obs:
-        """The current observation of some environments (None: all), (n, …), without advancing; the caller owns it."""
+        """The current observation of some environments (None: all), (n, …), rendered now where it was not.
+
+        Nothing advances; the caller owns the tensors.
+        """
         self._check_ready("observe")
-        if ids is None:
-            return self._copy_of_held()
-        rows = checked_ids(ids, self.num_envs, self.device)
-        return {name: held.index_select(0, rows) for name, held in self._held.items()}
+        rows = self._slots.everyone if ids is None else checked_ids(ids, self.num_envs, self.device)
+        self._board.draw(rows)
+        return self._board.rows(rows)
 
     # --- watching, saving, ending -------------------------------------------------------------------------------
 
@@ -225,9 +244,9 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             "divergences": self.divergences,
             "sim": self.sim.state_dict(),
             "slots": {name: values.clone() for name, values in self._slots.tensors().items()},
-            "suspended": self._suspended.clone(),
-            "parked": self._parked.clone(),
-            "held": self._copy_of_held(),
+            "suspended": self._roster.suspended.clone(),
+            "parked": self._roster.parked.clone(),
+            "board": self._board.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -237,13 +256,12 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.sim.load_state_dict(checked["sim"])
         for name, values in self._slots.tensors().items():
             values.copy_(checked["slots"][name])
-        for name, values in self._held.items():
-            values.copy_(checked["held"][name])
+        self._board.load_state_dict(checked["board"])
         self._slots.seed = int(checked["seed"])
         self.divergences = int(checked["divergences"])
-        self._suspended.copy_(checked["suspended"])
-        self._parked.copy_(checked["parked"])
-        self._refresh_active()
+        self._roster.suspended.copy_(checked["suspended"])
+        self._roster.parked.copy_(checked["parked"])
+        self._roster.refresh()
         self._ready = True
 
     def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
@@ -257,131 +275,108 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         return tuple(self._open_viewer().pictures(self.sim.field("qpos").cpu().numpy()))
 
     def close_extras(self, **_: object) -> None:
-        """Release the simulation; called by ``close``."""
+        """Release simulation and cameras; called by ``close``."""
+        self._board.close()
         self.sim.close()
 
     # --- inside a step ------------------------------------------------------------------------------------------
 
-    def _evaluate(
-        self,
-        ids: Tensor | None,
-        chosen: Tensor,
-        failed: Tensor | None,
-        wanted: Tensor | None,
-        actions: Tensor,
-        before: Obs | None,
-        acted_in: Tensor | None,
-    ) -> Step:
-        """Observe and judge the rows that acted, end and restart episodes, and put the result together."""
-        slots = self._slots
-        slots.advance(ids)
-        rows = Rows(self.sim, slots, ids)
+    def _judge(self, ids: Tensor | None, chosen: Tensor, failed: Tensor | None) -> tuple[Verdict, Tensor | None]:
+        """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
+        self._slots.advance(ids)
+        rows = Rows(self.sim, self._slots, ids)
         obs = self.task.observe(rows)
         reward = self.task.reward(rows, chosen)
         terminated = self.task.terminated(rows)
-        truncated = rows.steps >= self.task.cfg.episode_length
         diverged = self._diverged_rows(rows, obs, reward, failed)
-        if diverged is not None:
-            reward = torch.where(diverged, 0.0, reward)
-            terminated = terminated & ~diverged
-            truncated = truncated | diverged
-        self._hold(ids, obs, diverged)
-        self._add_returns(ids, reward)
+        self._board.write(ids, obs, None if diverged is None else (~diverged).nonzero().squeeze(1))
+        verdict = self._slots.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
+        return verdict, diverged
 
+    def _close(
+        self, ids: Tensor | None, verdict: Verdict, diverged: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Step, Tensor | None]:
+        """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
-        ended = (terminated | truncated).nonzero().squeeze(1)
-        ended_ids = None
-        final_states = self.sim.states(ids) if self._observers and self._needs("states") else None
+        ended, ended_ids = verdict.ended, None
         if len(ended):
             ended_ids = ended if ids is None else ids.index_select(0, ended)
-            info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
-            if self.autoreset == "same_step":
-                if self._wants_final_obs:
-                    info["final_obs"] = self._copy_of_held()
-                    info["_final_obs"] = self._mask_of(ended_ids)
-            else:
-                self._parked[ended_ids] = True
-                self._refresh_active()
-        if wanted is not None:
-            active = torch.ones_like(wanted) if ids is None else self._mask_of(ids)
-            info["observed"] = wanted & active if ended_ids is None else (wanted & active) | self._mask_of(ended_ids)
+            success = self.task.success(Rows(self.sim, self._slots, ended_ids))
+            gone = None if diverged is None else diverged.index_select(0, ended)
+            ends, totals, mask = self._slots.ends(ended_ids, success, gone)
+            info = {"ends": ends, "episode": totals, "_episode": mask}
+            self.divergences += 0 if gone is None else int(gone.sum())
+        if self._board.has_cameras or wanted is not None:
+            read = self._rows_to_read(ids, ended_ids, wanted)
+            if wanted is not None:
+                info["observed"] = read
+            self._draw(read, ended_ids)
+        obs = self._board.copy()
+        if ended_ids is not None:
+            if self.autoreset == "disabled":
+                self._roster.park(ended_ids)
+            elif self._wants_final_obs:
+                info["final_obs"] = obs
+                info["_final_obs"] = self._mask_of(ended_ids)
+        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
 
-        restarts = ended_ids is not None and self.autoreset == "same_step"
-        if restarts and not self._observers:
-            self._begin(ended_ids, None)
-        step = Step(
-            self._copy_of_held(),
-            self._scattered(ids, reward.to(torch.float32)),
-            self._scattered(ids, terminated),
-            self._scattered(ids, truncated),
-            info,
-        )
-        if before is not None and acted_in is not None:
-            step = self._tell_observers(
-                ids, step, before, acted_in, actions, final_states, ended_ids if restarts else None
-            )
-        return step
+    def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
+        """bool (N,): active and wanted, or at the end of an episode."""
+        active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if ids is None else self._mask_of(ids)
+        read = active if wanted is None or self._needs("frames") else active & wanted
+        if ended_ids is not None:
+            read[ended_ids] = True
+        return read
 
-    def _tell_observers(
-        self,
-        ids: Tensor | None,
-        step: Step,
-        before: Obs,
-        acted_in: Tensor,
-        actions: Tensor,
-        states: Tensor | None,
-        restarting: Tensor | None,
-    ) -> Step:
-        """Show the step to the observers, then start the next episodes, whose beginning they see after it."""
-        env_ids = Rows(self.sim, self._slots, ids).ids
+    def _draw(self, read: Tensor, ended_ids: Tensor | None) -> None:
+        """Render the rows that will be read; a last observation only if somebody asked for final observations."""
+        if not self._board.has_cameras:
+            return
+        self.timer.start("render")
+        shown = read
+        if ended_ids is not None and self.autoreset == "same_step" and not (self._wants_final_obs or self._observers):
+            shown = read.clone()
+            shown[ended_ids] = False
+        self._board.draw(shown.nonzero().squeeze(1))
+        self.timer.start("task")
+
+    def _show(self, ids: Tensor | None, seen: _Before, actions: Tensor, step: Step) -> None:
+        """Let the observers see the step: its observation is the true last one where an episode ended."""
+        env_ids = self._slots.everyone if ids is None else ids
         record = StepRecord(
             env_ids=env_ids,
-            episode_ids=acted_in.index_select(0, env_ids),
-            obs=before,
+            episode_ids=seen.episode_ids.index_select(0, env_ids),
+            obs=seen.obs,
             actions=actions,
             step=step,
-            states=states,
+            states=self.sim.states(ids) if self._needs("states") else None,
         )
         for observer in self._observers:
             observer.after_step(record)
-        if restarting is None:
-            return step
-        self._begin(restarting, None)
-        return step._replace(obs=self._copy_of_held())
 
     def _begin(self, ids: Tensor | None, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids`` (None: all), with the given identities or the slots' next ones."""
         self.timer.start("reset")
-        slots = self._slots
-        everyone = torch.arange(self.num_envs, device=self.device) if ids is None else ids
-        slots.begin(everyone, episode_ids)
+        everyone = self._slots.everyone if ids is None else ids
+        self._slots.begin(everyone, episode_ids)
         self.sim.reset(ids)
-        rows = Rows(self.sim, slots, ids)
-        self.task.reset(rows)
+        self.task.reset(Rows(self.sim, self._slots, ids))
         self.sim.forward(ids)
-        self._hold(ids, self.task.observe(Rows(self.sim, slots, ids)), None)
-        if self._anyone_parked:
-            self._parked[everyone] = False
-            self._refresh_active()
+        self._board.begin(everyone)
+        self._board.write(ids, self.task.observe(Rows(self.sim, self._slots, ids)), None)
+        self._board.draw(everyone)
+        self._roster.unpark(everyone)
         if self._observers:
             record = ResetRecord(
                 env_ids=everyone,
-                episode_ids=slots.episode_ids.index_select(0, everyone),
-                seed=slots.seed,
-                obs=self._copy_of_held(),
+                episode_ids=self._slots.episode_ids.index_select(0, everyone),
+                seed=self._slots.seed,
+                obs=self._board.copy(),
                 states=self.sim.states(ids) if self._needs("states") else None,
             )
             for observer in self._observers:
                 observer.after_reset(record)
         self.timer.stop()
-
-    def _end_episodes(self, ended_ids: Tensor, diverged: Tensor | None) -> StepInfo:
-        success = self.task.success(Rows(self.sim, self._slots, ended_ids))
-        ends = ends_record(self._slots, ended_ids, success, diverged)
-        self.divergences += 0 if diverged is None else int(diverged.sum())
-        ended = self._mask_of(ended_ids)
-        totals = {"r": self._slots.returns * ended, "l": self._slots.steps * ended}
-        return {"ends": ends, "episode": totals, "_episode": ended}
 
     def _diverged_rows(self, rows: Rows, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
         """bool (n,): rows whose simulation failed or whose numbers are not finite; None if there are none."""
@@ -394,54 +389,20 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         diverged = ~torch.isfinite(reward)
         for values in obs.values():
             diverged |= ~torch.isfinite(values.flatten(1)).all(dim=1)
-        if failed is None and not bool(diverged.any()):
-            return None
-        return diverged if failed is None else diverged | torch.isin(rows.ids, failed.to(self.device))
-
-    def _hold(self, ids: Tensor | None, obs: Obs, diverged: Tensor | None) -> None:
-        """Write the rows' new observation; a diverged row keeps its last finite one."""
-        keep = None if diverged is None else (~diverged).nonzero().squeeze(1)
-        for name, held in self._held.items():
-            values = obs[name]
-            if keep is not None:
-                targets = keep if ids is None else ids.index_select(0, keep)
-                held[targets] = values.index_select(0, keep).to(held.dtype)
-            elif ids is None:
-                held.copy_(values)
-            else:
-                held[ids] = values.to(held.dtype)
-
-    def _add_returns(self, ids: Tensor | None, reward: Tensor) -> None:
-        if ids is None:
-            self._slots.returns += reward
-        else:
-            self._slots.returns.index_add_(0, ids, reward)
+        if failed is not None:
+            diverged |= torch.isin(rows.ids, failed.to(self.device))
+        return diverged if bool(diverged.any()) else None
 
     def _idle_step(self, wanted: Tensor | None) -> Step:
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         reward = torch.zeros(self.num_envs, dtype=torch.float32, device=self.device)
         info: StepInfo = {} if wanted is None else {"observed": none.clone()}
-        return Step(self._copy_of_held(), reward, none, none.clone(), info)
-
-    def _scattered(self, ids: Tensor | None, values: Tensor) -> Tensor:
-        if ids is None:
-            return values
-        full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)
-        full[ids] = values
-        return full
+        return Step(self._board.copy(), reward, none, none.clone(), info)
 
     def _mask_of(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         mask[ids] = True
         return mask
-
-    def _copy_of_held(self) -> Obs:
-        return {name: held.clone() for name, held in self._held.items()}
-
-    def _refresh_active(self) -> None:
-        active = self.active
-        self._active_ids = None if bool(active.all()) else active.nonzero().squeeze(1)
-        self._anyone_parked = bool(self._parked.any())
 
     def _open_viewer(self) -> Viewer:
         if self._viewer is None:
@@ -452,9 +413,6 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _needs(self, what: Literal["states", "frames"]) -> bool:
         return any(what in observer.needs for observer in self._observers)
-
-    def _checked_observe(self, observe: Tensor) -> Tensor:
-        return self._mask_of(checked_ids(observe, self.num_envs, self.device, name="observe"))
 
     def _check_open(self) -> None:
         if self.closed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import TypeVar, cast
 
@@ -44,7 +46,9 @@ def _replaced(node: object, path: list[str], value: object, whole: str) -> objec
         entries = dict(cast("Mapping[str, object]", node))
         if name not in entries:
             raise UnknownNameError(f"setting in {whole!r}:", name, entries)
-        entries[name] = _replaced(entries[name], rest, value, whole) if rest else _fitted(entries[name], value, whole)
+        entries[name] = (
+            _replaced(entries[name], rest, value, whole) if rest else _fitted(entries[name], value, (), whole)
+        )
         return entries
     if not dataclasses.is_dataclass(node) or isinstance(node, type):
         raise ConfigError(f"{whole!r}: {name!r} has no settings below it; it is {node!r}")
@@ -52,15 +56,36 @@ def _replaced(node: object, path: list[str], value: object, whole: str) -> objec
     if name not in known:
         raise UnknownNameError(f"setting in {whole!r}:", name, known)
     old: object = getattr(node, name)
-    return dataclasses.replace(
-        node, **{name: _replaced(old, rest, value, whole) if rest else _fitted(old, value, whole)}
-    )
+    new = _replaced(old, rest, value, whole) if rest else _fitted(old, value, _alternatives(node, name), whole)
+    return dataclasses.replace(node, **{name: new})
 
 
-def _fitted(old: object, value: object, path: str) -> object:
-    """``value`` if it can stand in for ``old``: an integer may stand in for a float, nothing else changes its type."""
-    if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if old is not None and value is not None and type(value) is not type(old):
-        raise ConfigError(f"{path}: expected {type(old).__name__} like {old!r}, got {type(value).__name__} {value!r}")
-    return value
+def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: str) -> object:
+    """``value`` if it can stand in for ``old``.
+
+    It can if it has the same type, if it is an integer where a float is, if both are functions (terms of a table), or
+    if the annotation of the setting allows for its type beside that of ``old``, such as None.
+    """
+    if isinstance(old, tuple) and isinstance(value, tuple):
+        olds, values = cast("tuple[object, ...]", old), cast("tuple[object, ...]", value)
+        pairs = zip(values, olds[: len(values)] + olds[-1:] * (len(values) - len(olds)), strict=bool(olds))
+        return tuple(_fitted(was, new, (), path) for new, was in pairs) if olds else values
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and (isinstance(old, float) or (not isinstance(old, int) and float in alternatives)):
+        return float(cast("int", value))
+    if type(value) is type(old) or (callable(old) and callable(value)):
+        return value
+    if any(isinstance(value, kind) for kind in alternatives if isinstance(kind, type)) and not isinstance(value, bool):
+        return value
+    raise ConfigError(f"{path}: expected {type(old).__name__} like {old!r}, got {type(value).__name__} {value!r}")
+
+
+def _alternatives(node: object, name: str) -> tuple[object, ...]:
+    """The types that the annotation of a dataclass field unites: ``float | None`` → (float, NoneType)."""
+    try:
+        hint = typing.get_type_hints(type(node)).get(name)
+    except NameError:
+        # a dataclass whose annotations name types that only a type checker sees
+        return ()
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return tuple(typing.get_origin(member) or member for member in members)

@@ -103,7 +103,7 @@ def make(
     else:
         chosen = make_task(task, task_cfg(task, overrides))
     physics = _make_sim(chosen, num_envs, threads, as_device(device), sim)
-    return BatchEnv(chosen, physics, seed=seed, autoreset=autoreset, final_obs=final_obs)
+    return BatchEnv(chosen, physics, seed=seed, threads=threads, autoreset=autoreset, final_obs=final_obs)
 
 
 def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.device, sim: str) -> Simulation:
@@ -128,11 +128,14 @@ def _builtin(name: str, module: str, task: str, cfg: str, summary: str) -> None:
 
 _builtin("ant", "ant", "Ant", "AntCfg", "run forward on four legs (Gymnasium Ant-v5)")
 _builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionless pole from random starts")
+_builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")
 _builtin("cartpole-discrete", "cartpole", "CartpoleDiscrete", "CartpoleCfg", "cartpole with two actions")
+_builtin("cartpole-table", "cartpole_table", "TableTask", "cartpole_table", "cartpole written as a table of terms")
 _builtin("humanoid", "humanoid", "Humanoid", "HumanoidCfg", "walk forward on two legs (Gymnasium Humanoid-v5)")
 _builtin(
     *("inverted-pendulum", "inverted_pendulum", "InvertedPendulum", "InvertedPendulumCfg"),
     "balance a pole on a cart (Gymnasium InvertedPendulum-v5)",
 )
 _builtin("pusher", "pusher", "Pusher", "PusherCfg", "push a cylinder to a fixed goal (Gymnasium Pusher-v5)")
+_builtin("pusher-camera", "pusher", "PusherCamera", "PusherCameraCfg", "pusher-goal seen by a camera")
 _builtin("pusher-goal", "pusher", "PusherGoal", "PusherGoalCfg", "push a cylinder to a random goal; ends on success")

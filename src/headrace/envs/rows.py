@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from headrace import rng
+from headrace.envs.slots import Slots
 from headrace.sim import Simulation
-
-
-class Slots:
-    """Per-environment bookkeeping of one batch; owns its tensors, all (N,) or (N, …) on the simulation's device."""
-
-    def __init__(self, num_envs: int, device: torch.device, memory: Mapping[str, tuple[int, ...]]) -> None:
-        self.seed = 0
-        self.episode_ids = torch.full((num_envs,), -1, dtype=torch.int64, device=device)
-        self.started = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        self.memory = {
-            name: torch.zeros((num_envs, *shape), dtype=torch.float64, device=device) for name, shape in memory.items()
-        }
-
-    def advance(self, ids: Tensor | None) -> None:
-        """Count one step for ``ids``, int64 (n,); None for all."""
-        if ids is None:
-            self.steps += 1
-        else:
-            self.steps.index_add_(0, ids, torch.ones_like(ids))
-
-    def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
-        """Start an episode in each of ``ids``: the given ones, or the slots' next ones, i + k·N in slot i."""
-        if episode_ids is None:
-            episode_ids = self.started.index_select(0, ids) * self.started.shape[0] + ids
-        self.episode_ids.index_copy_(0, ids, episode_ids)
-        self.started.index_add_(0, ids, torch.ones_like(ids))
-        self.steps.index_fill_(0, ids, 0)
-        self.returns.index_fill_(0, ids, 0.0)
-        for values in self.memory.values():
-            values.index_fill_(0, ids, 0.0)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
-        own = {"episode_ids": self.episode_ids, "started": self.started, "steps": self.steps, "returns": self.returns}
-        return own | {f"memory.{name}": values for name, values in self.memory.items()}
+from headrace.sim.mujoco_api import Model
 
 
 class Rows:
@@ -60,6 +25,7 @@ class Rows:
         self._sim = sim
         self._slots = slots
         self._ids = ids
+        self._parent: Rows | None = None
         self._seen: dict[tuple[str, int | slice | tuple[int, ...] | None], Tensor] = {}
 
     def __len__(self) -> int:
@@ -76,6 +42,17 @@ class Rows:
     def device(self) -> torch.device:
         """Where all tensors are."""
         return self._sim.device
+
+    @property
+    def model(self) -> Model:
+        """The model of all rows: sizes, names and nominal parameters."""
+        return self._sim.model
+
+    def where(self, chosen: Tensor) -> Rows:
+        """The rows that ``chosen``, bool (n,), names. What is written through them is seen here, too."""
+        part = Rows(self._sim, self._slots, self.ids[chosen])
+        part._parent = self
+        return part
 
     @property
     def episode_ids(self) -> Tensor:
@@ -104,7 +81,7 @@ class Rows:
         view = self._sim.field(field)
         view = view if index is None else view[:, index]
         self._put(view, values)
-        self._seen.clear()
+        self._forget()
 
     def get_model(self, field: str) -> Tensor:
         """MjModel ``field`` of each row's own model, (n, …)."""
@@ -129,15 +106,17 @@ class Rows:
         """Write the task's own memory ``name``, float64 (n, …)."""
         self._put(self._slots.memory[name], values)
 
-    def uniform(self, stream: str, count: int, *, low: float = 0.0, high: float = 1.0, draw: int = 0) -> Tensor:
+    def uniform(
+        self, stream: str, count: int, *, low: float = 0.0, high: float = 1.0, draw: Tensor | int = 0
+    ) -> Tensor:
         """Uniform numbers in [low, high) from the episodes' own stream, float64 (n, count).
 
-        The same call gives the same numbers: use another ``stream`` or ``draw`` for others, :meth:`noise` for new ones
-        in each step.
+        The same call gives the same numbers: use another ``stream`` or ``draw`` for others (``draw=rows.steps * count``
+        for new ones in each step), :meth:`noise` for normal ones that are new in each step.
         """
         return rng.uniform(self._slots.seed, self.episode_ids, stream, count, low=low, high=high, draw=draw)
 
-    def normal(self, stream: str, count: int, *, std: float = 1.0, draw: int = 0) -> Tensor:
+    def normal(self, stream: str, count: int, *, std: float = 1.0, draw: Tensor | int = 0) -> Tensor:
         """Normal numbers with mean 0 from the episodes' own stream, float64 (n, count). See :meth:`uniform`."""
         return rng.normal(self._slots.seed, self.episode_ids, stream, count, std=std, draw=draw)
 
@@ -145,6 +124,11 @@ class Rows:
         """Normal numbers that are new in each step of an episode, float64 (n, count)."""
         first = self.steps * count
         return rng.normal(self._slots.seed, self.episode_ids, stream, count, std=std, draw=first)
+
+    def _forget(self) -> None:
+        self._seen.clear()
+        if self._parent is not None:
+            self._parent._forget()
 
     def _pick(self, view: Tensor) -> Tensor:
         if self._ids is None:

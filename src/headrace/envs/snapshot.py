@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.errors import DataError
 from headrace.types import StateDict
 
-_KEYS = ("task", "num_envs", "seed", "divergences", "sim", "slots", "suspended", "parked", "held")
+_KEYS = ("task", "num_envs", "seed", "divergences", "sim", "slots", "suspended", "parked", "board")
 
 
 def checked_snapshot(state: StateDict, task: str, num_envs: int) -> StateDict:

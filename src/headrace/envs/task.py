@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.rows import Rows
 from headrace.errors import ConfigError
 from headrace.sim.mujoco_api import Model
@@ -40,24 +41,34 @@ class Task:
     or a non-integer ``**`` over rows: their bits change with the number of rows.
     """
 
-    memory: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    memory: Mapping[str, tuple[int, ...]] = {}
     """Numbers a task keeps per environment between steps: name → shape of one row. Part of every snapshot."""
-    success_measure: ClassVar[str | None] = None
+    success_measure: str | None = None
     """In words, when an episode counts as a success; None where the task has no such measure."""
 
-    def __init__(self, cfg: TaskCfg, model: Model, observations: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        cfg: TaskCfg,
+        model: Model,
+        observations: Mapping[str, int],
+        pictures: Mapping[str, PictureSpec] | None = None,
+    ) -> None:
         """Declare what the task is.
 
         Args:
             cfg: the settings.
             model: the compiled MuJoCo model.
             observations: observation group → its number of features.
+            pictures: observation group → the camera that fills it.
         """
         self.cfg = cfg
         self.model = model
-        self.observation_space = spaces.Dict(
-            {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in observations.items()}
-        )
+        self.pictures: Mapping[str, PictureSpec] = pictures or {}
+        """Observation groups that a camera fills; the task does not compute them."""
+        groups: dict[str, spaces.Space[Any]] = {}
+        groups |= {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in observations.items()}
+        groups |= {name: spec.space for name, spec in self.pictures.items()}
+        self.observation_space = spaces.Dict(groups)
         low, high = model.actuator_ctrlrange.astype(np.float32).T
         self.action_space: spaces.Box | spaces.Discrete = spaces.Box(low, high, dtype=np.float32)
 

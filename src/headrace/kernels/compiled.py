@@ -24,14 +24,22 @@ if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009
 prange = numba.prange
 
 
-def kernel(*, parallel: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def max_threads() -> int:
+    """The most threads that a parallel kernel can use in this process."""
+    return int(getattr(_config, "NUMBA_NUM_THREADS"))  # noqa: B009
+
+
+def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Compile a function with numba at its first call.
 
     Strict IEEE arithmetic (no fastmath): results do not depend on the number of rows or threads.
+    ``checked_division=False`` lets a division by zero give infinity or NaN instead of raising, which is what allows
+    loops with divisions to be vectorised.
     """
 
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        compiled = numba.njit(cache=True, nogil=True, parallel=parallel)(function)
+        error_model = "python" if checked_division else "numpy"
+        compiled = numba.njit(cache=True, nogil=True, parallel=parallel, error_model=error_model)(function)
         return cast("Callable[_P, _R]", compiled)
 
     return compile_

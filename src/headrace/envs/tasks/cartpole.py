@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.rows import Rows
 from headrace.envs.task import Task, TaskCfg
+from headrace.sim.camera import CameraSpec
 from headrace.sim.mujoco_api import load_model
 from headrace.types import Obs
 
@@ -94,3 +96,35 @@ class CartpoleDiscrete(Cartpole):
     def apply_action(self, rows: Rows, actions: Tensor) -> None:
         """0 pushes left, 1 pushes right."""
         rows.set("ctrl", (2.0 * actions.to(torch.float64) - 1.0)[:, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CartpoleCameraCfg(CartpoleCfg):
+    """Settings of ``cartpole-camera``."""
+
+    frame_stack: int = 2
+    """Frames in an observation: one shows where the pole is, two also where it goes."""
+    pixels: int = 48
+    """Height and width of a frame."""
+    color: Literal["rgb", "gray"] = "rgb"
+    layout: Literal["channels_last", "channels_first"] = "channels_last"
+    normalize: bool = False
+    """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
+
+
+class CartpoleCamera(Cartpole):
+    """``cartpole`` seen by a camera: the policy gets pictures, the critic may have the state."""
+
+    def __init__(self, cfg: CartpoleCameraCfg) -> None:
+        picture = PictureSpec(
+            camera=CameraSpec(name="side", width=cfg.pixels, height=cfg.pixels),
+            frames=cfg.frame_stack,
+            color=cfg.color,
+            layout=cfg.layout,
+            normalize=cfg.normalize,
+        )
+        Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), {"critic": 4}, {"policy": picture})
+
+    def observe(self, rows: Rows) -> Obs:
+        """``critic``: position, angle, velocity, angular velocity. ``policy`` is the camera's."""
+        return {"critic": super().observe(rows)["policy"]}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.rows import Rows
 from headrace.envs.task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.sim.camera import CameraSpec
 from headrace.types import Obs
 
 _JOINTS = 7
@@ -111,3 +113,37 @@ class PusherGoal(Pusher):
     def success(self, rows: Rows) -> Tensor:
         """The object is at the goal."""
         return self.terminated(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PusherCameraCfg(PusherGoalCfg):
+    """Settings of ``pusher-camera``."""
+
+    frame_stack: int = 1
+    pixels: int = 64
+    """Height and width of a frame."""
+    color: Literal["rgb", "gray"] = "rgb"
+    layout: Literal["channels_last", "channels_first"] = "channels_last"
+    normalize: bool = False
+    """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
+
+
+class PusherCamera(PusherGoal):
+    """``pusher-goal`` with a camera over the table instead of the places of object and goal."""
+
+    def __init__(self, cfg: PusherCameraCfg) -> None:
+        picture = PictureSpec(
+            camera=CameraSpec(name="table", width=cfg.pixels, height=cfg.pixels),
+            frames=cfg.frame_stack,
+            color=cfg.color,
+            layout=cfg.layout,
+            normalize=cfg.normalize,
+        )
+        groups = {"policy": 2 * _JOINTS + 3, "critic": 23}
+        Task.__init__(self, cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), groups, {"image": picture})
+        self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: arm positions, velocities and finger tips; ``image`` is the camera's; ``critic`` has it all."""
+        whole = super().observe(rows)["policy"]
+        return {"policy": whole[:, : 2 * _JOINTS + 3].contiguous(), "critic": whole}

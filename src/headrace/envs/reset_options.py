@@ -1,4 +1,4 @@
-"""Episodes: what a reset may ask for, and what is known when one ends."""
+"""What a reset may ask for, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.envs.ids import checked_ids
-from headrace.envs.rows import Slots
 from headrace.errors import ConfigError, DtypeError, IdError, ShapeError
-from headrace.types import EpisodeEnds
 
 _OPTIONS = {"reset_mask", "episode_ids"}
 
@@ -43,22 +41,6 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
     return ResetRequest(
         ids=ids,
         episode_ids=None if wanted is None else _checked_episode_ids(torch.as_tensor(wanted), ids, num_envs, device),
-    )
-
-
-def ends_record(slots: Slots, ended_ids: Tensor, success: Tensor | None, diverged: Tensor | None) -> EpisodeEnds:
-    """The record of the episodes that end in ``ended_ids`` (m,), as fresh tensors.
-
-    A diverged episode is never a success, whatever its broken state looks like.
-    """
-    gone = torch.zeros_like(ended_ids, dtype=torch.bool) if diverged is None else diverged
-    return EpisodeEnds(
-        env_ids=ended_ids.clone(),
-        episode_ids=slots.episode_ids.index_select(0, ended_ids),
-        returns=slots.returns.index_select(0, ended_ids),
-        lengths=slots.steps.index_select(0, ended_ids),
-        success=None if success is None else success & ~gone,
-        diverged=gone,
     )
 
 

@@ -1,0 +1,92 @@
+"""Episode bookkeeping of one step in one pass on the CPU: what would be twenty small torch operations.
+
+The references in plain torch, which other devices run, stand in ``headrace.envs.slots``.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.kernels.compiled import kernel
+
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+@kernel()
+def finish_rows(
+    ids: I64,
+    reward: F64,
+    terminated: Flags,
+    diverged: Flags,
+    limit: int,
+    steps: I64,
+    returns: F64,
+    out_reward: F32,
+    out_terminated: Flags,
+    out_truncated: Flags,
+    ended: I64,
+) -> int:
+    """Add rewards to returns, decide who ended, and scatter rows to environments.
+
+    Inputs: ``ids`` (n,), ``reward`` (n,), ``terminated`` (n,), ``diverged`` (n,) or (0,) for none, ``limit`` steps,
+    ``steps`` (N,). Outputs: ``returns`` (N,) is added to; ``out_*`` (N,) are zero where no row is written; the first m
+    of ``ended`` (n,) are the rows (not environments) that ended. Returns m.
+    """
+    count = 0
+    any_diverged = diverged.shape[0] > 0
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        gone = any_diverged and diverged[row]
+        gain = 0.0 if gone else reward[row]
+        over = terminated[row] and not gone
+        cut = gone or steps[env] >= limit
+        returns[env] += gain
+        out_reward[env] = gain
+        out_terminated[env] = over
+        out_truncated[env] = cut
+        if over or cut:
+            ended[count] = row
+            count += 1
+    return count
+
+
+@kernel()
+def collect_ends(
+    ids: I64,
+    episode_ids: I64,
+    returns: F64,
+    steps: I64,
+    out_episode_ids: I64,
+    out_returns: F64,
+    out_lengths: I64,
+    all_returns: F64,
+    all_lengths: I64,
+    mask: Flags,
+) -> None:
+    """Gather what is known of the episodes that ended in ``ids`` (m,): compact (m,) and scattered (N,)."""
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        out_episode_ids[row] = episode_ids[env]
+        out_returns[row] = returns[env]
+        out_lengths[row] = steps[env]
+        all_returns[env] = returns[env]
+        all_lengths[env] = steps[env]
+        mask[env] = True
+
+
+@kernel()
+def begin_rows(ids: I64, chosen: I64, episode_ids: I64, started: I64, steps: I64, returns: F64) -> None:
+    """Start an episode in each of ``ids`` (m,): ``chosen`` (m,), or the slots' next ones where it is empty."""
+    num_envs = episode_ids.shape[0]
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        episode_ids[env] = chosen[row] if chosen.shape[0] > 0 else env + started[env] * num_envs
+        started[env] += 1
+        steps[env] = 0
+        returns[env] = 0.0
