@@ -59,6 +59,13 @@ def test_a_block_stays_out_while_anything_that_reads_it_lives(hold) -> None:
     assert pointer in free | {block.data_ptr() for block in blocks}
 
 
+def test_of_several_idle_blocks_the_one_used_last_is_taken() -> None:
+    pool = OutputPool()
+    held = [pool.take(SHAPE, torch.float32) for _ in range(4)]
+    del held
+    assert len({pool.take(SHAPE, torch.float32).data_ptr() for _ in range(6)}) == 1
+
+
 def test_sizes_and_dtypes_share_blocks_of_the_same_bytes_only() -> None:
     pool = OutputPool()
     pointer = pool.take(SHAPE, torch.float32).data_ptr()

@@ -72,7 +72,8 @@ class OutputPool:
         """An idle block of this size, new if need be, moved to the end of the list (most recent)."""
         wanted = nbytes + _ALIGNMENT
         blocks = self._blocks
-        for index in range(len(blocks)):
+        # the block used last is the likeliest to be in a cache
+        for index in reversed(range(len(blocks))):
             if blocks[index].nbytes == wanted and _references(blocks, index) == self._idle_references:
                 block = blocks.pop(index)
                 blocks.append(block)

@@ -1,0 +1,79 @@
+"""image_observation: one dispatch by the kind of camera data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.errors import ConfigError, DtypeError, UnknownNameError
+from headrace.vision import image_observation, normalize_image
+
+COLOUR = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+DEPTH = torch.tensor([[[0.5, float("inf")], [float("nan"), 3.0]], [[-float("inf"), 2.0], [0.0, 10.0]]])[..., None]
+IDS = torch.arange(40, dtype=torch.int32).reshape(2, 4, 5, 1)
+
+
+@pytest.mark.parametrize("kind", ["rgb", "rgba", "albedo", "simple_shading_full_mdl", "semantic_segmentation"])
+def test_uint8_colours_are_normalised(kind) -> None:
+    assert torch.equal(image_observation(kind, COLOUR), normalize_image(COLOUR))
+    first = COLOUR.permute(0, 3, 1, 2)
+    assert torch.equal(image_observation(kind, first, channels="first"), normalize_image(first, channels="first"))
+
+
+@pytest.mark.parametrize("kind", ["depth", "distance_to_image_plane", "distance_to_camera"])
+def test_distances_lose_what_is_not_finite_and_the_camera_keeps_its_picture(kind) -> None:
+    before = DEPTH.clone()
+    result = image_observation(kind, DEPTH)
+    assert result.flatten().tolist() == [0.5, 0.0, 0.0, 3.0, 0.0, 2.0, 0.0, 10.0]
+    assert image_observation(kind, DEPTH, missing=7.0)[0, 0, 1] == 7.0
+    scaled = image_observation(kind, DEPTH, max_depth=4.0)
+    assert scaled.flatten().tolist() == [0.125, 0.0, 0.0, 0.75, 0.0, 0.5, 0.0, 1.0]
+    assert torch.equal(DEPTH.nan_to_num(), before.nan_to_num())
+    assert result.data_ptr() != DEPTH.data_ptr()
+
+
+def test_normals_move_to_zero_to_one() -> None:
+    normals = torch.tensor([-1.0, 0.0, 1.0]).reshape(1, 1, 1, 3)
+    assert image_observation("normals", normals).flatten().tolist() == [0.0, 0.5, 1.0]
+    assert normals.flatten().tolist() == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "image"),
+    [("semantic_segmentation", IDS), ("instance_id_segmentation", IDS), ("motion_vectors", IDS.float())],
+)
+def test_ids_and_vectors_are_copied_unless_the_caller_copies_itself(kind, image) -> None:
+    result = image_observation(kind, image)
+    assert torch.equal(result, image)
+    assert result.dtype == image.dtype
+    assert result.data_ptr() != image.data_ptr()
+    assert image_observation(kind, image, clone=False) is image
+
+
+def test_clone_false_still_never_writes_into_the_camera() -> None:
+    before = COLOUR.clone(), DEPTH.clone()
+    image_observation("rgb", COLOUR, clone=False).zero_()
+    image_observation("depth", DEPTH, clone=False).zero_()
+    assert torch.equal(COLOUR, before[0])
+    assert torch.equal(DEPTH.nan_to_num(), before[1].nan_to_num())
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'rgb"):
+        image_observation("rbg", COLOUR)  # type: ignore[arg-type]  (wrong on purpose)
+    for kind, image in (
+        ("rgb", COLOUR.float()),
+        ("depth", COLOUR),
+        ("normals", COLOUR),
+        ("semantic_segmentation", DEPTH),
+        ("motion_vectors", COLOUR),
+    ):
+        with pytest.raises(DtypeError):
+            image_observation(kind, image)
+    with pytest.raises(ConfigError, match="only distances"):
+        image_observation("rgb", COLOUR, max_depth=1.0)
+    for value in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="positive distance"):
+            image_observation("depth", DEPTH, max_depth=value)
+    with pytest.raises(ConfigError, match="finite"):
+        image_observation("depth", DEPTH, missing=float("nan"))
