@@ -1,0 +1,143 @@
+"""Trajectory slices with resets inside, cut into segments and sorted for a recurrent network, without padding.
+
+A segment runs from one reset of an environment to the next. Sorted by length, longest first, the k-th step of all
+segments that have one is a block of rows, and the block of step k continues the first rows of the block of step k − 1:
+the layout of torch's packed sequences. Suspended steps are left out altogether.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Where the P rows of a (T, B) grid that were really taken go when they are packed. Indices are int64."""
+
+    steps: int
+    """T."""
+    envs: int
+    """B."""
+    order: Tensor
+    """(P,): the grid row (t·B + b) of each packed row."""
+    batch_sizes: Tensor
+    """(L,), on the CPU: how many segments have a first, second, … step; never rising. L is the longest segment."""
+    blocks: tuple[tuple[int, int], ...]
+    """(first row, last row + 1) of each step."""
+    carried: Tensor
+    """(C,): the rows of the first block whose segments continue from the state the caller gave."""
+    carried_env: Tensor
+    """(C,): their environments."""
+    final: Tensor
+    """(F,): the packed row that is the last of its environment."""
+    final_rank: Tensor
+    """(F,): its segment, counted in the order of the first block."""
+    final_env: Tensor
+    """(F,): their environments. Those missing took no step after their last reset, or none at all."""
+    forgotten: Tensor
+    """bool (B,): reset at least once; the state that the caller gave is gone."""
+
+    @property
+    def rows(self) -> int:
+        """P."""
+        return int(self.order.shape[0])
+
+    def previous(self) -> Tensor:
+        """For every packed row after the first block, the packed row of the step before."""
+        if len(self.blocks) < 2:
+            return self.order.new_zeros(0)
+        first = self.blocks[0][1]
+        back = self.batch_sizes[:-1].repeat_interleave(self.batch_sizes[1:])
+        return torch.arange(first, self.rows, device=self.order.device) - back.to(self.order.device)
+
+
+def segments(resets: Tensor, active: Tensor | None) -> Segments:
+    """Cut and sort.
+
+    Args:
+        resets: bool (T, B): the state is zeroed before this step.
+        active: bool (T, B): False where the environment was suspended; None where all steps count. A reset at a
+            suspended step counts.
+    """
+    steps, envs = resets.shape
+    device = resets.device
+    number = resets.cumsum(0)  # (T, B): which segment of its environment a step is in; 0 continues the given state
+    segment = number + torch.arange(envs, device=device) * (steps + 1)
+    if active is None:
+        taken = torch.arange(steps, device=device)[:, None].expand(steps, envs)
+    else:
+        taken = active.cumsum(0) - active.long()  # steps really taken before this one
+    offset = taken - taken.masked_fill(~resets, 0).cummax(0).values if steps else taken
+    grid = torch.arange(steps * envs, device=device) if active is None else active.flatten().nonzero().squeeze(1)
+    segment_of, offset_of = segment.flatten()[grid], offset.flatten()[grid]
+
+    lengths = torch.bincount(segment_of, minlength=envs * (steps + 1))
+    rank = torch.empty_like(lengths)
+    rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=device)
+    sizes = torch.bincount(offset_of)
+    starts = sizes.cumsum(0) - sizes
+    place = starts[offset_of] + rank[segment_of]
+    order = torch.empty_like(grid)
+    order[place] = grid
+
+    everyone = torch.arange(envs, device=device)
+    opening = everyone * (steps + 1)
+    continues = lengths[opening] > 0
+    latest = segment[-1] if steps else opening
+    moved = lengths[latest] > 0
+    final_rank = rank[latest[moved]]
+    final = starts[lengths[latest[moved]] - 1] + final_rank if len(starts) else grid
+    host_sizes = sizes.cpu()
+    ends = host_sizes.cumsum(0).tolist()
+    return Segments(
+        steps=steps,
+        envs=envs,
+        order=order,
+        batch_sizes=host_sizes,
+        blocks=tuple(zip([0, *ends][: len(ends)], ends, strict=True)),
+        carried=rank[opening[continues]],
+        carried_env=everyone[continues],
+        final=final,
+        final_rank=final_rank,
+        final_env=everyone[moved],
+        forgotten=resets.any(0),
+    )
+
+
+class _Pack(torch.autograd.Function):
+    """Rows of a grid in packed order. No row comes twice, so the backward is a copy, not a sum."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, grid: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.grid_shape = grid.shape  # type: ignore[attr-defined]  # torch's way to keep what is no tensor
+        return grid.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (order,) = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
+        shape: torch.Size = ctx.grid_shape  # type: ignore[attr-defined]  # set in forward
+        whole = grads[0].new_zeros(shape) if len(order) < shape[0] else grads[0].new_empty(shape)
+        return whole.index_copy_(0, order, grads[0]), None
+
+
+def pack(grid: Tensor, layout: Segments) -> Tensor:
+    """(T, B, …) → packed rows (P, …)."""
+    packed = _Pack.apply(grid.flatten(0, 1), layout.order)
+    assert isinstance(packed, Tensor)
+    return packed
+
+
+def unpack(packed: Tensor, layout: Segments) -> Tensor:
+    """Packed rows (P, …) → (T, B, …); 0 where a step was left out."""
+    grid = packed.new_zeros((layout.steps * layout.envs, *packed.shape[1:]))
+    return grid.index_copy(0, layout.order, packed).unflatten(0, (layout.steps, layout.envs))
+
+
+def final_state(packed: Tensor, initial: Tensor, layout: Segments) -> Tensor:
+    """The state of every environment after the slice, (B, H), from the packed states of one layer."""
+    kept = initial.masked_fill(layout.forgotten[:, None], 0)
+    return kept.index_copy(0, layout.final_env, packed.index_select(0, layout.final))
