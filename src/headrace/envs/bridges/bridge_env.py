@@ -19,7 +19,7 @@ from headrace.envs.bridges.actions import as_action_space, checked_bridge_action
 from headrace.envs.bridges.exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges.executors import Backend, Fidelity
 from headrace.envs.bridges.tiles import tiled
-from headrace.envs.ids import checked_ids
+from headrace.envs.ids import checked_ids, checked_seed
 from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
 from headrace.envs.slots import Slots
@@ -81,7 +81,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         """How many episodes ended because their environment gave numbers that are not finite."""
         self._wants_final_obs = final_obs
         self._slots = Slots(self.num_envs, _CPU, {})
-        self._slots.seed = seed
+        self._slots.seed = checked_seed(seed)
         self._roster = Roster(self.num_envs, _CPU)
         # arrays, since torch cannot index every unsigned type that a space may have
         self._held: dict[str, NDArray[Any]] = {
@@ -150,7 +150,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Start new episodes.
 
         Args:
-            seed: a new seed; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
             options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
                 (N,)) says which episodes to run. A suspended environment is reset and stays suspended.
 
@@ -170,7 +170,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
                     "bridge its single environments instead"
                 )
         if seed is not None:
-            self._slots.seed = seed
+            self._slots.seed = checked_seed(seed, of_all=request.ids is None)
             self._slots.started.zero_()
         if request.ids is None or len(request.ids):
             everyone = self._slots.everyone if request.ids is None else request.ids

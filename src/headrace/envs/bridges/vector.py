@@ -15,7 +15,10 @@ from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
 Save: TypeAlias = Callable[[AnyVectorEnv, int], object]
-"""``save(vector_env, i)``: everything that the future of environment i depends on; the caller keeps it."""
+"""``save(vector_env, i)``: everything that the future of environment i depends on.
+
+The bridge keeps it. Bytes, tensors and numbers can also go to disk with ``state_dict``.
+"""
 Restore: TypeAlias = Callable[[AnyVectorEnv, int, object], None]
 """``restore(vector_env, i, saved)``: put environment i back; the same ``saved`` may come many times."""
 
