@@ -1,13 +1,14 @@
 """Batched environments, tasks, registry and bridges."""
 
 from headrace.envs.batch_env import BatchEnv
-from headrace.envs.registry import TaskEntry, make, make_task, register_task, task_cfg, task_names
+from headrace.envs.registry import SimName, TaskEntry, make, make_task, register_task, task_cfg, task_names
 from headrace.envs.rows import Rows
 from headrace.envs.task import Task, TaskCfg
 
 __all__ = [
     "BatchEnv",
     "Rows",
+    "SimName",
     "Task",
     "TaskCfg",
     "TaskEntry",

@@ -111,7 +111,11 @@ def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.devi
         if device.type != "cpu":
             raise DeviceError(f'device: expected "cpu" for sim="mujoco", got {str(device)!r}; use sim="warp" on a GPU')
         return MujocoSim(task.model, num_envs, threads=threads)
-    raise UnknownNameError("sim", sim, ("mujoco",))
+    if sim == "warp":
+        from headrace.sim.warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
+
+        return MujocoWarpSim(task.model, num_envs, device=device)
+    raise UnknownNameError("sim", sim, ("mujoco", "warp"))
 
 
 def _resolved(target: object) -> object:

@@ -132,8 +132,11 @@ class Rows:
 
     def _pick(self, view: Tensor) -> Tensor:
         if self._ids is None:
-            return view.clone(memory_format=torch.contiguous_format)
-        return view.index_select(0, self._ids)
+            rows = view.clone(memory_format=torch.contiguous_format)
+        else:
+            rows = view.index_select(0, self._ids)
+        # a simulation in single precision: tasks compute in double all the same
+        return rows.to(torch.float64) if rows.dtype == torch.float32 else rows
 
     def _put(self, view: Tensor, values: Tensor) -> None:
         if self._ids is None:
