@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.board import Board
-from headrace.envs.ids import checked_actions, checked_ids
+from headrace.envs.ids import checked_actions, checked_ids, checked_seed
 from headrace.envs.rehearsal import rehearse
 from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
@@ -87,7 +87,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         """How many episodes ended because their simulation failed."""
         self._wants_final_obs = final_obs
         self._slots = Slots(self.num_envs, self.device, task.memory)
-        self._slots.seed = seed
+        self._slots.seed = checked_seed(seed)
         self._roster = Roster(self.num_envs, self.device)
         self._board = Board(task.observation_space, task.pictures, sim, threads)
         self._observers: list[StepObserver] = []
@@ -154,7 +154,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Start new episodes.
 
         Args:
-            seed: a new seed; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
             options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
                 (N,)) says which episodes to run. A suspended environment is reset and stays suspended.
 
@@ -166,7 +166,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         if not self._ready and request.ids is not None:
             raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
         if seed is not None:
-            self._slots.seed = seed
+            self._slots.seed = checked_seed(seed, of_all=request.ids is None)
             self._slots.started.zero_()
         ids = request.ids
         if ids is None or len(ids):

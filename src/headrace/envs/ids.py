@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.errors import ActionError, DeviceError, DtypeError, IdError, ShapeError
+from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, IdError, ShapeError
 from headrace.types import Ids
 
 
@@ -16,7 +17,17 @@ def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "i
     """Ids as ascending int64 (n,) on ``device``, from a bool mask (N,) or unique integers in any order."""
     if isinstance(ids, list | range | tuple):
         # an empty list says nothing of its dtype; a list of bools is a mask
-        ids = torch.tensor(list(ids), dtype=None if len(ids) else torch.int64)
+        try:
+            ids = torch.tensor(list(ids), dtype=None if len(ids) else torch.int64)
+        except (TypeError, ValueError) as error:
+            raise DtypeError(f"{name}: expected integers or a bool mask, got {ids!r}") from error
+    if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
+        raise DtypeError(
+            f"{name}: expected a list or tensor of integers, or a bool mask, got {type(ids).__name__}; "
+            "use torch.as_tensor(ids)"
+        )
+    if ids.is_meta:
+        raise DeviceError(f"{name}: expected a tensor with data, got one on device meta")
     if ids.dtype == torch.bool:
         if tuple(ids.shape) != (num_envs,):
             raise ShapeError(f"{name}: expected a bool mask of shape ({num_envs},), got {tuple(ids.shape)}")
@@ -33,6 +44,18 @@ def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "i
     if len(repeated):
         raise IdError(f"{name}: expected each id once, got {int(repeated[0])} more than once")
     return ordered
+
+
+def checked_seed(seed: int, *, of_all: bool = True) -> int:
+    """A seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise DtypeError(f"seed: expected an integer, got {type(seed).__name__} {seed!r}")
+    if not of_all:
+        raise ConfigError(
+            "seed: expected a reset of all environments with it, got a reset_mask of some; the others draw their "
+            "numbers from the seed that their episodes began with. Use episode_ids to start other episodes"
+        )
+    return operator.index(seed)
 
 
 def checked_actions(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make
+from headrace.errors import DtypeError
 from headrace.types import EpisodeEnds, Ids
 
 NumpyObs = dict[str, NDArray[np.float32]]
@@ -40,7 +41,7 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
     ) -> tuple[NumpyObs, dict[str, Any]]:
         """As :meth:`BatchEnv.reset`, with one seed for the batch: an episode's id tells its environments apart."""
         if isinstance(seed, list):
-            raise TypeError(f"seed: expected one integer or None, got a list of {len(seed)}; ids tell episodes apart")
+            raise DtypeError(f"seed: expected one integer or None, got a list of {len(seed)}; ids tell episodes apart")
         obs, info = self.batch.reset(seed=seed, options=options)
         return cast("NumpyObs", _as_numpy(obs)), _flat_info(cast("Mapping[str, object]", info))
 

@@ -55,6 +55,7 @@ def bad_calls(env: ContractEnv) -> Iterator[BadCall]:
     yield "observe of id N", IdError, lambda: env.observe([n])
     some, ids = _only(env, 0), torch.arange(n, device=device)
     yield "an unknown reset option", ConfigError, lambda: env.reset(options={"mask": some})
+    yield "a seed for some environments only", ConfigError, lambda: env.reset(seed=3, options={"reset_mask": some})
     yield "a short reset_mask", ShapeError, lambda: env.reset(options={"reset_mask": some[1:]})
     yield "a reset_mask of integers", DtypeError, lambda: env.reset(options={"reset_mask": some.to(torch.int64)})
     yield "float episode_ids", DtypeError, lambda: env.reset(options={"episode_ids": ids.to(torch.float32)})

@@ -24,7 +24,7 @@ from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
 from headrace.envs.slots import Slots
 from headrace.envs.snapshot import checked_snapshot
-from headrace.errors import EnvError, LifecycleError, UnsupportedError
+from headrace.errors import LifecycleError, UnsupportedError
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
@@ -359,10 +359,10 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         return None if finite.all() else torch.from_numpy(~finite)
 
     def _call_backend(self, call: Callable[[], None]) -> None:
-        """A failure leaves some environments stepped and others not: then only a full reset helps."""
+        """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
         try:
             call()
-        except EnvError:
+        except BaseException:
             self._ready = False
             self.timer.stop()
             raise
