@@ -142,6 +142,22 @@ def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> No
         assert torch.equal(compiled.data, expected)
 
 
+def test_many_large_frames_move_like_few_small_ones() -> None:
+    # enough bytes that all threads take part
+    buffer = CircularBuffer(4, 16, "cpu", stack_dim=-1)
+    frames = [torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8) for _ in range(7)]
+    for rows in frames:
+        buffer.append(rows)
+    assert torch.equal(buffer.stacked, torch.cat(frames[-4:], -1))
+    buffer.append(frames[0], torch.arange(16) % 3 != 1)
+    moved = torch.where(
+        (torch.arange(16) % 3 != 1)[:, None, None, None],
+        torch.cat([*frames[-3:], frames[0]], -1),
+        torch.cat(frames[-4:], -1),
+    )
+    assert torch.equal(buffer.stacked, moved)
+
+
 def test_stacked_is_a_view_of_one_block_that_partial_appends_keep_in_order() -> None:
     buffer = CircularBuffer(3, NUM_ENVS, "cpu", stack_dim=-1)
     buffer.append(identifiable(0, (2, 2, 3), torch.uint8))

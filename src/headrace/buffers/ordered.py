@@ -22,6 +22,8 @@ _Longs = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
 _PIECE = 1024
+_PARALLEL_BYTES = 1 << 18
+"""Waking the threads takes longer than moving less than this."""
 
 
 class OrderedFrames:
@@ -43,6 +45,7 @@ class OrderedFrames:
         self.axis = axis
         self._groups = math.prod(frame_shape[:axis])
         self._inner_bytes = math.prod(frame_shape[axis:]) * dtype.itemsize
+        self._env_bytes = self._groups * self._inner_bytes * length
         self.data = torch.zeros(
             (num_envs, *frame_shape[:axis], length, *frame_shape[axis:]), dtype=dtype, device=device
         )
@@ -67,7 +70,8 @@ class OrderedFrames:
             return
         ids = torch.arange(where.num_envs) if where.ids is None else where.ids
         source = torch.arange(ids.shape[0]) if where.mask is None else ids
-        _push(
+        push = _push_serial if ids.shape[0] * self._env_bytes < _PARALLEL_BYTES else _push_parallel
+        push(
             _as_bytes(self.data),
             _as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8),
             ids.numpy(),
@@ -161,8 +165,28 @@ def _zero_slot(data: _Bytes, groups: int, inner: int, length: int, slot: int) ->
         data[start : start + inner] = 0
 
 
-@kernel(parallel=True)
-def _push(
+@kernel()
+def _push_env(
+    block: _Bytes, row: _Bytes, steps: int, fill: bool, writes: bool, groups: int, inner: int, length: int
+) -> None:
+    """See ``OrderedFrames.push``, for one environment."""
+    if writes and fill:
+        for slot in range(length):
+            _write_slot(block, row, groups, inner, length, slot)
+        return
+    steps = min(steps, length)
+    if steps < length:
+        # moving the whole block also carries each group's first slots into the previous group's last ones; exactly
+        # those are written or zeroed next
+        _move_down(block, steps * inner)
+    for slot in range(length - steps, length - 1 if writes else length):
+        _zero_slot(block, groups, inner, length, slot)
+    if writes:
+        _write_slot(block, row, groups, inner, length, length - 1)
+
+
+@kernel()
+def _push_serial(
     data: _Bytes,
     rows: _Bytes,
     ids: _Longs,
@@ -173,21 +197,29 @@ def _push(
     inner: int,
     length: int,
 ) -> None:
-    """See ``OrderedFrames.push``; ``rows`` without rows means: only move."""
+    """``rows`` without rows means: only move."""
+    writes = rows.shape[0] > 0
+    for n in range(ids.shape[0]):
+        env = ids[n]
+        row = rows[source[n]] if writes else data[env, :0]
+        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
+
+
+@kernel(parallel=True)
+def _push_parallel(
+    data: _Bytes,
+    rows: _Bytes,
+    ids: _Longs,
+    source: _Longs,
+    by: _Longs,
+    fill: _Flags,
+    groups: int,
+    inner: int,
+    length: int,
+) -> None:
+    """``_push_serial`` on all threads."""
     writes = rows.shape[0] > 0
     for n in prange(ids.shape[0]):
         env = ids[n]
-        block = data[env]
-        if writes and fill[env]:
-            for slot in range(length):
-                _write_slot(block, rows[source[n]], groups, inner, length, slot)
-        else:
-            steps = int(min(by[env], length))
-            if steps < length:
-                # moving the whole block also carries each group's first slots into the previous group's last ones;
-                # exactly those are written or zeroed next
-                _move_down(block, steps * inner)
-            for slot in range(length - steps, length - 1 if writes else length):
-                _zero_slot(block, groups, inner, length, slot)
-            if writes:
-                _write_slot(block, rows[source[n]], groups, inner, length, length - 1)
+        row = rows[source[n]] if writes else data[env, :0]
+        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)

@@ -36,6 +36,8 @@ _ROUNDS = 257
 """255 · 257 = 65535: so many uint8 fit into a uint16 sum."""
 _TILE = 1 << 16
 """Values per tile of a large image, so that a few images keep every thread busy."""
+_PARALLEL_VALUES = 1 << 16
+"""Waking the threads takes longer than normalising fewer values than this."""
 
 _scratch = threading.local()
 
@@ -75,7 +77,8 @@ def _normalize_dense(x: Tensor, out: Tensor, *, units_per_image: int, unit_pixel
     source, target = _flat(x), _flat(out)
     strides = int(x.stride(0)), int(out.stride(0))
     if size <= _TILE or units >= 4 * numba.get_num_threads():
-        _normalize_units(source, target, units, units_per_image, strides, unit_pixels, unit_channels, group)
+        normalize = _normalize_serial if units * size < _PARALLEL_VALUES else _normalize_parallel
+        normalize(source, target, units, units_per_image, strides, unit_pixels, unit_channels, group)
         return
     tile_pixels = max(1, _TILE // unit_channels)
     sums = _scratch_for((units, -(-unit_pixels // tile_pixels), unit_channels))
@@ -152,8 +155,28 @@ def _offset(unit: int, units_per_image: int, image_stride: int, size: int) -> in
     return (unit // units_per_image) * image_stride + (unit % units_per_image) * size
 
 
-@kernel(parallel=True)
-def _normalize_units(
+@kernel()
+def _normalize_unit(
+    source: _Bytes,
+    target: _Floats,
+    unit: int,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    """Sum one unit, then write it while it is in the cache."""
+    size = pixels * channels
+    start = _offset(unit, units_per_image, strides[0], size)
+    to = _offset(unit, units_per_image, strides[1], size)
+    sums = np.zeros(channels, np.int64)
+    _add_sums(source[start : start + size], channels, group, sums)
+    _write(source[start : start + size], target[to : to + size], sums, pixels, group)
+
+
+@kernel()
+def _normalize_serial(
     source: _Bytes,
     target: _Floats,
     units: int,
@@ -163,14 +186,23 @@ def _normalize_units(
     channels: int,
     group: int,
 ) -> None:
-    """One unit after the other, summed and written while it is in the cache."""
-    size = pixels * channels
+    for unit in range(units):
+        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
+
+
+@kernel(parallel=True)
+def _normalize_parallel(
+    source: _Bytes,
+    target: _Floats,
+    units: int,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
     for unit in prange(units):
-        start = _offset(unit, units_per_image, strides[0], size)
-        to = _offset(unit, units_per_image, strides[1], size)
-        sums = np.zeros(channels, np.int64)
-        _add_sums(source[start : start + size], channels, group, sums)
-        _write(source[start : start + size], target[to : to + size], sums, pixels, group)
+        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
 
 
 @kernel(parallel=True)
