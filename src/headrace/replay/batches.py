@@ -1,0 +1,164 @@
+"""From positions to tensors: one gather per observation leaf, of which observation and next observation are views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.gather import Int64s
+from headrace.replay import arithmetic
+from headrace.replay.arithmetic import Float32s
+from headrace.replay.memory import OutputPool
+from headrace.replay.pool import FramePool
+from headrace.replay.rows import Rows
+from headrace.replay.samplers import Picked
+from headrace.replay.spec import ArraySpec, Leaf, StoreSpec
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+Branch: TypeAlias = "dict[str, Tensor | Branch]"
+"""Names to tensors, nested."""
+
+
+def assemble(
+    spec: StoreSpec, pool: FramePool, actions: Rows, rewards: Float32s, outputs: OutputPool, picked: Picked
+) -> TensorDict:
+    """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
+    shape = (picked.envs.shape[0],) if picked.run == 1 else (picked.envs.shape[0], picked.run)
+    envs, positions = picked.envs, picked.positions
+    if picked.run > 1:
+        envs = np.repeat(envs, picked.run)
+        positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
+    count = envs.shape[0]
+    numbers, reals = np.empty((5, count), np.int64), np.empty((2, count), np.float32)
+    flags = np.empty((4, count), np.bool_)
+    arithmetic.describe(
+        envs, positions, spec.n_step, spec.gamma, pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
+        numbers, reals, flags,
+    )  # fmt: skip
+    obs: Branch = {}
+    following: Branch = {}
+    for leaf in spec.leaves:
+        if spec.n_step == 1:
+            windows = read_runs(pool, leaf, outputs, picked.envs, picked.positions, picked.run)
+            here, there = windows.unbind(1) if picked.run == 1 else (windows[:, :-1], windows[:, 1:])
+        else:
+            here, there = read_pairs(pool, leaf, outputs, envs, positions, numbers[4])
+            here, there = here.unflatten(0, shape), there.unflatten(0, shape)
+        _put(obs, leaf, here)
+        _put(following, leaf, there)
+    column = (*shape, 1)
+    _, index, traj, steps, m = torch.from_numpy(numbers).view(5, *column).unbind()
+    reward, discount = torch.from_numpy(reals).view(2, *column).unbind()
+    done, terminated, truncated, cut = torch.from_numpy(flags).view(4, *column).unbind()
+    content: Branch = {
+        "action": read_array(actions, spec.action, numbers[0]).view(*shape, *spec.action.shape),
+        "index": index.squeeze(-1),
+        "step_count": steps,
+        "collector": {"traj_ids": traj.squeeze(-1)},
+        **obs,
+        "next": {
+            **following,
+            "reward": reward,
+            "done": done,
+            "terminated": terminated,
+            "truncated": truncated,
+            "cut": cut,
+        },
+    }
+    if spec.n_step > 1:
+        content["steps_to_next_obs"] = m
+        content["gamma"] = discount
+    if picked.weights is not None:
+        content["_weight"] = torch.from_numpy(picked.weights)
+    if picked.burn_in:
+        content["burn_in"] = (torch.arange(picked.run) < picked.burn_in).expand(shape)
+    return tree(content, shape)
+
+
+def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
+    """A ``TensorDict`` of nested dicts of tensors, all (*shape, …).
+
+    The checks of the public constructor take as long as the gather of a small batch; shapes are right by construction.
+    """
+    from tensordict import TensorDict
+
+    size = torch.Size(shape)
+    source = {name: value if isinstance(value, Tensor) else tree(value, shape) for name, value in content.items()}
+    return TensorDict._new_unsafe(source=source, batch_size=size)  # pyright: ignore[reportPrivateUsage]  # see above
+
+
+def _put(branch: Branch, leaf: Leaf, value: Tensor) -> None:
+    """Set ``("observation", *leaf.path)``."""
+    *parents, last = ("observation", *leaf.path)
+    for name in parents:
+        branch = cast("Branch", branch.setdefault(name, {}))
+    branch[last] = value
+
+
+def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, envs: Int64s, positions: Int64s, run: int) -> Tensor:
+    """Observations of ``run`` transitions in a row and the one after them: (B, run + 1, …), windows of one gather.
+
+    Neighbouring observations share their frames in memory: clone before writing into one.
+    """
+    rows = np.empty((envs.shape[0], run + leaf.frames), np.int64)
+    arithmetic.windows(
+        envs, positions, pool.steps, pool.flags, pool.final, pool.prefix,
+        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
+    )  # fmt: skip
+    return stack_windows(leaf, read_frames(pool.rows[leaf.name], leaf, outputs, rows), run + leaf.frames)
+
+
+def read_pairs(
+    pool: FramePool, leaf: Leaf, outputs: OutputPool, envs: Int64s, positions: Int64s, ahead: Int64s
+) -> tuple[Tensor, Tensor]:
+    """Observations and those ``ahead`` steps later, each (B, …). Memory is one gather, the two do not overlap."""
+    rows = np.empty((envs.shape[0], 2 * leaf.frames), np.int64)
+    arithmetic.observation_pairs(
+        envs, positions, ahead, pool.steps, pool.flags, pool.final, pool.prefix,
+        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
+    )  # fmt: skip
+    windows = stack_windows(leaf, read_frames(pool.rows[leaf.name], leaf, outputs, rows), 2 * leaf.frames)
+    return windows[:, 0], windows[:, -1]
+
+
+def read_frames(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
+    """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, (B, …)."""
+    block = outputs.take(index.size * rows.row_bytes)
+    rows.read(index, leaf.outer, block)
+    flat = torch.from_numpy(block).view(leaf.frame.dtype)
+    count, frames = index.shape
+    if leaf.stack is None:
+        return flat.view(count, frames, *leaf.frame.shape)
+    shape = list(leaf.frame.shape)
+    axis = leaf.stack.axis(len(shape))
+    if leaf.stack.layout == "new_axis":
+        shape.insert(axis, frames)
+    else:
+        shape[axis] *= frames
+    return flat.view(count, *shape)
+
+
+def stack_windows(leaf: Leaf, merged: Tensor, frames: int) -> Tensor:
+    """Every window of K frames of (B, …) with F of them merged, as a view (B, F − K + 1, …)."""
+    if leaf.stack is None:
+        return merged
+    rank = len(leaf.frame.shape)
+    axis = 1 + leaf.stack.axis(rank)
+    step = 1 if leaf.stack.layout == "new_axis" else leaf.frame.shape[axis - 1]
+    shape, stride = list(merged.shape), list(merged.stride())
+    shape[axis] = step * leaf.frames
+    shape.insert(1, frames - leaf.frames + 1)
+    stride.insert(1, stride[axis] * step)
+    return merged.as_strided(shape, stride)
+
+
+def read_array(rows: Rows, spec: ArraySpec, index: Int64s) -> Tensor:
+    """Rows (B,) of a plain array, fresh: (B, …)."""
+    out = np.empty(index.shape[0] * rows.row_bytes, np.uint8)
+    rows.read(index[:, None], 1, out)
+    return torch.from_numpy(out).view(spec.dtype).view(index.shape[0], *spec.shape)

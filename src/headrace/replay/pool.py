@@ -1,0 +1,297 @@
+"""The frame pool: per-environment rings in which every frame is written once, and a side table for true last frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.gather import Bools, Bytes, Int64s
+from headrace.replay import arithmetic
+from headrace.replay.arithmetic import ENDED, NO_ROW, Flags, Int32s
+from headrace.replay.memory import Memory
+from headrace.replay.rows import Rows
+from headrace.replay.spec import Leaf
+
+MakeRows = Callable[[str, int, int], Rows]
+"""(name, bytes of a row, rows to reserve) → rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What one write did, for whoever keeps an index: n rows. The arrays are the receiver's."""
+
+    env_ids: Int64s
+    positions: Int64s
+    """The transition's number in its environment, from 0."""
+    rows: Int64s
+    steps: Int32s
+    """Index of the transition in its trajectory."""
+    ended: Bools
+    """This transition is the last of its trajectory."""
+    cut: Bools
+    """The transition *before* this one turned out to be the last of its trajectory."""
+
+
+class SideTable:
+    """Numbers of side rows: single ones for last frames, blocks for the history of trajectories joined midway.
+
+    A freed row is used again only after the write that freed it is complete, so that a crash in between finds every
+    row of the last consistent state untouched.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.high = 0
+        self.singles: list[int] = []
+        self._blocks: list[int] = []
+        self._waiting: list[int] = []
+        self._waiting_blocks: list[int] = []
+
+    @property
+    def used(self) -> int:
+        """Rows in use."""
+        idle = len(self.singles) + len(self._waiting)
+        return self.high - idle - self.block * (len(self._blocks) + len(self._waiting_blocks))
+
+    def take(self, count: int) -> Int64s:
+        """``count`` single rows."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self.singles.pop() if self.singles else self._grow(1)
+        return rows
+
+    def take_blocks(self, count: int) -> Int64s:
+        """The first rows of ``count`` blocks."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
+        return rows
+
+    def free(self, rows: Int64s, blocks: Int64s) -> None:
+        """Give rows and blocks back; NO_ROW entries mean nothing."""
+        self._waiting.extend(int(row) for row in rows[rows >= 0])
+        self._waiting_blocks.extend(int(row) for row in blocks[blocks >= 0])
+
+    def settle(self) -> None:
+        """The write is complete: what it freed may be used."""
+        if self._waiting or self._waiting_blocks:
+            self.singles += self._waiting
+            self._blocks += self._waiting_blocks
+            self._waiting, self._waiting_blocks = [], []
+
+    def _grow(self, count: int) -> int:
+        self.high += count
+        return self.high - count
+
+
+class FramePool:
+    """Owns the frames, the side table and the trajectory bookkeeping of N environments.
+
+    ``counts`` int64 (N,) is the number of transitions ever written per environment; the last ``length`` of them are
+    stored. The per-slot arrays are (N, slots); see :mod:`headrace.replay.arithmetic` for the layout.
+    """
+
+    def __init__(self, leaves: tuple[Leaf, ...], num_envs: int, length: int, memory: Memory, make: MakeRows) -> None:
+        self.leaves = leaves
+        self.memory = memory
+        self.num_envs = num_envs
+        self.length = length
+        deepest = max(leaf.frames for leaf in leaves)
+        self.history = deepest - 1
+        self.slots = slots_per_env(length, deepest)
+        self.first_side_row = num_envs * self.slots
+        self.side = SideTable(self.history)
+        self.rows = {
+            leaf.name: make(f"frames{i}", leaf.frame.nbytes, self.first_side_row) for i, leaf in enumerate(leaves)
+        }
+        self.counts = np.zeros(num_envs, np.int64)
+        self.trajectories = np.zeros(num_envs, np.int64)
+        shape = (num_envs, self.slots)
+        self._blocks = {
+            name: memory.allocate(name, num_envs * self.slots * np.dtype(dtype).itemsize)
+            for name, dtype in (("flags", np.uint8), *((name, np.int32) for name in _INT32_FIELDS))
+        }
+        self.flags: Flags = self._blocks["flags"].reshape(shape)
+        self.steps, self.trajectory, self.final, self.prefix = (
+            self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
+        )
+        self._all = np.arange(num_envs)
+
+    def lengths(self) -> Int64s:
+        """Transitions stored, per environment."""
+        return np.minimum(self.counts, self.length)
+
+    def oldest(self) -> Int64s:
+        """Position of the oldest stored transition, per environment."""
+        return np.maximum(self.counts - self.length, 0)
+
+    def blocks(self) -> dict[str, Bytes]:
+        """The bookkeeping arrays by name, for saving."""
+        return dict(self._blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames (rings in full, side rows as far as they were ever used) and bookkeeping."""
+        rows = self.first_side_row + self.side.high
+        return sum(space.nbytes(rows) for space in self.rows.values()) + sum(b.nbytes for b in self._blocks.values())
+
+    def clear(self) -> None:
+        """Forget every transition; memory stays."""
+        self.counts[:] = 0
+        self.side = SideTable(self.history)
+
+    def write(
+        self,
+        obs: Mapping[str, Tensor],
+        next_obs: Mapping[str, Tensor],
+        final_obs: Mapping[str, Tensor],
+        terminated: Bools,
+        truncated: Bools,
+        active: Bools | None,
+    ) -> Written:
+        """Store one transition of every active environment; arguments were checked by the caller, rows are N.
+
+        ``final_obs`` is read where a transition ends its episode, ``next_obs`` elsewhere and as the first frame that
+        follows. Observations that the ring has already are compared, not copied: normally that is every ``obs``.
+        """
+        ids = self._all if active is None else active.nonzero()[0]
+        n = ids.shape[0]
+        rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
+        arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
+        starts = fresh.copy()
+        for leaf in self.leaves:
+            expected = np.empty((n, leaf.frames), np.int64)
+            arithmetic.pending(
+                ids, starts, self.counts, self.steps, self.flags, self.final, self.prefix,
+                leaf.frames, leaf.zero_filled, self.history, self.first_side_row, expected,
+            )  # fmt: skip
+            self.rows[leaf.name].differ(expected, leaf.outer, obs[leaf.name], ids, starts)
+        cut = starts & ~fresh
+        prefixes = np.full(n, NO_ROW)
+        if starts.any():
+            if cut.any():
+                self._break_off(ids[cut], rows[cut])
+            for leaf in self.leaves:
+                self.rows[leaf.name].write(rows[starts], _newest(leaf, obs[leaf.name]), ids[starts])
+            if self.history:
+                self._store_history(obs, ids, starts, prefixes)
+        ended = (terminated | truncated)[ids]
+        finals = np.full(n, NO_ROW)
+        if ended.any():
+            finals[ended] = self.side.take(int(ended.sum()))
+            self._write_side(finals[ended], final_obs, ids[ended])
+        for leaf in self.leaves:
+            self.rows[leaf.name].write(nexts, _newest(leaf, next_obs[leaf.name]), ids)
+        positions = self.counts[ids]
+        freed, freed_prefix = np.empty(n, np.int64), np.empty(n, np.int64)
+        arithmetic.advance(
+            ids, starts, terminated, truncated, finals, prefixes, self.length,
+            self.counts, self.trajectories, self.flags, self.steps, self.trajectory, self.final, self.prefix,
+            freed, freed_prefix,
+        )  # fmt: skip
+        self.side.free(freed, freed_prefix)
+        return Written(
+            env_ids=ids,
+            positions=positions,
+            rows=rows,
+            steps=self.steps.reshape(-1)[rows],
+            ended=ended,
+            cut=cut,
+        )
+
+    def recover(self) -> None:
+        """Rebuild the side table from the bookkeeping arrays, after ``counts`` and ``trajectories`` were restored."""
+        taken: list[Int64s] = []
+        for e in range(self.num_envs):
+            count = int(self.counts[e])
+            stored = np.arange(max(count - self.length, 0), count) % self.slots
+            ended = stored[(self.flags[e, stored] & ENDED) != 0]
+            taken.append(self.final[e, ended].astype(np.int64))
+            reachable = np.arange(max(count - self.slots + 1, 0), count) % self.slots
+            blocks = self.prefix[e, reachable]
+            blocks = blocks[blocks >= 0].astype(np.int64)
+            taken.append((blocks[:, None] + np.arange(self.history)).reshape(-1))
+        used = np.concatenate(taken)
+        self.side = SideTable(self.history)
+        self.side.high = int(used.max()) + 1 if used.size else 0
+        idle = np.ones(self.side.high, np.bool_)
+        idle[used] = False
+        self.side.singles = idle.nonzero()[0].tolist()
+        for space in self.rows.values():
+            space.reserve(self.first_side_row + self.side.high)
+
+    def _break_off(self, ids: Int64s, rows: Int64s) -> None:
+        """End trajectories at their newest transition: the frame after it moves to the side table.
+
+        The order matters to a crash in between: the copy, then the link, then the flag that makes both count.
+        """
+        side = self.side.take(ids.shape[0])
+        self._reserve()
+        for space in self.rows.values():
+            space.move(self.first_side_row + side, rows)
+        last = (self.counts[ids] - 1) % self.slots
+        self.final[ids, last] = side
+        self.flags[ids, last] |= arithmetic.CUT
+
+    def _store_history(self, obs: Mapping[str, Tensor], ids: Int64s, starts: Bools, prefixes: Int64s) -> None:
+        """Keep the older frames of stacks that do not look like the start of an episode; sets ``prefixes``."""
+        where = starts.nonzero()[0]
+        at = torch.from_numpy(ids[where])
+        joined = np.zeros(where.shape[0], np.bool_)
+        stacked = [leaf for leaf in self.leaves if leaf.frames > 1]
+        stacks = {leaf.name: obs[leaf.name][at] for leaf in stacked}
+        for leaf in stacked:
+            joined |= ~_is_first(leaf, stacks[leaf.name])
+        if joined.any():
+            blocks = self.side.take_blocks(int(joined.sum()))
+            prefixes[where[joined]] = blocks
+            self._reserve()
+            chosen = joined.nonzero()[0]
+            for leaf in stacked:
+                assert leaf.stack is not None
+                for k in range(leaf.frames - 1):
+                    rows = self.first_side_row + blocks + (self.history - leaf.frames + 1 + k)
+                    self.rows[leaf.name].write(rows, leaf.stack.frame(stacks[leaf.name], k), chosen)
+
+    def _write_side(self, side: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
+        self._reserve()
+        for leaf in self.leaves:
+            self.rows[leaf.name].write(self.first_side_row + side, _newest(leaf, obs[leaf.name]), index)
+
+    def _reserve(self) -> None:
+        for space in self.rows.values():
+            space.reserve(self.first_side_row + self.side.high)
+
+
+_INT32_FIELDS = ("steps", "trajectory", "final", "prefix")
+
+
+def slots_per_env(length: int, frames: int) -> int:
+    """Slots of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
+    return length + frames + 1
+
+
+def _newest(leaf: Leaf, observed: Tensor) -> Tensor:
+    return observed if leaf.stack is None else leaf.stack.newest(observed)
+
+
+def _is_first(leaf: Leaf, stacks: Tensor) -> Bools:
+    """Rows whose older frames are what the ``StackSpec`` puts there at the start of an episode, bit for bit."""
+    assert leaf.stack is not None
+    newest = _bits(leaf.stack.newest(stacks))
+    expected = newest if leaf.stack.reset == "repeat" else torch.zeros_like(newest)
+    same = np.ones(stacks.shape[0], np.bool_)
+    for k in range(leaf.frames - 1):
+        same &= (_bits(leaf.stack.frame(stacks, k)) == expected).all(1).numpy()
+    return same
+
+
+def _bits(frames: Tensor) -> Tensor:
+    """(rows, …) as bytes (rows, nbytes)."""
+    flat = frames.reshape(frames.shape[0], -1)
+    # a clone: contiguous() leaves odd strides where a dimension has one element, which view() refuses
+    return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)

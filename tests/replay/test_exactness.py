@@ -1,0 +1,208 @@
+"""Every field of every sample, against a store that keeps everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_reference import NaiveStore, Stream, check_batch
+
+from headrace.replay import (
+    ArraySpec,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TrajectorySampler,
+    UniformSampler,
+)
+from headrace.types import StackSpec
+
+DTYPES = [torch.uint8, torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
+
+
+@st.composite
+def layouts(draw):
+    """Spaces (stacked) and their stacks: one bare array, groups, or nested groups."""
+    names = draw(st.sampled_from([[""], ["policy"], ["policy", "critic"], ["cam/left", "cam/right", "state"]]))
+    spaces, stack = {}, {}
+    for name in names:
+        frame = tuple(draw(st.lists(st.integers(1, 3), min_size=0, max_size=3)))
+        dtype = draw(st.sampled_from(DTYPES))
+        frames = draw(st.integers(0, 5))
+        if frames:
+            kind = draw(st.sampled_from(["concat", "new_axis"])) if frame else "new_axis"
+            rank = len(frame) + (kind == "new_axis")
+            dim = draw(st.integers(-rank, rank - 1))
+            spec = StackSpec(frames=frames, dim=dim, layout=kind, reset=draw(st.sampled_from(["repeat", "zero"])))
+            stack[name] = spec
+            frame = spec.stacked_shape(frame)
+        spaces[name] = ArraySpec(frame, dtype)
+    return spaces, stack
+
+
+def nested(flat):
+    """Leaf names → values as the nested dict, or the bare value, that a user gives."""
+    if set(flat) == {""}:
+        return flat[""]
+    out = {}
+    for name, value in flat.items():
+        *parents, last = name.split("/")
+        branch = out
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = value
+    return out
+
+
+def feed(buffer, store, stream, steps, action):
+    for _ in range(steps):
+        obs, act, step, active = stream.step(action)
+        store.extend(obs, act, step, active, stream.autoreset)
+        info = dict(step.info)
+        if "final_obs" in info:
+            info["final_obs"] = nested(info["final_obs"])
+        buffer.extend(nested(obs), act, step._replace(obs=nested(step.obs), info=info), active)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    layout=layouts(),
+    num_envs=st.integers(1, 4),
+    length=st.integers(1, 12),
+    steps=st.integers(1, 40),
+    n_step=st.integers(1, 5),
+    sampler=st.sampled_from(["uniform", "prioritized", "slices", "burn_in", "trajectories"]),
+    autoreset=st.sampled_from(["same_step", "disabled"]),
+    action=st.sampled_from(
+        [ArraySpec((), torch.int64), ArraySpec((3,), torch.float32), ArraySpec((2, 2), torch.uint8)]
+    ),
+    seed=st.integers(0, 10_000),
+    end_rate=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_every_field_equals_a_store_that_keeps_everything(
+    layout, num_envs, length, steps, n_step, sampler, autoreset, action, seed, end_rate
+):
+    spaces, stack = layout
+    gamma = 0.9
+    run = min(3, length)
+    chosen = {
+        "uniform": UniformSampler,
+        "prioritized": PrioritizedSampler,
+        "slices": lambda: SliceSampler(run),
+        "burn_in": lambda: SliceSampler(max(run - 1, 1), burn_in=run - max(run - 1, 1)),
+        "trajectories": TrajectorySampler,
+    }[sampler]()
+    buffer = ReplayBuffer(
+        length * num_envs, num_envs, nested(spaces), action, stack=stack, sampler=chosen, n_step=n_step, gamma=gamma,
+        autoreset=autoreset,
+    )  # fmt: skip
+    store = NaiveStore(num_envs, length)
+    stream = Stream(seed, num_envs, spaces, stack, autoreset)
+    stream.end_rate = end_rate
+    for _ in range(2):
+        feed(buffer, store, stream, (steps + 1) // 2, action)
+        assert len(buffer) == sum(len(rows) for rows in store.rows)
+        assert sorted(buffer.indices().tolist()) == sorted(store.index())
+        if len(buffer):
+            # every position
+            check_batch(buffer.get(buffer.indices()), store, n_step, gamma)
+            check_batch(buffer.at(torch.arange(len(buffer))), store, n_step, gamma)
+            check_samples(buffer, store, sampler, run, n_step, gamma)
+
+
+def runs(store: NaiveStore, run: int) -> set[tuple[int, int]]:
+    """(environment, place) of every run inside one trajectory."""
+    return {
+        (e, place)
+        for e, rows in enumerate(store.rows)
+        for place in range(len(rows) - run + 1)
+        if rows[place].trajectory == rows[place + run - 1].trajectory
+    }
+
+
+def whole(store: NaiveStore) -> dict[int, int]:
+    """Trajectory id → length, of those that are stored from first to last transition."""
+    out = {}
+    for rows in store.rows:
+        for trajectory, size in Counter(row.trajectory for row in rows).items():
+            mine = [row for row in rows if row.trajectory == trajectory]
+            if mine[0].step == 0 and (mine[-1].terminated or mine[-1].truncated or mine[-1].cut):
+                out[trajectory] = size
+    return out
+
+
+def check_samples(buffer, store, sampler, run, n_step, gamma):
+    where = store.index()
+    if sampler in ("uniform", "prioritized"):
+        batch = buffer.sample(len(buffer))
+        check_batch(batch, store, n_step, gamma)
+        if sampler == "prioritized":
+            buffer.update_priorities(batch["index"], torch.arange(len(buffer)).double())
+            check_batch(buffer.sample(len(buffer)), store, n_step, gamma)
+    elif sampler in ("slices", "burn_in"):
+        possible = runs(store, run)
+        if possible:
+            batch = buffer.sample(len(possible))
+            assert batch.shape == ((len(possible), run) if run > 1 else (len(possible),))
+            check_batch(batch, store, n_step, gamma)
+            grid = batch["index"].reshape(len(possible), run)
+            for row in grid:
+                places = [where[int(i)] for i in row]
+                assert places[0] in possible
+                assert places == [(places[0][0], places[0][1] + k) for k in range(run)]
+    else:
+        possible = whole(store)
+        if possible:
+            batch = buffer.sample(len(possible))
+            check_batch(batch, store, n_step, gamma)
+            ids, steps = batch["collector", "traj_ids"].tolist(), batch["step_count"].flatten().tolist()
+            at = 0
+            while at < len(ids):
+                size = possible[ids[at]]
+                assert ids[at : at + size] == [ids[at]] * size
+                assert steps[at : at + size] == list(range(size))
+                at += size
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 1000), run=st.integers(1, 5))
+def test_slices_and_trajectories_reach_every_possible_item(seed, run):
+    spaces, action = {"": ArraySpec((), torch.int64)}, ArraySpec((), torch.int64)
+    stores = [NaiveStore(3, 8) for _ in range(3)]
+    samplers = [UniformSampler(), SliceSampler(run), TrajectorySampler()]
+    buffers = [ReplayBuffer(24, 3, spaces[""], action, sampler=sampler, seed=seed) for sampler in samplers]
+    for buffer, store in zip(buffers, stores, strict=True):
+        feed(buffer, store, Stream(seed, 3, spaces, {}, "same_step"), 25, action)
+    store = stores[0]
+    where = store.index()
+    expected = [set(where.values()), runs(store, run), set(whole(store))]
+    for kind, buffer in enumerate(buffers):
+        if not expected[kind]:
+            continue
+        seen = set()
+        for _ in range(60):
+            batch = buffer.sample(len(expected[kind]))
+            if kind == 2:
+                seen |= set(batch["collector", "traj_ids"].tolist())
+            else:
+                first = batch["index"].reshape(len(expected[kind]), -1)[:, 0]
+                seen |= {where[int(i)] for i in first}
+        assert seen == expected[kind]
+
+
+def test_uniform_draws_are_uniform_over_ragged_rings():
+    spaces, action = {"": ArraySpec((), torch.int64)}, ArraySpec((), torch.int64)
+    buffer, store = ReplayBuffer(60, 3, spaces[""], action), NaiveStore(3, 20)
+    stream = Stream(3, 3, spaces, {}, "same_step")
+    stream.idle_rate = 0.6
+    feed(buffer, store, stream, 14, action)
+    sizes = [len(rows) for rows in store.rows]
+    assert len(set(sizes)) > 1
+    draws = 400
+    seen = Counter(i for _ in range(draws) for i in buffer.sample(len(buffer))["index"].tolist())
+    counts = np.array([seen[i] for i in store.index()])
+    # each count is binomial with mean 400 and standard deviation below 20: six of them allow no false alarm in practice
+    assert np.abs(counts - draws).max() < 6 * 20
