@@ -1,5 +1,6 @@
 """Value estimators and recurrent modules."""
 
+from headrace.learning.min_gru import MinGRU
 from headrace.learning.recurrent import GRU, LSTM
 from headrace.learning.returns import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
 from headrace.learning.values import Repaired, Values, repair_next_obs, rollout_values
@@ -8,6 +9,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "Estimate",
+    "MinGRU",
     "Repaired",
     "Values",
     "gae",
