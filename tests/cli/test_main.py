@@ -1,0 +1,71 @@
+"""The command line as its user sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli import main
+from headrace.envs import task_names
+
+
+def test_tasks_lists_every_task_with_its_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in task_names())
+    assert "2 choices" in shown
+
+
+def test_run_prints_rates_and_how_episodes_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cartpole", "--num-envs", "8", "--steps", "60"]) == 0
+    shown = capsys.readouterr().out
+    assert "env-steps per second" in shown
+    assert "8 of 8 environments acting" in shown
+    assert "success rate" in shown
+
+
+def test_run_can_suspend_a_share_of_the_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cartpole", "--num-envs", "8", "--steps", "5", "--suspend-fraction", "0.75"]) == 0
+    assert "2 of 8 environments acting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["zero", "random"])
+def test_run_knows_discrete_actions(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cartpole-discrete", "--num-envs", "3", "--steps", "4", "--policy", policy]) == 0
+    assert "env-steps per second" in capsys.readouterr().out
+
+
+def push_right(obs: dict[str, object]) -> object:
+    import torch
+
+    return torch.ones((4, 1))
+
+
+def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = f"{__name__}:push_right"
+    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "80", "--policy", policy]) == 0
+    assert "0.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "antt"], "did you mean 'ant'"),
+        (["run", "ant", "--num-envs", "0"], "num_envs: expected at least 1, got 0"),
+        (["run", "ant", "--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["run", "ant", "--suspend-fraction", "2"], "expected a share from 0 to 1, got 2.0"),
+        (["run", "ant", "--set", "ctrl_cost=1"], "did you mean 'ctrl_cost_weight'"),
+        (["run", "ant", "--set", "decimation"], "expected path=value"),
+        (["run", "ant", "--policy", "nowhere:nothing"], "cannot be loaded"),
+        (["run", "ant", "--policy", "often"], "expected random, zero or module:function"),
+    ],
+)
+def test_a_request_that_cannot_be_met_says_what_to_write_instead(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_setting_given_on_the_command_line_reaches_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "6", "--set", "episode_length=3"]) == 0
+    assert "mean length" in capsys.readouterr().out
