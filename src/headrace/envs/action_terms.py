@@ -49,7 +49,7 @@ class Effort:
     def prepare(self, model: Model) -> Bounds:
         """The actions that reach the ends of the actuators' control ranges; infinite where they have none."""
         ids = _actuator_ids(model, self.actuators)
-        limited = model.actuator_ctrllimited[ids].astype(bool)[:, None]
+        limited = model.actuator_ctrllimited[ids][:, None]
         controls = np.where(limited, model.actuator_ctrlrange[ids], (-np.inf, np.inf))
         ends = (controls - self.offset) / self.scale
         return ends.min(axis=1), ends.max(axis=1)
@@ -112,14 +112,14 @@ def _install_servo(model: Model, actuator: int, kp: float, kd: float) -> None:
     if is_motor and model.actuator_ctrllimited[actuator] and not model.actuator_forcelimited[actuator]:
         gain = float(model.actuator_gainprm[actuator, 0])
         model.actuator_forcerange[actuator] = np.sort(gain * model.actuator_ctrlrange[actuator])
-        model.actuator_forcelimited[actuator] = 1
+        model.actuator_forcelimited[actuator] = True
     model.actuator_gaintype[actuator] = _FIXED_GAIN
     model.actuator_biastype[actuator] = _AFFINE_BIAS
     model.actuator_gainprm[actuator] = 0.0
     model.actuator_biasprm[actuator] = 0.0
     model.actuator_gainprm[actuator, 0] = kp / gear
     model.actuator_biasprm[actuator, 1:3] = (-kp / gear**2, -kd / gear**2)
-    model.actuator_ctrllimited[actuator] = 0
+    model.actuator_ctrllimited[actuator] = False
 
 
 def _actuator_ids(model: Model, names: tuple[str, ...] | None) -> list[int]:

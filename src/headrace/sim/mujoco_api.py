@@ -59,7 +59,19 @@ class Model(Protocol):
     ncam: int
     opt: Option
     qpos0: NDArray[np.float64]
+    jnt_type: NDArray[np.int32]
+    jnt_qposadr: NDArray[np.int32]
+    jnt_dofadr: NDArray[np.int32]
+    actuator_trntype: NDArray[np.int32]
+    actuator_gear: NDArray[np.float64]
+    actuator_gaintype: NDArray[np.int32]
+    actuator_gainprm: NDArray[np.float64]
+    actuator_biastype: NDArray[np.int32]
+    actuator_biasprm: NDArray[np.float64]
+    actuator_ctrllimited: NDArray[np.bool_]
     actuator_ctrlrange: NDArray[np.float64]
+    actuator_forcelimited: NDArray[np.bool_]
+    actuator_forcerange: NDArray[np.float64]
     body_mass: NDArray[np.float64]
 
     def body(self, name: str | int) -> Named: ...
