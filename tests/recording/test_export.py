@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from counting_env import CountingEnv
 
-from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording import export as export_module
 from headrace.recording.lerobot_stats import combine, picture_stats, vector_stats
@@ -315,6 +316,14 @@ def test_verify_finds_rows_that_do_not_match_their_counts(recorded, tmp_path):
     problems = verify_dataset(tmp_path / "x-v0").problems
     assert any("episode_0/actions" in problem for problem in problems)
     assert any("total_steps" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(("to", "module"), [("robomimic", "h5py"), ("lerobot", "pyarrow")])
+def test_an_absent_library_is_named_with_the_extra_that_brings_it(recorded, tmp_path, monkeypatch, to, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    name = "x.hdf5" if to == "robomimic" else "x"
+    with pytest.raises(MissingExtraError, match=r"headrace\[record\]"):
+        export_dataset(recorded, tmp_path / name, to)
 
 
 def test_verify_says_when_there_is_no_dataset(tmp_path):

@@ -1,0 +1,125 @@
+"""Videos of evaluations and contact sheets."""
+
+from __future__ import annotations
+
+import contextlib
+
+import av
+import numpy as np
+import pytest
+from counting_env import CountingEnv
+from PIL import Image
+
+from headrace.errors import ConfigError, DataError, ShapeError
+from headrace.recording import EpisodeDataset, EpisodeRecorder, TiledVideo, VideoObserver, contact_sheet, episode_table
+from headrace.recording.mp4 import Mp4Writer, frame_times, read_frames
+
+
+def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
+    path = tmp_path / "eval.mp4"
+    with VideoObserver(path, num_envs=3, fps=25) as video:
+        env = CountingEnv(5, [video], image=48)
+        env.reset()
+        for _ in range(20):
+            env.step()
+        assert not path.exists()
+    frames = read_frames(path)
+    assert len(frames) == 20
+    # three tiles in two columns, enlarged twice; the fourth place is black
+    assert frames[0].shape == (192, 192, 3)
+    assert frames[0][110:, 110:].max() < 30
+    np.testing.assert_allclose(np.diff(frame_times(path)), 1 / 25, atol=1e-6)  # the file counts in whole ticks
+
+
+def test_success_and_failure_frame_their_tile_in_the_step_that_ends_an_episode(tmp_path):
+    pictures = np.full((2, 64, 64, 3), 90, np.uint8)
+    with TiledVideo(tmp_path / "v.mp4", fps=10, tiles=2) as video:
+        video.add(pictures, ["1.0", "2.0"], [None, None])
+        video.add(pictures, ["1.0 success", "2.0 failed"], [True, False])
+    plain, judged = read_frames(tmp_path / "v.mp4")
+    assert plain.shape == (64, 128, 3)
+    left, right = judged[40, 0].astype(int), judged[40, -1].astype(int)
+    assert left[1] > left[0] + 60, "green"
+    assert right[0] > right[1] + 60, "red"
+    assert np.abs(plain[40, 0].astype(int) - 90).max() < 12
+    assert plain[:12, 2:20].max() > 200, "white text"
+
+
+def test_a_video_that_was_cut_off_can_be_played(tmp_path):
+    video = TiledVideo(tmp_path / "v.mp4", fps=10, tiles=1)
+    generator = np.random.default_rng(0)
+    for _ in range(100):
+        video.add(generator.integers(0, 256, (1, 96, 96, 3)).astype(np.uint8), [""], [None])
+    # nothing was closed: what is on disk so far plays up to a key frame
+    copy = tmp_path / "copy.mp4"
+    copy.write_bytes((tmp_path / "v.mp4.partial").read_bytes())
+    shown = 0
+    with av.open(str(copy)) as container, contextlib.suppress(av.error.InvalidDataError):
+        for _ in container.decode(video=0):
+            shown += 1
+    assert shown >= 30
+    video.close()
+    assert len(read_frames(tmp_path / "v.mp4")) == 100
+
+
+def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
+    (tmp_path / "v.mp4").touch()
+    with pytest.raises(ConfigError, match="already exists"):
+        TiledVideo(tmp_path / "v.mp4", fps=10, tiles=1)
+    observer = VideoObserver(tmp_path / "w.mp4", camera="front")
+    with pytest.raises(ConfigError, match="no pictures named 'front'"):
+        CountingEnv(2, [observer]).reset()
+    late = VideoObserver(tmp_path / "x.mp4")
+    env = CountingEnv(2, [])
+    env.reset()
+    env.observers = [late]
+    with pytest.raises(DataError, match="before reset"):
+        env.step()
+
+
+def test_odd_sizes_and_single_frames_can_be_encoded(tmp_path):
+    writer = Mp4Writer(tmp_path / "v.mp4", 30, 33, 47)
+    writer.add(np.full((33, 47, 3), 128, np.uint8))
+    with pytest.raises(ShapeError, match="expected uint8"):
+        writer.add(np.zeros((33, 46, 3), np.uint8))
+    writer.close()
+    (frame,) = read_frames(tmp_path / "v.mp4")
+    assert frame.shape == (33, 47, 3)
+    assert np.abs(frame.astype(int) - 128).max() <= 2
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / "d"
+    with EpisodeRecorder(path) as recorder:
+        env = CountingEnv(3, [recorder])
+        env.reset()
+        for _ in range(30):
+            env.step()
+    return path
+
+
+def test_a_contact_sheet_shows_first_to_last_frames_of_the_first_episodes(recorded, tmp_path):
+    dataset = EpisodeDataset(recorded)
+    path = contact_sheet(dataset, tmp_path / "sheets" / "sheet.png", episodes=4, frames=5)
+    sheet = np.asarray(Image.open(path))
+    # 8 pixel pictures are shown at 64, below a line of text
+    assert sheet.shape == (4 * (64 + 14), 5 * 64, 3)
+    for line in range(4):
+        pictures = dataset[line].read("obs/camera")
+        top = line * (64 + 14) + 14
+        for column, picture in ((0, pictures[0]), (4, pictures[-1])):
+            shown = sheet[top : top + 64, column * 64 : (column + 1) * 64]
+            np.testing.assert_array_equal(shown[::8, ::8], picture)
+
+
+def test_a_table_of_episodes_has_totals(recorded):
+    from rich.console import Console
+
+    dataset = EpisodeDataset(recorded)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115  (rich wants a file)
+    console.print(episode_table(dataset, limit=3))
+    text = console.export_text()
+    console.file.close()
+    assert f"{len(dataset)} in all" in text
+    assert f"{len(dataset) - 3} more" in text

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.envs import make
+from headrace.errors import ConfigError
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
+from headrace.rollout.replay_episode import make_replay_env, replay_episode
+
+FIELDS = ("obs", "actions", "rewards", "flags", "states")
+SHORT = {"episode_length": 12}
+
+
+def record_ants(path, *, num_envs=3, fraction=None, seed=7, steps=30):
+    info = DatasetInfo(env_name="ant", env_args={"overrides": SHORT}, fps=20)
+    env = make("ant", num_envs, seed=seed, threads=1, overrides=SHORT)
+    chance = torch.Generator().manual_seed(0)
+    with EpisodeRecorder(path, RecorderCfg(fields=FIELDS), info) as recorder:
+        env.attach(recorder)
+        env.reset(seed=seed)
+        taken = torch.zeros(num_envs, dtype=torch.int64)
+        while bool((taken < steps).any()):
+            active = taken < steps
+            if fraction is not None:
+                active &= torch.rand(num_envs, generator=chance) < fraction
+            env.suspend(~active)
+            env.resume(active)
+            # actions are a function of (episode, step) alone, whoever is suspended
+            phase = (env.episode_ids * 31 + env.episode_steps).to(torch.float32)[:, None]
+            actions = torch.sin(phase * torch.arange(1, 9)) * 0.8
+            actions[~active] = float("nan")
+            env.step(actions)
+            taken += active
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def ants(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ants") / "d"
+    record_ants(path)
+    return path
+
+
+def test_a_recorded_episode_replays_bit_exactly(ants):
+    dataset = EpisodeDataset(ants)
+    env = make_replay_env(dataset.info)
+    assert len(dataset) >= 6
+    for episode in dataset:
+        result = replay_episode(episode, env)
+        assert result.exact, str(result.difference)
+        assert result.ended_at == result.steps == episode.meta.length
+        assert {"states", "obs/policy", "rewards", "terminated", "truncated"} == set(result.compared)
+    env.close()
+
+
+def test_a_replay_says_where_it_first_differs(ants, tmp_path):
+    dataset = EpisodeDataset(ants)
+    env = make_replay_env(dataset.info)
+    episode = dataset[1]
+
+    class Changed:
+        """The same episode with another action in step 4, or another state at the beginning."""
+
+        def __init__(self, name, row):
+            self.name, self.row = name, row
+            self.meta, self.names, self.field = episode.meta, episode.names, episode.field
+
+        def read(self, name):
+            values = episode.read(name)
+            if name == self.name:
+                values[self.row, 2] += 0.25
+            return values
+
+    late = replay_episode(Changed("actions", 4), env)
+    assert not late.exact
+    assert late.difference.step == 5
+    assert "after step 5: recorded" in str(late.difference)
+    early = replay_episode(Changed("states", 0), env)
+    assert early.difference.step == 0
+    assert str(early.difference).startswith("states[2] at the beginning")
+    reward = replay_episode(Changed("states", -1), env)
+    assert reward.difference.step == episode.meta.length
+    env.close()
+
+
+def test_a_replay_in_a_changed_task_notices_the_other_length(ants):
+    dataset = EpisodeDataset(ants)
+    info = DatasetInfo(env_name="ant", env_args={"overrides": {"episode_length": 20}})
+    env = make_replay_env(info)
+    result = replay_episode(dataset[0], env)
+    assert not result.exact
+    assert result.difference.step == dataset[0].meta.length
+    env.close()
+
+
+def test_replay_needs_one_slot_and_a_named_task(ants):
+    env = make("ant", 2, threads=1)
+    with pytest.raises(ConfigError, match="one slot"):
+        replay_episode(EpisodeDataset(ants)[0], env)
+    env.close()
+    with pytest.raises(ConfigError, match="env_name"):
+        make_replay_env(DatasetInfo())
+
+
+def test_ant_files_are_byte_equal_with_half_suspended_and_in_another_batch_size(ants, tmp_path):
+    record_ants(tmp_path / "suspended", fraction=0.5)
+    plain = {file.name: file.read_bytes() for file in (ants / "episodes").iterdir()}
+    other = {file.name: file.read_bytes() for file in (tmp_path / "suspended" / "episodes").iterdir()}
+    assert plain == other
+    record_ants(tmp_path / "five", num_envs=5)
+    five = {file.name: file.read_bytes() for file in (tmp_path / "five" / "episodes").iterdir()}
+    shared = plain.keys() & five.keys()
+    assert len(shared) >= 6
+    assert all(plain[name] == five[name] for name in shared)
+    lines = [set((path / "journal.jsonl").read_text().splitlines()) for path in (ants, tmp_path / "suspended")]
+    assert lines[0] == lines[1]
+
+
+def test_the_true_last_observation_is_kept_with_and_without_final_obs(tmp_path):
+    for final_obs in (True, False):
+        path = tmp_path / str(final_obs)
+        env = make("ant", 2, threads=1, overrides=SHORT, final_obs=final_obs)
+        with EpisodeRecorder(path, RecorderCfg(fields=FIELDS)) as recorder:
+            env.attach(recorder)
+            env.reset(seed=1)
+            for _ in range(12):
+                env.step(torch.zeros(2, 8))
+        env.close()
+    with_it, without = (EpisodeDataset(tmp_path / name)[0] for name in ("True", "False"))
+    np.testing.assert_array_equal(with_it.read("obs/policy"), without.read("obs/policy"))
+    assert not np.array_equal(with_it.read("obs/policy")[-1], with_it.read("obs/policy")[0])
