@@ -290,6 +290,27 @@ def test_an_environment_that_raises_is_named_and_a_full_reset_goes_on(executor: 
     env.close()
 
 
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+def test_an_interrupt_in_the_middle_of_a_step_asks_for_a_full_reset(executor: Any) -> None:
+    class Interrupted(PlainEnv):
+        def step(self, action: Any) -> Any:
+            if self.steps_ever == 1:
+                self.steps_ever += 1
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    env = bridge([PlainEnv, Interrupted], executor=executor)
+    env.reset()
+    env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(KeyboardInterrupt):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(LifecycleError):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    env.reset()
+    assert env.step(torch.zeros(2, dtype=torch.int64)).obs["policy"][:, 0].tolist() == [100.0, 100.0]
+    env.close()
+
+
 class _Watcher:
     needs: frozenset[Any] = frozenset()
 
@@ -413,8 +434,9 @@ def test_settings_that_cannot_work_are_refused() -> None:
         bridge([PlainEnv], 3)
     with pytest.raises(ConfigError, match="save"):
         bridge([PlainEnv], save=lambda _vector, _i: None, restore=lambda _vector, _i, _state: None)
-    with pytest.raises(DtypeError, match="list of functions"):
-        bridge([])
+    for nothing in ([], PlainEnv, [PlainEnv()]):
+        with pytest.raises(DtypeError, match="list of functions"):
+            bridge(nothing)  # type: ignore[arg-type]  # mistakes
     env = bridge([PlainEnv])
     with pytest.raises(LifecycleError):
         env.step(torch.zeros(1, dtype=torch.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -136,7 +136,12 @@ def available_cores() -> int:
 
 
 def _finish(futures: list[Future[None]]) -> None:
-    # wait for all before raising, so that no thread is still stepping when the caller hears of an error
+    # wait for all before raising, so that no thread is still stepping when the caller hears of an error or of Ctrl-C
+    try:
+        wait(futures)
+    except KeyboardInterrupt:
+        wait(futures)
+        raise
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     if errors:
         raise errors[0]

@@ -108,7 +108,7 @@ def _factories(
             raise ConfigError(f"num_envs: expected at least 1, got {count}")
         one = cast("EnvFactory", functools.partial(gymnasium.make, source, **(env_kwargs or {})))
         return [one] * count
-    factories = list(source)
+    factories = [] if callable(source) else list(source)
     if not factories or not all(callable(factory) for factory in factories):
         raise DtypeError(
             "bridge: expected a Gymnasium id, a vector environment, or a list of functions that make environments, "
@@ -135,8 +135,14 @@ def _native_backend(
         probe.close()
         return ProcessBackend(factories, layout, probe.action_space, count)
     exchange = Exchange(layout)
-    envs = [probe, *(factory() for factory in factories[1:])]
-    group = EnvGroup(envs, exchange, 0, probe.action_space)
+    envs = [probe]
+    try:
+        envs.extend(factory() for factory in factories[1:])
+        group = EnvGroup(envs, exchange, 0, probe.action_space)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
     return InlineBackend(group, exchange) if executor == "inline" else ThreadBackend(group, exchange, count)
 
 

@@ -143,6 +143,10 @@ class ProcessBackend:
                 fine, content = self._pipes[worker].recv()
             except (EOFError, OSError):
                 self._give_up(worker, call)
+            except KeyboardInterrupt:
+                # its answer would be taken for that of the next command
+                self.close()
+                raise
             if fine:
                 results.append(content)
             elif failure is None:
