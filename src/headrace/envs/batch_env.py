@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 Autoreset = Literal["same_step", "disabled"]
 _TILES = 16
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class _Before(NamedTuple):
@@ -380,15 +380,16 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _diverged_rows(self, rows: Rows, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
         """bool (n,): rows whose simulation failed or whose numbers are not finite; None if there are none."""
-        # a finite sum has finite terms only; anything else is looked at row by row
-        total = reward.sum()
+        # a sum that float32 can hold has such terms only; anything else is looked at row by row. Not finite is what the
+        # caller would see so: a reward of 1e60, from an action of 1e30, is infinite as float32
+        total = reward.abs().sum()
         for values in obs.values():
             total = total + values.sum()
-        if failed is None and math.isfinite(float(total)):
+        if failed is None and abs(float(total)) <= _FLOAT32_MAX:
             return None
-        diverged = ~torch.isfinite(reward)
+        diverged = ~(reward.abs() <= _FLOAT32_MAX)
         for values in obs.values():
-            diverged |= ~torch.isfinite(values.flatten(1)).all(dim=1)
+            diverged |= ~(values.flatten(1).abs() <= _FLOAT32_MAX).all(dim=1)
         if failed is not None:
             diverged |= torch.isin(rows.ids, failed.to(self.device))
         return diverged if bool(diverged.any()) else None
