@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_examples import eventful_cartpole
 
+from headrace import testing
 from headrace.envs import BatchEnv, Rows, make
 from headrace.envs.randomization import LogUniform, Randomization, Uniform
 from headrace.envs.table_task import TableTask
@@ -255,3 +256,12 @@ def test_unknown_objects_are_named_with_the_known_ones() -> None:
     term = Randomization(fields=("body_mass",), objects=("pol",), distribution=Uniform(low=1.0, high=2.0))
     with pytest.raises(ConfigError, match=r"body 'pol'.*pole"):
         make(with_randomization(term))
+
+
+def test_a_table_to_which_everything_happens_keeps_the_whole_contract_of_environments() -> None:
+    results = testing.check_env(
+        lambda **options: make(TableTask(eventful_cartpole()), **options),
+        sizes=(1, 7, 64),
+        variants=({"threads": 1}, {"threads": 2}),
+    )
+    assert [result.check for result in results if result.not_claimed] == []

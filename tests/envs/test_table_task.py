@@ -334,6 +334,21 @@ def test_action_terms_share_the_action_by_columns() -> None:
     assert env.sim.field("ctrl").tolist() == [[0.0, 0.0], [1.25, 1.0]]
 
 
+def test_a_camera_of_a_table_shows_what_the_camera_of_the_class_shows() -> None:
+    by_class = make("cartpole-camera", 2, seed=3)
+    cfg = dataclasses.replace(
+        cartpole_table(),
+        observations={"critic": cartpole_table().observations["policy"]},
+        pictures=by_class.task.pictures,
+    )
+    by_table = make(TableTask(cfg), 2, seed=3)
+    assert by_table.single_observation_space == by_class.single_observation_space
+    for envs in (by_class, by_table):
+        envs.reset()
+    for _ in range(3):
+        assert_same(by_class.step(torch.ones(2, 1)), by_table.step(torch.ones(2, 1)))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

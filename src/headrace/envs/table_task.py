@@ -42,7 +42,7 @@ class TableTask(Task):
         self.memory |= {level_memory(name): () for name in cfg.curriculum}
         self._intervals = {name: event for name, event in cfg.events.items() if isinstance(event, IntervalEvent)}
         self.memory |= {_due_memory(name): () for name in self._intervals}
-        super().__init__(cfg, model, _tried(cfg, model, self.memory))
+        super().__init__(cfg, model, _tried(cfg, model, self.memory), cfg.pictures)
         low, high = (np.concatenate(ends).astype(np.float32) for ends in zip(*bounds, strict=True))
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from headrace.envs.action_terms import ActionTerm
+from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.randomization import Randomization
 from headrace.envs.rows import Rows
 from headrace.envs.task import TaskCfg
@@ -107,8 +108,12 @@ class TableCfg(TaskCfg):
     """MJCF as text, or the path of a file."""
     actions: Mapping[str, ActionTerm]
     """Their columns make the action, one after another."""
-    observations: Mapping[str, Mapping[str, ObservationTerm]]
+    observations: Mapping[str, Mapping[str, ObservationTerm]] = field(
+        default_factory=dict[str, Mapping[str, ObservationTerm]]
+    )
     """Group → term name → term; ``policy`` is what policies look at."""
+    pictures: Mapping[str, PictureSpec] = field(default_factory=dict[str, PictureSpec])
+    """Observation groups that a camera fills."""
     rewards: Mapping[str, RewardTerm]
     terminations: Mapping[str, RowCondition] = field(default_factory=dict[str, RowCondition])
     """Any of them ends an episode."""
@@ -123,9 +128,13 @@ class TableCfg(TaskCfg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for part in ("actions", "observations", "rewards"):
+        for part in ("actions", "rewards"):
             if not getattr(self, part):
                 raise ConfigError(f"TableCfg.{part}: expected at least one term, got none")
+        if not self.observations and not self.pictures:
+            raise ConfigError(
+                "TableCfg.observations: expected at least one group of terms, or one of pictures, got none"
+            )
         for name, term in self.randomization.items():
             if term.curriculum is not None and term.curriculum not in self.curriculum:
                 raise ConfigError(
