@@ -1,0 +1,321 @@
+"""The native camera against MuJoCo's renderer (committed pictures) and against MuJoCo's own ray casting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
+from headrace.sim.camera import CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim.native_camera import NativeCamera
+
+sys.path.insert(0, str(Path(__file__).parent))
+from camera_scenes import SCENES, VIEWS
+
+REFERENCES = Path(__file__).parent / "references"
+ALL = ("rgb", "depth", "segmentation")
+
+
+def model_of(scene: str) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(SCENES[scene])
+
+
+def draw(model: mujoco.MjModel, camera: str, width: int, height: int) -> CameraFrames:
+    spec = CameraSpec(name=camera, width=width, height=height, data_types=ALL)
+    return NativeCamera(model, spec).render(PoseReader(model).read(model.qpos0[None].copy()))
+
+
+def inside_regions(ids: np.ndarray) -> np.ndarray:
+    """Pixels whose eight neighbours show the same geom: there a shift of a hundredth of a pixel changes nothing."""
+    padded = np.pad(ids, 1, mode="edge")
+    same = np.ones(ids.shape, bool)
+    height, width = ids.shape
+    for dy in range(3):
+        for dx in range(3):
+            same &= padded[dy : dy + height, dx : dx + width] == ids
+    return same
+
+
+@pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
+def compared(request: pytest.FixtureRequest):
+    scene, camera, width, height = request.param
+    reference = dict(np.load(REFERENCES / f"{scene}_{camera}.npz"))
+    model = model_of(scene)
+    return model, draw(model, camera, width, height), reference
+
+
+def test_segmentation_equals_mujocos_in_every_pixel_away_from_edges(compared):
+    _, frames, reference = compared
+    ours, theirs = frames.segmentation[0], reference["segmentation"]
+    inside = inside_regions(theirs)
+    assert (ours[inside] == theirs[inside]).all()
+    # on edges a pixel may go either way: the triangles of a curved geom lie inside it
+    assert (ours != theirs).mean() < 0.005
+
+
+def test_depth_equals_mujocos_to_the_tessellation_of_curved_geoms(compared):
+    model, frames, reference = compared
+    ours, theirs, ids = frames.depth[0], reference["depth"], reference["segmentation"]
+    inside = inside_regions(ids)
+    error = np.abs(ours - theirs) / theirs
+    kinds = mujoco.mjtGeom
+    flat_types = (kinds.mjGEOM_PLANE, kinds.mjGEOM_BOX, kinds.mjGEOM_MESH, kinds.mjGEOM_HFIELD)
+    flat = np.isin(ids, [g for g in range(model.ngeom) if model.geom_type[g] in flat_types]) & inside
+    # GL's depth buffer has 24 bits over near … far, hence 5e-5; flat geoms have no tessellation
+    assert error[flat].max(initial=0) < 5e-5
+    curved = inside & ~flat & (ids >= 0)
+    # a 64-sided ring lies within r(1 − cos(π/64)) = 0.12 % of its radius; seen at a grazing angle that grows
+    assert np.quantile(error[curved], 0.99) < 3e-3 if curved.any() else True
+    assert error[curved].max(initial=0) < 1e-2
+    nothing = inside & (ids < 0)
+    assert np.allclose(ours[nothing], theirs[nothing], rtol=1e-4)
+
+
+def test_colours_are_mujocos_without_shadows_reflections_and_antialiasing(compared):
+    _, frames, reference = compared
+    inside = inside_regions(reference["segmentation"])
+    error = np.abs(frames.rgb[0].astype(int) - reference["rgb"])[inside]
+    # of 255: light per pixel instead of per vertex, texture positions rounded to 1/64 texel, two levels blended over
+    # half their distance
+    assert error.mean() < 2.0
+    assert np.quantile(error, 0.95) <= 8
+
+
+def test_colours_resemble_mujocos_default_picture(compared):
+    _, frames, reference = compared
+    ours, theirs = frames.rgb[0].astype(float), reference["rgb_default"].astype(float)
+    # shadows, reflections and highlights are missing: a coarse likeness is what is promised
+    assert np.abs(ours - theirs).mean() < 6
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9
+
+
+GEOMS = st.tuples(
+    st.sampled_from(["plane", "sphere", "capsule", "ellipsoid", "cylinder", "box"]),
+    st.tuples(*[st.floats(0.05, 0.6)] * 3),
+    st.tuples(*[st.floats(-1, 1)] * 3),
+    st.tuples(*[st.floats(-180, 180)] * 3),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(geoms=st.lists(GEOMS, min_size=1, max_size=5), eye=st.tuples(*[st.floats(-2, 2)] * 3), fovy=st.floats(20, 110))
+def test_any_heap_of_primitives_looks_as_mujocos_rays_see_it(geoms, eye, fovy):
+    def xml(values) -> str:
+        return " ".join(f"{value:.6f}" for value in values)
+
+    bodies = "".join(
+        f'<geom type="{kind}" size="{xml(size)}" pos="{xml(pos)}" euler="{xml(euler)}"/>'
+        for kind, size, pos, euler in geoms
+    )
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><statistic extent="2" center="0 0 0"/><visual><map znear="0.0005" zfar="100"/></visual><worldbody>'
+        f"{bodies}"
+        f'<camera name="eye" pos="{xml(eye)}" mode="targetbody" target="world" fovy="{fovy:.6f}"/></worldbody></mujoco>'
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    size = 24
+    frames = draw(model, "eye", size, size)
+    half = np.tan(np.radians(fovy) / 2)
+    slopes = (np.arange(size) + 0.5) / size * 2 - 1
+    x, y = np.meshgrid(slopes * half, -slopes * half)
+    rays = np.stack([x, y, -np.ones_like(x)], -1).reshape(-1, 3) @ data.cam_xmat[0].reshape(3, 3).T
+    ids, depth = np.full(size * size, -1, np.int32), np.full(size * size, -1.0)
+    mujoco.mj_multiRay(
+        model, data, data.cam_xpos[0], rays.ravel(), None, 1, -1, ids, depth, None, size * size, mujoco.mjMAXVAL
+    )
+    ids, depth = ids.reshape(size, size), depth.reshape(size, size)
+    # MuJoCo's rays hit the far wall of a geom they start in and pass planes from behind; its pictures do the opposite
+    assume(not any(_differs_in_pictures(model, data, g) for g in range(model.ngeom)))
+    away = inside_regions(ids)
+    hit = away & (ids >= 0)
+    # two surfaces at the same depth may be told apart either way
+    tie = hit & (np.abs(frames.depth[0] - depth) < 1e-4 * np.abs(depth))
+    assert ((frames.segmentation[0] == ids) | tie)[away].all()
+    # float32 spans: a few millionths of the distance, more where a surface is seen edge-on
+    assert np.abs(frames.depth[0][hit] / depth[hit] - 1).max(initial=0) < 2e-3
+    assert np.median(np.abs(frames.depth[0][hit] / depth[hit] - 1)) < 1e-5 if hit.any() else True
+
+
+def _differs_in_pictures(model: mujoco.MjModel, data: mujoco.MjData, g: int) -> bool:
+    """Whether the camera is behind plane g, or inside geom g, or within two millimetres of its surface."""
+    local = data.geom_xmat[g].reshape(3, 3).T @ (data.cam_xpos[0] - data.geom_xpos[g])
+    size = model.geom_size[g] + 2e-3
+    match int(model.geom_type[g]):
+        case mujoco.mjtGeom.mjGEOM_PLANE:
+            return local[2] < 2e-3
+        case mujoco.mjtGeom.mjGEOM_SPHERE:
+            return np.linalg.norm(local) < size[0]
+        case mujoco.mjtGeom.mjGEOM_ELLIPSOID:
+            return np.linalg.norm(local / size) < 1
+        case mujoco.mjtGeom.mjGEOM_BOX:
+            return bool((np.abs(local) < size).all())
+        case mujoco.mjtGeom.mjGEOM_CYLINDER:
+            return np.hypot(local[0], local[1]) < size[0] and abs(local[2]) < size[1]
+        case _:
+            nearest = np.clip(local[2], -model.geom_size[g, 1], model.geom_size[g, 1])
+            return np.linalg.norm(local - [0, 0, nearest]) < size[0]
+
+
+def test_primitives_look_the_same_when_a_mesh_somewhere_sends_the_scene_through_mujocos_rays():
+    mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
+    far = '<body pos="900 0 -900"><geom type="mesh" mesh="m"/></body>'
+    scene = SCENES["primitives"]
+    with_mesh = scene.replace("<worldbody>", f"{mesh}<worldbody>").replace("</worldbody>", f"{far}</worldbody>")
+    plain = draw(mujoco.MjModel.from_xml_string(scene), "front", 48, 36)
+    through_rays = draw(mujoco.MjModel.from_xml_string(with_mesh), "front", 48, 36)
+    away = inside_regions(plain.segmentation[0])
+    assert np.array_equal(plain.segmentation[0][away], through_rays.segmentation[0][away])
+    assert np.abs(plain.depth[0] / through_rays.depth[0] - 1)[away].max() < 1e-4
+    assert np.abs(plain.rgb[0].astype(int) - through_rays.rgb[0])[away].max() <= 1
+
+
+MOVING = SCENES["primitives"].replace('<body pos="-0.8 0.3 0.3">', '<body pos="-0.8 0.3 0.3"><freejoint/>')
+
+
+def moving_rows(n: int) -> tuple[mujoco.MjModel, np.ndarray]:
+    model = mujoco.MjModel.from_xml_string(MOVING)
+    qpos = np.tile(model.qpos0, (n, 1))
+    qpos[:, 0] += np.linspace(-0.5, 1.5, n)
+    qpos[:, 2] += np.linspace(0, 0.6, n)
+    return model, qpos
+
+
+def test_a_frame_does_not_depend_on_other_rows_their_number_its_slot_or_threads():
+    model, qpos = moving_rows(7)
+    spec = CameraSpec(name="front", width=33, height=21, data_types=ALL)
+    reader = PoseReader(model, threads=2)
+    together = NativeCamera(model, spec).render(reader.read(qpos))
+    for threads in (1, 2):
+        camera = NativeCamera(model, spec, threads=threads)
+        for i in (0, 3, 6):
+            alone = camera.render(PoseReader(model).read(qpos[i : i + 1]))
+            for name in ALL:
+                assert np.array_equal(getattr(alone, name)[0], getattr(together, name)[i])
+        backwards = camera.render(reader.read(qpos[::-1].copy()))
+        for name in ALL:
+            assert np.array_equal(getattr(backwards, name)[::-1], getattr(together, name))
+    assert len(np.unique(together.rgb.reshape(7, -1), axis=0)) == 7
+
+
+def test_poses_kept_and_drawn_later_give_the_same_bits():
+    model, qpos = moving_rows(5)
+    spec = CameraSpec(name="front", width=32, height=32, data_types=ALL)
+    camera, reader = NativeCamera(model, spec), PoseReader(model)
+    ring = np.zeros((5, reader.layout.width))
+    first = []
+    for i in range(5):
+        poses = reader.read(qpos[i : i + 1])
+        ring[i] = poses.packed[0]
+        first.append(camera.render(poses).rgb[0])
+    order = np.array([4, 0, 2])
+    later = camera.render(ScenePoses(ring, reader.layout).rows(order))
+    for k, i in enumerate(order):
+        assert np.array_equal(later.rgb[k], first[i])
+
+
+def test_reading_poses_follows_the_state_and_not_the_last_substep():
+    model, qpos = moving_rows(3)
+    data = mujoco.MjData(model)
+    poses = PoseReader(model).read(qpos)
+    for i in range(3):
+        data.qpos[:] = qpos[i]
+        mujoco.mj_forward(model, data)
+        assert np.array_equal(poses.geom_pos[i], data.geom_xpos)
+        assert np.array_equal(poses.geom_mat[i], data.geom_xmat)
+        assert np.array_equal(poses.camera_pos[i], data.cam_xpos)
+        assert np.array_equal(poses.light_dir[i], data.light_xdir)
+
+
+def test_mocap_bodies_are_part_of_the_poses():
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><worldbody><body name="b" mocap="true" pos="0 0 -3"><geom type="sphere" size="0.5"/></body>'
+        '<camera name="down" pos="0 0 0"/></worldbody></mujoco>'
+    )
+    reader = PoseReader(model)
+    camera = NativeCamera(model, CameraSpec(name="down", width=9, height=9, data_types=("segmentation",)))
+    qpos = np.zeros((2, 0))
+    assert camera.render(reader.read(qpos)).segmentation[:, 4, 4].tolist() == [0, 0]
+    moved = np.array([[[0, 0, -3.0]], [[5, 0, -3.0]]])
+    assert camera.render(reader.read(qpos, mocap_pos=moved)).segmentation[:, 4, 4].tolist() == [0, -1]
+
+
+def test_a_subset_of_rows_and_no_rows_at_all_are_fine():
+    model, qpos = moving_rows(4)
+    camera = NativeCamera(model, CameraSpec(name="front", width=8, height=8))
+    poses = PoseReader(model).read(qpos)
+    every = camera.render(poses).rgb
+    some = camera.render(poses.rows(np.array([1, 3]))).rgb
+    assert np.array_equal(some, every[[1, 3]])
+    assert camera.render(poses.rows(np.array([], np.int64))).rgb.shape == (0, 8, 8, 3)
+    assert camera.render(PoseReader(model).read(qpos[:0])).rgb.shape == (0, 8, 8, 3)
+
+
+def test_frames_land_in_the_given_memory():
+    model, qpos = moving_rows(3)
+    spec = CameraSpec(name="front", width=8, height=8, data_types=ALL)
+    camera, poses = NativeCamera(model, spec), PoseReader(model).read(qpos)
+    block = np.zeros((5, 8, 8, 3), np.uint8)
+    out = CameraFrames(
+        rgb=block[1:4], depth=np.zeros((3, 8, 8), np.float32), segmentation=np.zeros((3, 8, 8), np.int32)
+    )
+    assert camera.render(poses, out) is out
+    assert np.array_equal(block[1:4], camera.render(poses).rgb)
+    assert not block[[0, 4]].any()
+
+
+def test_what_was_not_asked_for_is_none():
+    model, qpos = moving_rows(1)
+    frames = NativeCamera(model, CameraSpec(name="front", width=4, height=4, data_types=("depth",))).render(
+        PoseReader(model).read(qpos)
+    )
+    assert frames.rgb is None
+    assert frames.segmentation is None
+    assert frames.depth.dtype == np.float32
+
+
+def test_wrong_requests_are_refused_with_what_to_do():
+    model, qpos = moving_rows(2)
+    with pytest.raises(ConfigError, match="at least 1 pixel"):
+        CameraSpec(name="front", width=0, height=4)
+    with pytest.raises(ConfigError, match="once each"):
+        CameraSpec(name="front", width=4, height=4, data_types=("rgb", "rgb"))
+    with pytest.raises(UnknownNameError, match="did you mean 'depth'"):
+        CameraSpec(name="front", width=4, height=4, data_types=("dpeth",))
+    with pytest.raises(UnknownNameError, match="front"):
+        NativeCamera(model, CameraSpec(name="fornt", width=4, height=4))
+    spec = CameraSpec(name="front", width=4, height=4)
+    camera, reader = NativeCamera(model, spec), PoseReader(model)
+    poses = reader.read(qpos)
+    with pytest.raises(ShapeError, match="qpos"):
+        reader.read(qpos[:, :3])
+    with pytest.raises(ShapeError, match=r"out\.rgb"):
+        camera.render(poses, CameraFrames.empty(spec, 3))
+    with pytest.raises(DtypeError, match=r"out\.rgb"):
+        camera.render(poses, CameraFrames(rgb=np.zeros((2, 4, 4, 3)), depth=None, segmentation=None))
+    strided = np.zeros((2, 4, 8, 3), np.uint8)[:, :, ::2]
+    with pytest.raises(ShapeError, match="contiguous"):
+        camera.render(poses, CameraFrames(rgb=strided, depth=None, segmentation=None))
+    glass = model_of("glass")
+    strangers = PoseReader(glass).read(glass.qpos0[None].copy())
+    with pytest.raises(LifecycleError, match="PoseReader of that model"):
+        camera.render(strangers)
+    with pytest.raises(DtypeError, match="float64"):
+        ScenePoses(poses.packed.astype(np.float32), poses.layout)
+    camera.close()
+    with pytest.raises(LifecycleError, match="closed"):
+        camera.render(poses)
+
+
+def test_an_orthographic_camera_is_refused_and_names_the_one_that_can():
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><worldbody><camera name="flat" projection="orthographic"/><geom size="1"/></worldbody></mujoco>'
+    )
+    with pytest.raises(ConfigError, match="GLCamera"):
+        NativeCamera(model, CameraSpec(name="flat", width=4, height=4))
