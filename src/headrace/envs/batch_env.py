@@ -18,7 +18,7 @@ from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
 from headrace.envs.rows import Rows
 from headrace.envs.slots import Slots, Verdict
-from headrace.envs.snapshot import checked_snapshot
+from headrace.envs.snapshot import check_layout, checked_snapshot
 from headrace.envs.task import Task
 from headrace.errors import LifecycleError
 from headrace.sim import Simulation
@@ -237,6 +237,9 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     def state_dict(self) -> StateDict:
         """Everything needed to go on bit-identically, in this or another process; save it with ``torch.save``."""
         self._check_ready("state_dict")
+        return self._snapshot()
+
+    def _snapshot(self) -> StateDict:
         return {
             "task": type(self.task).__name__,
             "num_envs": self.num_envs,
@@ -253,6 +256,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Go on from :meth:`state_dict` of an environment of the same task and ``num_envs``."""
         self._check_open()
         checked = checked_snapshot(state, type(self.task).__name__, self.num_envs)
+        check_layout(checked, self._snapshot())
         self.sim.load_state_dict(checked["sim"])
         for name, values in self._slots.tensors().items():
             values.copy_(checked["slots"][name])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+
 from headrace.errors import DataError
 from headrace.types import StateDict
 
@@ -19,3 +24,21 @@ def checked_snapshot(state: StateDict, task: str, num_envs: int) -> StateDict:
             "make an environment with the same task and num_envs"
         )
     return state
+
+
+def check_layout(state: StateDict, like: StateDict, inside: str = "") -> None:
+    """Refuse a snapshot that lacks an entry of ``like``, or has a tensor of another shape or dtype in its place."""
+    for key, expected in like.items():
+        name = f"{inside}{key}"
+        if key not in state:
+            raise DataError(f"snapshot: expected an entry {name!r}, got none; it is damaged or of another version")
+        got: object = state[key]
+        if isinstance(expected, Mapping):
+            if not isinstance(got, Mapping):
+                raise DataError(f"snapshot: expected entries below {name!r}, got {type(got).__name__}")
+            check_layout(cast("StateDict", got), cast("StateDict", expected), f"{name}.")
+        elif isinstance(expected, Tensor) and (
+            not isinstance(got, Tensor) or got.shape != expected.shape or got.dtype != expected.dtype
+        ):
+            found = f"{got.dtype} {tuple(got.shape)}" if isinstance(got, Tensor) else type(got).__name__
+            raise DataError(f"snapshot: {name}: expected {expected.dtype} {tuple(expected.shape)}, got {found}")

@@ -149,6 +149,9 @@ class MujocoSim:
         # constants first: set_const computes what follows from model fields, and the derived fields come after it
         for name, values in state["model_fields"].items():
             self.model_field(name).copy_(values)
+        # a simulation that never gave a field a value per environment has the nominal one
+        for name in self._model_fields.keys() - state["model_fields"].keys():
+            self._model_fields[name].copy_(self._nominal[name].expand_as(self._model_fields[name]))
         if self._derives_constants:
             batch.set_const(None)
         batch.state[:] = state["state"].numpy()
