@@ -58,16 +58,16 @@ def _find(sums: Float64s, starts: Int64s, leaves: Float64s, tickets: Float64s, o
         rest = tickets[b] * sums[starts[top]]
         node = 0
         for level in range(top, -1, -1):
-            chosen = -1
+            chosen, before = -1, rest
             for c in range(node * FAN, node * FAN + FAN):
                 share = leaves[c] if level == 0 else sums[starts[level - 1] + c]
                 if share > 0.0:
-                    chosen = c
+                    chosen, before = c, rest
                     if rest < share:
                         break
-                    # past the last share only by rounding: then the last one that is not empty is right
                     rest -= share
-            node = chosen
+            # past every share only by rounding: then the last one that is not empty is right, and so on below
+            node, rest = chosen, before
         out[b] = node
 
 
