@@ -1,9 +1,8 @@
-"""The lessons run, and what the guides show runs."""
+"""The lessons run."""
 
 from __future__ import annotations
 
 import ast
-import re
 import runpy
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from headrace.envs import registry
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _LESSONS = sorted((_DOCS / "tutorials").glob("*.py"))
-_RUNNABLE_GUIDES = [_DOCS / "tasks.md"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +23,6 @@ def _forget_registered_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("lesson", _LESSONS, ids=lambda path: path.stem)
 def test_lesson_runs(lesson: Path) -> None:
     runpy.run_path(str(lesson))
-
-
-@pytest.mark.parametrize("guide", _RUNNABLE_GUIDES, ids=lambda path: path.stem)
-def test_python_in_the_guide_runs_from_top_to_bottom(guide: Path, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", guide.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    # a dataclass looks up its module, so the blocks are run as one
-    program = tmp_path / f"{guide.stem}.py"
-    program.write_text("\n".join(blocks))
-    runpy.run_path(str(program))
 
 
 def test_the_class_of_the_lesson_takes_less_than_60_lines_with_its_model_and_settings() -> None:
