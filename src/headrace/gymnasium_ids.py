@@ -8,6 +8,7 @@ IDS = {
     "headrace/Ant-v0": "ant",
     "headrace/Cartpole-v0": "cartpole",
     "headrace/CartpoleCamera-v0": "cartpole-camera",
+    "headrace/CartpoleCameraTable-v0": "cartpole-camera-table",
     "headrace/CartpoleDiscrete-v0": "cartpole-discrete",
     "headrace/CartpoleTable-v0": "cartpole-table",
     "headrace/Humanoid-v0": "humanoid",

@@ -133,6 +133,10 @@ def _builtin(name: str, module: str, task: str, cfg: str, summary: str) -> None:
 _builtin("ant", "ant", "Ant", "AntCfg", "run forward on four legs (Gymnasium Ant-v5)")
 _builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionless pole from random starts")
 _builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")
+_builtin(
+    *("cartpole-camera-table", "cartpole_table", "TableTask", "cartpole_camera_table"),
+    "cartpole-camera written as a table of terms",
+)
 _builtin("cartpole-discrete", "cartpole", "CartpoleDiscrete", "CartpoleCfg", "cartpole with two actions")
 _builtin("cartpole-table", "cartpole_table", "TableTask", "cartpole_table", "cartpole written as a table of terms")
 _builtin("humanoid", "humanoid", "Humanoid", "HumanoidCfg", "walk forward on two legs (Gymnasium Humanoid-v5)")

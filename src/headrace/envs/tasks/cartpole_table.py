@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from headrace.envs.action_terms import Effort
+from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.table_task import TableTask
 from headrace.envs.tasks.cartpole import CARTPOLE_XML
 from headrace.envs.term_library import (
@@ -14,8 +17,9 @@ from headrace.envs.term_library import (
     ResetJoints,
 )
 from headrace.envs.terms import ObservationTerm, ResetEvent, RewardTerm, SuccessTerm, TableCfg
+from headrace.sim.camera import CameraSpec
 
-__all__ = ["TableTask", "cartpole_table"]
+__all__ = ["TableTask", "cartpole_camera_table", "cartpole_table"]
 
 _JOINTS = ("slider", "hinge")
 
@@ -46,4 +50,13 @@ def cartpole_table() -> TableCfg:
         events={
             "start": ResetEvent(function=ResetJoints(joints=_JOINTS, positions=(0.5, 0.25), velocities=(0.25, 0.25)))
         },
+    )
+
+
+def cartpole_camera_table() -> TableCfg:
+    """The settings of ``cartpole-camera-table``: the same table with a camera for the policy."""
+    table = cartpole_table()
+    picture = PictureSpec(camera=CameraSpec(name="side", width=48, height=48), frames=2)
+    return dataclasses.replace(
+        table, observations={"critic": table.observations["policy"]}, pictures={"policy": picture}
     )
