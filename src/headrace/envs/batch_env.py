@@ -76,7 +76,11 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.num_envs = sim.num_envs
         self.device = sim.device
         self.autoreset: Autoreset = autoreset
-        self.metadata = {"autoreset_mode": _AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
+        self.metadata = {
+            "autoreset_mode": _AUTORESET_MODES[autoreset],
+            "render_modes": ["rgb_array"],
+            "render_fps": round(1.0 / task.dt),
+        }
         self.render_mode = "rgb_array"
         self.single_observation_space = task.observation_space
         self.single_action_space = task.action_space
