@@ -58,6 +58,22 @@ def visible_geoms(model: Model) -> I32:
     return np.flatnonzero(raw.geom_group < SHOWN_GROUPS).astype(np.int32)
 
 
+def base_colours(model: Model) -> F64:
+    """(geoms of the model, 4): the colour of each geom, its material's where it has none of its own."""
+    raw: Any = model
+    rgba = np.array(raw.geom_rgba, np.float64)
+    for g in range(raw.ngeom):
+        if raw.geom_matid[g] >= 0 and np.array_equal(raw.geom_rgba[g], _DEFAULT_RGBA):
+            rgba[g] = raw.mat_rgba[raw.geom_matid[g]]
+    return rgba
+
+
+def base_diffuse(model: Model) -> F64:
+    """(1 + lights of the model, 3): the diffuse light of the headlight and of each light."""
+    raw: Any = model
+    return np.concatenate([raw.vis.headlight.diffuse[None], raw.light_diffuse.reshape(-1, 3)]).astype(np.float64)
+
+
 def build_tables(model: Model) -> SceneTables:
     """Collect geoms, materials, textures and lights."""
     raw: Any = model
@@ -67,14 +83,12 @@ def build_tables(model: Model) -> SceneTables:
     texture = np.full(len(geoms), -1, np.int32)
     tint = np.ones((len(geoms), 4), np.float32)
     emission = np.zeros(len(geoms), np.float32)
-    rgba = raw.geom_rgba[geoms].astype(np.float32)
+    rgba = base_colours(model)[geoms].astype(np.float32)
     for k, g in enumerate(geoms):
         material = int(raw.geom_matid[g])
         if material < 0:
             continue
         emission[k] = raw.mat_emission[material]
-        if np.array_equal(rgba[k], _DEFAULT_RGBA):
-            rgba[k] = raw.mat_rgba[material]
         number = int(raw.mat_texid[material, _RGB_ROLE])
         if number < 0:
             continue

@@ -1,0 +1,97 @@
+"""Random looks: a function of seed and episode alone, within their bounds, and visible."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, ShapeError
+from headrace.sim.appearance import Appearance, AppearanceSpec
+from headrace.sim.camera import CameraSpec, PoseReader
+from headrace.sim.native_camera import NativeCamera
+
+sys.path.insert(0, str(Path(__file__).parent))
+from camera_scenes import SCENES
+
+LOOKS = AppearanceSpec(colour=0.3, light=0.4, light_direction=0.2, camera_position=0.05, camera_rotation=0.05)
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(SCENES["primitives"])
+
+
+def poses_of(model: mujoco.MjModel, n: int):
+    return PoseReader(model).read(np.tile(model.qpos0, (n, 1)))
+
+
+def test_a_look_is_a_function_of_seed_and_episode_alone(model):
+    looks = Appearance(model, LOOKS, seed=3)
+    together = looks.apply(poses_of(model, 5), np.array([10, 11, 12, 13, 14]))
+    alone = looks.apply(poses_of(model, 1), np.array([13]))
+    assert np.array_equal(together.packed[3], alone.packed[0])
+    other = Appearance(model, LOOKS, seed=4).apply(poses_of(model, 1), np.array([13]))
+    assert not np.array_equal(other.packed, alone.packed)
+    assert len(np.unique(together.packed, axis=0)) == 5
+
+
+def test_no_looks_at_all_leave_every_pixel_as_it_was(model):
+    camera = NativeCamera(model, CameraSpec(name="front", width=32, height=24))
+    poses = poses_of(model, 2)
+    same = Appearance(model, AppearanceSpec(), seed=0).apply(poses, np.array([0, 1]))
+    assert np.array_equal(camera.render(poses).rgb, camera.render(same).rgb)
+
+
+def test_each_look_shows_in_the_picture_and_rows_differ(model):
+    camera = NativeCamera(model, CameraSpec(name="front", width=32, height=24))
+    poses = poses_of(model, 3)
+    plain = camera.render(poses).rgb
+    for name in ("colour", "light", "light_direction", "camera_position", "camera_rotation"):
+        spec = AppearanceSpec(**{name: 0.3})
+        drawn = camera.render(Appearance(model, spec, seed=1).apply(poses, np.arange(3))).rgb
+        assert len(np.unique(drawn.reshape(3, -1), axis=0)) == 3, name
+        assert (drawn != plain).any(axis=(1, 2, 3)).all(), name
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**40), episode=st.integers(0, 2**40))
+def test_looks_stay_within_their_bounds(model, seed, episode):
+    poses = poses_of(model, 1)
+    drawn = Appearance(model, LOOKS, seed=seed).apply(poses, np.array([episode]))
+    assert drawn.geom_rgba.min() >= 0
+    assert drawn.geom_rgba.max() <= 1
+    assert (
+        np.abs(
+            drawn.geom_rgba - Appearance(model, AppearanceSpec(), seed=0).apply(poses, np.array([0])).geom_rgba
+        ).max()
+        <= 0.3
+    )
+    assert np.abs(np.linalg.norm(drawn.light_dir, axis=-1) - 1).max() < 1e-12
+    # up to 5 cm along each of three axes
+    assert np.linalg.norm(drawn.camera_pos - poses.camera_pos, axis=-1).max() <= 0.05 * np.sqrt(3)
+    turned = drawn.camera_mat.reshape(-1, 3, 3)
+    assert np.abs(turned @ turned.transpose(0, 2, 1) - np.eye(3)).max() < 1e-12
+    cosine = (np.einsum("nij,nij->n", turned, poses.camera_mat.reshape(-1, 3, 3)) - 1) / 2
+    assert np.arccos(np.clip(cosine, -1, 1)).max() <= 0.05 * np.sqrt(3) + 1e-6
+    # neither geoms nor the state move
+    assert np.array_equal(drawn.geom_pos, poses.geom_pos)
+    assert np.array_equal(drawn.state, poses.state)
+
+
+def test_wrong_looks_are_refused(model):
+    with pytest.raises(ConfigError, match="colour"):
+        AppearanceSpec(colour=-0.1)
+    with pytest.raises(ConfigError, match="at most 1"):
+        AppearanceSpec(light=1.5)
+    with pytest.raises(ShapeError, match="one per row"):
+        Appearance(model, LOOKS, seed=0).apply(poses_of(model, 2), np.array([1]))
+    with pytest.raises(ShapeError, match="made for"):
+        Appearance(mujoco.MjModel.from_xml_string(SCENES["glass"]), LOOKS, seed=0).apply(
+            poses_of(model, 1), np.array([1])
+        )

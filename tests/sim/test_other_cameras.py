@@ -1,0 +1,111 @@
+"""The cameras that need more than pip: OpenGL (system) and mujoco-warp (slow: it compiles), against the native one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from headrace.errors import ConfigError, LifecycleError
+from headrace.sim.appearance import Appearance, AppearanceSpec
+from headrace.sim.camera import CameraSpec, PoseReader
+from headrace.sim.gl_camera import GLCamera
+from headrace.sim.native_camera import NativeCamera
+from headrace.sim.warp_camera import WarpCamera
+
+sys.path.insert(0, str(Path(__file__).parent))
+from camera_scenes import SCENES
+
+ALL = ("rgb", "depth", "segmentation")
+
+
+def scene(name: str = "primitives"):
+    model = mujoco.MjModel.from_xml_string(SCENES[name])
+    return model, PoseReader(model).read(np.tile(model.qpos0, (3, 1)))
+
+
+def assert_same_geometry(ours, theirs) -> None:
+    same = ours.segmentation == theirs.segmentation
+    # edges of tessellated geoms may go either way
+    assert same.mean() > 0.99
+    error = np.abs(ours.depth / theirs.depth - 1)[same]
+    assert np.quantile(error, 0.95) < 5e-3
+
+
+@pytest.mark.system
+def test_opengl_shows_the_same_scene_with_mujocos_lighting():
+    model, poses = scene()
+    spec = CameraSpec(name="front", width=64, height=48, data_types=ALL)
+    camera = GLCamera(model, spec)
+    theirs, ours = camera.render(poses), NativeCamera(model, spec).render(poses)
+    assert theirs.rgb.std() > 10
+    assert_same_geometry(ours, theirs)
+    assert np.abs(ours.rgb.astype(int) - theirs.rgb).mean() < 6
+    with mujoco.Renderer(model, 48, 64) as renderer:
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        renderer.update_scene(data, "front")
+        assert np.array_equal(renderer.render(), theirs.rgb[0])
+    camera.close()
+
+
+@pytest.mark.system
+def test_closing_or_dropping_one_opengl_camera_leaves_the_pictures_of_another():
+    model, poses = scene()
+    spec = CameraSpec(name="front", width=32, height=24)
+    first, second, third = (GLCamera(model, spec) for _ in range(3))
+    before = first.render(poses).rgb.copy()
+    second.close()
+    del third
+    gc.collect()
+    assert np.array_equal(first.render(poses).rgb, before)
+    assert before.std() > 10
+    with pytest.raises(LifecycleError, match="closed"):
+        second.render(poses)
+    first.close()
+
+
+@pytest.mark.system
+def test_opengl_draws_looks_and_forgets_them():
+    model, poses = scene()
+    spec = CameraSpec(name="front", width=32, height=24)
+    camera = GLCamera(model, spec)
+    plain = camera.render(poses).rgb
+    looks = Appearance(model, AppearanceSpec(colour=0.4, light=0.5), seed=2).apply(poses, np.arange(3))
+    drawn = camera.render(looks).rgb
+    assert len(np.unique(drawn.reshape(3, -1), axis=0)) == 3
+    native = NativeCamera(model, spec).render(looks).rgb
+    assert np.abs(native.astype(int) - drawn).mean() < 8
+    assert np.array_equal(camera.render(poses).rgb, plain)
+    camera.close()
+
+
+def test_an_unknown_backend_is_refused():
+    model, _ = scene()
+    with pytest.raises(ConfigError, match="egl, osmesa"):
+        GLCamera(model, CameraSpec(name="front", width=4, height=4), backend="vulkan")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_mujoco_warp_shows_the_same_scene():
+    pytest.importorskip("mujoco_warp")
+    model, poses = scene()
+    spec = CameraSpec(name="front", width=64, height=48, data_types=ALL)
+    camera = WarpCamera(model, spec, device="cpu")
+    theirs, ours = camera.render(poses), NativeCamera(model, spec).render(poses)
+    assert (ours.segmentation == theirs.segmentation).mean() > 0.999
+    assert np.quantile(np.abs(ours.depth / theirs.depth - 1), 0.99) < 1e-4
+    # its lights and haze are its own
+    assert np.abs(ours.rgb.astype(int) - theirs.rgb).mean() < 10
+    fewer = camera.render(poses.rows(slice(0, 1)))
+    assert np.array_equal(fewer.segmentation[0], theirs.segmentation[0])
+    with pytest.raises(ConfigError, match="NativeCamera or GLCamera"):
+        camera.render(Appearance(model, AppearanceSpec(), seed=0).apply(poses, np.arange(3)))
+    camera.close()
+    with pytest.raises(LifecycleError, match="closed"):
+        camera.render(poses)
