@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -28,7 +27,7 @@ class EnvGroup:
     ) -> None:
         """Take over ``envs``, once it is known that all have the spaces that the exchange was laid out for."""
         self._envs = list(envs)
-        self._board = exchange
+        self._exchange = exchange
         self._first = first
         for slot, env in enumerate(self._envs, first):
             if observation_leaves(env.observation_space) != exchange.layout.leaves or env.action_space != action_space:
@@ -39,26 +38,31 @@ class EnvGroup:
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
         """Start an episode in each slot from its seed; its first observation goes to the exchange."""
-        with np.errstate(over="ignore"):
-            for slot, seed in zip(slots, seeds, strict=True):
-                with _named(slot, "reset"):
+        slot = self._first
+        try:
+            with np.errstate(over="ignore"):
+                for slot, seed in zip(slots, seeds, strict=True):
                     obs, _ = self._envs[slot - self._first].reset(seed=seed)
-                    self._board.write_obs(slot, obs)
+                    self._exchange.write_obs(slot, obs)
+        except Exception as error:
+            raise _named(slot, "reset", error) from error
 
     def step(self, slots: Sequence[int]) -> None:
         """Step each slot with its action on the exchange; the results go to its row."""
-        exchange = self._board
-        with np.errstate(over="ignore"):
-            for slot in slots:
-                # a copy: an environment may keep its action, and the exchange's row is written again
-                action = exchange.actions[slot].copy()
-                with _named(slot, "step"):
+        rows, slot = self._exchange, self._first
+        try:
+            with np.errstate(over="ignore"):
+                for slot in slots:
+                    # a copy: an environment may keep its action, and the exchange's row is written again
+                    action = rows.actions[slot].copy()
                     obs, reward, terminated, truncated, info = self._envs[slot - self._first].step(action)
-                    exchange.write_obs(slot, obs)
-                    exchange.reward[slot] = float(reward)
-                    exchange.terminated[slot] = terminated
-                    exchange.truncated[slot] = truncated
-                    exchange.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+                    rows.write_obs(slot, obs)
+                    rows.reward[slot] = float(reward)
+                    rows.terminated[slot] = terminated
+                    rows.truncated[slot] = truncated
+                    rows.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+        except Exception as error:
+            raise _named(slot, "step", error) from error
 
     def save(self, slot: int) -> bytes:
         """The state of one environment; see :func:`saved_env`."""
@@ -70,8 +74,10 @@ class EnvGroup:
 
     def render(self, slot: int) -> object:
         """What the environment's own ``render`` gives."""
-        with _named(slot, "render"):
+        try:
             return self._envs[slot - self._first].render()
+        except Exception as error:
+            raise _named(slot, "render", error) from error
 
     def close(self) -> None:
         """Close every environment."""
@@ -79,15 +85,11 @@ class EnvGroup:
             env.close()
 
 
-@contextmanager
-def _named(slot: int, call: str) -> Generator[None]:
+def _named(slot: int, call: str, error: Exception) -> EnvError:
     """Say which environment raised: there may be hundreds."""
-    try:
-        yield
-    except HeadraceError as error:
-        raise EnvError(f"environment {slot} in {call}: {error}") from error
-    except Exception as error:
-        raise EnvError(
-            f"environment {slot} raised {type(error).__name__} in {call}: {error}; "
-            "its neighbours may have stepped: reset all before going on"
-        ) from error
+    if isinstance(error, HeadraceError):
+        return EnvError(f"environment {slot} in {call}: {error}")
+    return EnvError(
+        f"environment {slot} raised {type(error).__name__} in {call}: {error}; "
+        "its neighbours may have stepped: reset all before going on"
+    )
