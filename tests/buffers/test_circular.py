@@ -179,9 +179,7 @@ def test_partial_reset_zeroes_that_environment_and_touches_no_other() -> None:
         assert torch.equal(buffer.buffer[2], torch.zeros(3, 2, 3))
         others = torch.tensor([0, 1, 3])
         assert torch.equal(buffer.buffer[others], before[others])
-        data = buffer._ring or buffer._ordered
-        assert data is not None
-        assert not data.data[2].any(), "the storage itself is zeroed, not only what is read of it"
+        assert not buffer._filled().data[2].any(), "the storage itself is zeroed, not only what is read of it"
 
 
 def test_reading_before_the_first_append_says_to_append() -> None:

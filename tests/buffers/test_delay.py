@@ -86,6 +86,35 @@ def test_lags_of_some_environments_can_be_set() -> None:
     assert delay.lags.tolist() == [2, 2, 1]
 
 
-def test_a_negative_history_is_refused() -> None:
+def test_sizes_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 or more"):
         DelayBuffer(-1, NUM_ENVS)
+    with pytest.raises(ConfigError, match="at least 1"):
+        DelayBuffer(1, 0)
+
+
+def test_bad_data_raises_and_changes_nothing() -> None:
+    delay = DelayBuffer(1, NUM_ENVS)
+    with pytest.raises(ShapeError, match="at least one element"):
+        delay.compute(torch.zeros(NUM_ENVS, 0))
+    delay.set_lag(1)
+    delay.compute(rows(0))
+    for bad, ids, error in [
+        (rows(1).double(), None, DtypeError),
+        (rows(1)[:, :1], None, ShapeError),
+        (rows(1)[:2], None, ShapeError),
+        (rows(1)[:2], [0, 3], IdError),
+    ]:
+        with pytest.raises(error):
+            delay.compute(bad, ids)
+    assert torch.equal(delay.compute(rows(2)), rows(0))
+
+
+def test_a_reset_zeroes_the_storage_of_that_environment_only() -> None:
+    delay = DelayBuffer(2, NUM_ENVS)
+    for step in range(3):
+        delay.compute(rows(step) + 1)
+    before = delay._frames.data.clone()
+    delay.reset([1])
+    assert not delay._frames.data[1].any()
+    assert torch.equal(delay._frames.data[[0, 2]], before[[0, 2]])

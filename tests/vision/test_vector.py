@@ -229,3 +229,35 @@ def test_mistakes_are_named() -> None:
     env.metadata = {}
     with pytest.raises(ConfigError, match="autoreset_mode"):
         FrameStackVector(env, spec)
+
+
+def test_a_headrace_environment_can_be_wrapped_with_suspended_environments_in_it() -> None:
+    import headrace
+
+    spec = StackSpec(frames=3)
+    inner = headrace.make("inverted-pendulum", 4, seed=3)
+    env = FrameStackVector(inner, {"policy": spec})
+    obs, _ = env.reset(seed=3)
+    histories = [[row] * 3 for row in inner.observe()["policy"]]
+    generator = torch.Generator().manual_seed(0)
+    ended = 0
+    for step in range(60):
+        if step == 10:
+            inner.suspend([2])
+        if step == 25:
+            inner.resume([2])
+        acted = inner.active.clone()
+        result = env.step(torch.rand(4, 1, generator=generator) * 6 - 3)
+        frames = inner.observe()["policy"]
+        done = result.terminated | result.truncated
+        for i in range(4):
+            if done[i]:
+                final = result.info["final_obs"]["policy"][i]
+                assert torch.equal(final[: -frames.shape[1]], torch.cat(histories[i][1:]))
+                histories[i] = [frames[i]] * 3
+                ended += 1
+            elif acted[i]:
+                histories[i] = [*histories[i][1:], frames[i]]
+            assert torch.equal(result.obs["policy"][i], torch.cat(histories[i]))
+    assert ended > 0
+    assert obs["policy"].shape == (4, 3 * frames.shape[1])

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.buffers.ordered import OrderedFrames
-from headrace.buffers.ring import RingFrames
-from headrace.buffers.rows import EnvRows, check_rows, env_rows
+from headrace.buffers.rows import EnvRows, check_frames, check_rows, env_rows
 from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.types import Ids, as_device
 
@@ -22,9 +21,8 @@ class CircularBuffer:
     Rows and environments line up as everywhere in headrace: without ``env_ids`` rows are (N, …); with int64 indices
     they are compact (n, …), one per index; with a bool mask (N,) they are full (N, …) and rows outside it are ignored.
 
-    Two layouts, chosen by ``stack_dim``. Without it an append writes one frame into a ring, and reading ``buffer``
-    gathers a copy: right for long histories and for reading single lags. With it frames lie in memory from oldest to
-    newest, an append moves the others down a slot, and ``buffer`` and ``stacked`` are views that cost nothing.
+    Frames lie in memory from oldest to newest and an append moves the others down a slot, so ``buffer`` and
+    ``stacked`` are views that cost nothing. To read one late frame out of a long history, ``DelayBuffer`` is cheaper.
 
     Args:
         max_len: K, the number of frames kept per environment, at least 1.
@@ -51,9 +49,7 @@ class CircularBuffer:
         self._stack_dim = stack_dim
         self._pushed = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
         self._step = torch.ones(num_envs, dtype=torch.int64, device=self._device)
-        self._frame: tuple[tuple[int, ...], torch.dtype] | None = None
-        self._ring: RingFrames | None = None
-        self._ordered: OrderedFrames | None = None
+        self._frames: OrderedFrames | None = None
 
     @property
     def max_len(self) -> int:
@@ -78,8 +74,7 @@ class CircularBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of frames held; 0 before the first append."""
-        data = self._ring or self._ordered
-        return 0 if data is None else data.data.nbytes
+        return 0 if self._frames is None else self._frames.data.nbytes
 
     def append(self, rows: Tensor, env_ids: Ids | None = None) -> None:
         """Add the newest frame of some environments; the others keep theirs, bit for bit.
@@ -89,31 +84,25 @@ class CircularBuffer:
             env_ids: the environments; None means all.
         """
         where = self._checked(rows, env_ids)
-        if self._frame is None:
-            self._allocate(rows)
-        if self._ordered is not None:
-            self._ordered.push(rows, where, by=self._step, fill=self._pushed == 0)
-        elif self._ring is not None:
-            self._ring.push(rows, where, self._pushed)
+        if self._frames is None:
+            self._frames = self._allocated(rows)
+        self._frames.push(rows, where, by=self._step, fill=self._pushed == 0)
         where.add(self._pushed, 1)
 
     def reset(self, env_ids: Ids | None = None) -> None:
         """Forget some environments: their storage is zeroed, and no other's is touched."""
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         where.fill(self._pushed, 0)
-        data = self._ring or self._ordered
-        if data is not None:
-            where.fill(data.data, 0)
+        if self._frames is not None:
+            where.fill(self._frames.data, 0)
 
     @property
     def buffer(self) -> Tensor:
-        """(N, K, …), oldest to newest. With ``stack_dim`` a view that the next append changes, else a copy.
+        """(N, K, …), oldest to newest: a view that the next append changes.
 
         Environments that were reset and not appended to since are zeros.
         """
-        if self._ordered is not None:
-            return self._ordered.frames
-        return self._filled_ring().ordered(self._pushed)
+        return self._filled().frames
 
     @property
     def stacked(self) -> Tensor:
@@ -123,9 +112,7 @@ class CircularBuffer:
                 "CircularBuffer.stacked: this buffer was made without stack_dim; construct it with "
                 "stack_dim=<axis of the data to merge the frames into>, or read .buffer, which is (N, K, …)"
             )
-        if self._ordered is None:
-            raise _nothing_appended()
-        return self._merged(self._ordered.data)
+        return self._merged(self._filled())
 
     def peek(self, rows: Tensor, env_ids: Ids | None = None) -> Tensor:
         """What ``stacked`` (without ``stack_dim``: ``buffer``) would be after ``append(rows, env_ids)``.
@@ -133,18 +120,9 @@ class CircularBuffer:
         Fresh; nothing changes. One row per given row; with a mask, rows outside it are as they are now.
         """
         where = self._checked(rows, env_ids)
-        if self._frame is None:
-            # allocating here would settle the shape of a frame: a side effect
-            empty = CircularBuffer(self._max_len, self._num_envs, self._device, self._stack_dim)
-            empty._allocate(rows)
-            return empty.peek(rows, env_ids)
-        fill = self._pushed == 0
-        if self._ordered is not None:
-            return self._merged(self._ordered.peek(rows, where, by=self._step, fill=fill))
-        now = self._filled_ring().ordered(self._pushed)
-        after = OrderedFrames(self._max_len, self._num_envs, self._frame[0], 0, self._frame[1], self._device)
-        after.data = now
-        return after.peek(rows, where, by=self._step, fill=fill)
+        # allocating for good would settle the shape of a frame: a side effect
+        frames = self._allocated(rows) if self._frames is None else self._frames
+        return self._merged(frames, frames.peek(rows, where, by=self._step, fill=self._pushed == 0))
 
     def __getitem__(self, lag: int | Tensor) -> Tensor:
         """The frames of ``lag`` appends ago (0 = newest), (N, …), fresh.
@@ -153,11 +131,10 @@ class CircularBuffer:
         each environment its own lag; its range is checked on the CPU only, elsewhere it is clamped.
         """
         lags = check_lag("lag", lag, self._max_len - 1, self._num_envs, self._device)
-        if self._ordered is not None:
-            reached = torch.minimum(lags, (self._pushed - 1).clamp(min=0)).clamp(min=0)
-            envs = torch.arange(self._num_envs, device=self._device)
-            return self._ordered.frames[envs, self._max_len - 1 - reached]
-        return self._filled_ring().at(lags.clamp(min=0, max=self._max_len - 1), self._pushed)
+        frames = self._filled().frames
+        reached = torch.minimum(lags, (self.lengths - 1)).clamp(min=0)
+        envs = torch.arange(self._num_envs, device=self._device)
+        return frames[envs, self._max_len - 1 - reached]
 
     def __len__(self) -> int:
         """``max_len``: ``buf[lag]`` is defined below it."""
@@ -166,39 +143,33 @@ class CircularBuffer:
     def _checked(self, rows: Tensor, env_ids: Ids | None) -> EnvRows:
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         check_rows("rows", rows, where, self._device)
-        shape, dtype = tuple(rows.shape[1:]), rows.dtype
-        if self._frame is not None:
-            if shape != self._frame[0]:
-                raise ShapeError(f"rows: expected frames of shape {self._frame[0]}, as at first, got {shape}")
-            if dtype != self._frame[1]:
-                raise DtypeError(f"rows: expected {self._frame[1]}, as at first, got {dtype}; convert with .to()")
-            return where
-        if 0 in shape:
-            raise ShapeError(f"rows: expected frames with at least one element, got shape {shape}")
-        if self._stack_dim is not None and not -len(shape) <= self._stack_dim <= len(shape):
+        held = None if self._frames is None else self._frames.frames[:, 0]
+        check_frames("rows", rows, held)
+        if self._stack_dim is not None and not -rows.dim() < self._stack_dim < rows.dim():
             raise ShapeError(
-                f"rows: stack_dim is {self._stack_dim}, but the data has {len(shape) + 1} axes, the batch axis 0 "
-                f"among them; got shape {tuple(rows.shape)}"
+                f"rows: stack_dim is {self._stack_dim}, but the data has {rows.dim()} axes, the batch axis 0 among "
+                f"them; got shape {tuple(rows.shape)}"
             )
         return where
 
-    def _allocate(self, rows: Tensor) -> None:
-        shape, dtype = tuple(rows.shape[1:]), rows.dtype
-        self._frame = shape, dtype
+    def _allocated(self, rows: Tensor) -> OrderedFrames:
         if self._stack_dim is None:
-            self._ring = RingFrames(self._max_len, self._num_envs, shape, dtype, self._device)
+            axis = 0
         else:
-            axis = self._stack_dim - 1 if self._stack_dim > 0 else self._stack_dim + len(shape)
-            self._ordered = OrderedFrames(self._max_len, self._num_envs, shape, axis, dtype, self._device)
+            axis = (self._stack_dim if self._stack_dim > 0 else self._stack_dim + rows.dim()) - 1
+        return OrderedFrames(self._max_len, self._num_envs, tuple(rows.shape[1:]), axis, rows.dtype, self._device)
 
-    def _merged(self, data: Tensor) -> Tensor:
-        assert self._ordered is not None
-        return data.flatten(self._ordered.axis + 1, self._ordered.axis + 2)
+    def _merged(self, frames: OrderedFrames, data: Tensor | None = None) -> Tensor:
+        """``data`` (the frames' own if None) as stacks; without ``stack_dim`` as (n, K, …)."""
+        data = frames.data if data is None else data
+        return data if self._stack_dim is None else data.flatten(frames.axis + 1, frames.axis + 2)
 
-    def _filled_ring(self) -> RingFrames:
-        if self._ring is None:
-            raise _nothing_appended()
-        return self._ring
+    def _filled(self) -> OrderedFrames:
+        if self._frames is None:
+            raise LifecycleError(
+                "CircularBuffer: nothing was appended yet, so a frame has no shape yet; call append(rows) first"
+            )
+        return self._frames
 
 
 def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch.device) -> Tensor:
@@ -221,9 +192,3 @@ def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch
     if device.type == "cpu" and lag.numel() and (int(lag.min()) < 0 or int(lag.max()) > limit):
         raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {int(lag.min())} to {int(lag.max())}")
     return lag
-
-
-def _nothing_appended() -> LifecycleError:
-    return LifecycleError(
-        "CircularBuffer: nothing was appended yet, so the shape of a frame is not known; call append(rows) first"
-    )

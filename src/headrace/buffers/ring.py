@@ -41,9 +41,3 @@ class RingFrames:
         """
         reached = torch.minimum(lag, (pushed - 1).clamp(min=0))
         return self.data[self._envs, (pushed - 1 - reached) % self.length]
-
-    def ordered(self, pushed: Tensor) -> Tensor:
-        """(N, K, *frame_shape), oldest to newest, fresh; slots before the first append repeat the first frame."""
-        lag = torch.arange(self.length - 1, -1, -1, device=self.data.device)
-        reached = torch.minimum(lag, (pushed - 1).clamp(min=0)[:, None])
-        return self.data[self._envs[:, None], (pushed[:, None] - 1 - reached) % self.length]

@@ -114,6 +114,19 @@ def check_rows(name: str, rows: Tensor, where: EnvRows, device: torch.device) ->
         )
 
 
+def check_frames(name: str, rows: Tensor, held: Tensor | None) -> None:
+    """Refuse rows whose frames differ in shape or dtype from those ``held`` (any rows, …), or have no elements."""
+    shape = tuple(rows.shape[1:])
+    if held is None:
+        if 0 in shape:
+            raise ShapeError(f"{name}: expected frames with at least one element, got shape {shape}")
+        return
+    if shape != tuple(held.shape[1:]):
+        raise ShapeError(f"{name}: expected frames of shape {tuple(held.shape[1:])}, as at first, got {shape}")
+    if rows.dtype != held.dtype:
+        raise DtypeError(f"{name}: expected {held.dtype}, as at first, got {rows.dtype}; convert with .to()")
+
+
 def _check_indices(ids: Tensor, num_envs: int) -> None:
     if ids.numel() == 0:
         return
