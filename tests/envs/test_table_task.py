@@ -250,6 +250,8 @@ def test_library_terms_agree_with_the_plain_formulas() -> None:
     # the same sum in another order of operations
     torch.testing.assert_close(env.task.reward(rows, actions), expected, rtol=1e-14, atol=0.0)
     assert torch.equal(JointPositions()(rows), qpos)
+    assert torch.equal(JointPositions(joints=("hinge",))(rows), qpos[:, 1:])
+    assert torch.equal(JointPositions(joints=("hinge", "slider"))(rows), qpos.flip(1))
     assert torch.equal(JointVelocityL2()(rows), (qvel * qvel).sum(dim=1))
     assert torch.equal(BodyPosition(body="pole")(rows), rows.get("xpos", 2))
     assert Distance(first="cart", second="pole")(rows).tolist() == [0.0] * 5
