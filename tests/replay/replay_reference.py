@@ -186,7 +186,7 @@ class Stream:
         info = {}
         if done.any() and self.autoreset == "same_step":
             info = {"final_obs": final, "_final_obs": torch.from_numpy(done)}
-        self.obs = following
+        self.obs = {name: value.clone() for name, value in following.items()}
         shape = (n, *action_spec.shape)
         action = torch.from_numpy(self.rng.integers(0, 100, shape)).to(action_spec.dtype)
         reward = torch.from_numpy(self.rng.standard_normal(n)).to(torch.float32)

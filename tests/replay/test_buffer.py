@@ -66,7 +66,6 @@ def test_keys_and_shapes_are_those_known_from_torchrl():
         "steps_to_next_obs": (5, 1),
         "gamma": (5, 1),
     }
-    batch.validate() if hasattr(batch, "validate") else None
     assert batch[1:3].clone().batch_size == (2,)
 
 

@@ -49,8 +49,8 @@ def assemble(
         else:
             here, there = read_pairs(pool, leaf, outputs, envs, positions, numbers[4])
             here, there = here.unflatten(0, shape), there.unflatten(0, shape)
-        _put(obs, leaf, here)
-        _put(following, leaf, there)
+        put_leaf(obs, leaf, here)
+        put_leaf(following, leaf, there)
     column = (*shape, 1)
     _, index, traj, steps, m = torch.from_numpy(numbers).view(5, *column).unbind()
     reward, discount = torch.from_numpy(reals).view(2, *column).unbind()
@@ -92,7 +92,7 @@ def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
     return TensorDict._new_unsafe(source=source, batch_size=size)  # pyright: ignore[reportPrivateUsage]  # see above
 
 
-def _put(branch: Branch, leaf: Leaf, value: Tensor) -> None:
+def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
     """Set ``("observation", *leaf.path)``."""
     *parents, last = ("observation", *leaf.path)
     for name in parents:

@@ -1,0 +1,88 @@
+"""Collecting from a real environment, in full and compact form, and into a replay buffer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.envs import make
+from headrace.errors import ConfigError
+from headrace.replay import ReplayBuffer
+from headrace.replay.compact import reconstruct_next
+from headrace.rollout.collect import collect
+
+STEPS = 60
+
+
+def policy(obs):
+    """Pushes hard enough that cartpoles fall within the steps collected."""
+    return torch.sign(obs["policy"][:, :1])
+
+
+def collected(**settings):
+    env = make("cartpole", num_envs=3, seed=1)
+    env.reset(seed=4)
+    if settings.pop("suspend", False):
+        env.suspend([1])
+    batch = collect(env, policy, STEPS, reset=False, **settings)
+    env.close()
+    return batch
+
+
+def test_a_full_batch_has_true_next_observations():
+    batch = collected()
+    assert batch.shape == (3, STEPS)
+    done = batch["next", "done"][..., 0]
+    assert done.any()
+    obs, following = batch["observation", "policy"], batch["next", "observation", "policy"]
+    inside = ~done[:, :-1]
+    assert torch.equal(following[:, :-1][inside], obs[:, 1:][inside])
+    # at ends the next observation is the last of the old episode, not the first of the new one
+    ends = done[:, :-1]
+    assert (following[:, :-1][ends] != obs[:, 1:][ends]).any(-1).all()
+    ids, counts = batch["collector", "traj_ids"], batch["step_count"][..., 0]
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], ends)
+    assert (counts[:, 1:][ends] == 0).all()
+
+
+def test_a_compact_batch_is_the_same_without_next_observations():
+    full, compact = collected(), collected(compact=True)
+    assert ("next", "observation") not in compact.keys(True)
+    assert (compact == full.exclude(("next", "observation"))).all()
+    back = reconstruct_next(compact)["next", "observation", "policy"]
+    known = ~back.isnan().any(-1)
+    done = full["next", "done"][..., 0]
+    assert torch.equal(back[known], full["next", "observation", "policy"][known])
+    expected = ~done
+    expected[:, -1] = False
+    assert torch.equal(known, expected)
+
+
+def test_suspended_environments_are_marked():
+    batch = collected(suspend=True)
+    assert batch["active"].all(1).tolist() == [True, False, True]
+    assert not batch["active"][1].any()
+
+
+def test_a_replay_buffer_fed_with_the_same_steps_gives_the_same_transitions():
+    env = make("cartpole", num_envs=3, seed=1)
+    buffer = ReplayBuffer(3 * STEPS, 3, env.single_observation_space, env.single_action_space)
+    obs, _ = env.reset(seed=4)
+    for _ in range(STEPS):
+        active = env.active
+        action = policy(obs)
+        step = env.step(action)
+        buffer.extend(obs, action, step, active)
+        obs = step.obs
+    env.close()
+    full, stored = collected().reshape(-1), buffer.get(buffer.indices())
+    for key in (("observation", "policy"), "action", ("next", "observation", "policy"), "step_count",
+                ("next", "reward"), ("next", "terminated"), ("next", "truncated"), ("next", "done")):  # fmt: skip
+        assert torch.equal(stored[key], full[key]), key
+
+
+def test_no_steps_are_refused():
+    env = make("cartpole", num_envs=1)
+    with pytest.raises(ConfigError, match="at least 1 step"):
+        collect(env, policy, 0)
+    env.close()
