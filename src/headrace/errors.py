@@ -93,6 +93,9 @@ class UnsupportedError(HeadraceError, NotImplementedError):
 class PolicyError(HeadraceError, RuntimeError):
     """A policy raised or answered badly; the message names the environments."""
 
+    finished: object | None = None
+    """What was finished before: the ``Evaluation`` so far, where the error ended one."""
+
 
 class MissingExtraError(HeadraceError, ImportError):
     """An optional dependency is absent; the message names the extra that installs it."""

@@ -342,7 +342,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             return
         self.timer.start("render")
         shown = read
-        if ended_ids is not None and self.autoreset == "same_step" and not (self._wants_final_obs or self._observers):
+        if ended_ids is not None and not (self._wants_final_obs or self._observers):
             shown = read.clone()
             shown[ended_ids] = False
         self._board.draw(shown.nonzero().squeeze(1))
