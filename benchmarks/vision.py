@@ -30,7 +30,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -111,7 +111,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _cameras(quick: bool, console: Any, failures: list[str]) -> list[str]:
-    """Part (a) lives in a file of its own; each of its rows is a mapping of column to text."""
+    """Part (a) lives in a file of its own; each of its rows is a dataclass whose fields are the columns."""
     from rich.table import Table
 
     if importlib.util.find_spec("vision_camera") is None:
@@ -123,15 +123,20 @@ def _cameras(quick: bool, console: Any, failures: list[str]) -> list[str]:
     failures += [f"(a) {failure}" for failure in vision_camera.camera_checks(rows)]
     if not rows:
         return []
-    shown = [row if isinstance(row, dict) else vars(row) for row in rows]
-    table = Table(title="(a) cameras")
-    for head in shown[0]:
-        table.add_column(str(head))
-    for row in shown:
-        table.add_row(*(str(value) for value in row.values()))
+    heads = [field.name for field in fields(rows[0])]
+    cells = [[_cell(value) for value in astuple(row)] for row in rows]
+    table = Table(*heads, title="(a) cameras")
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
-    lines = ["| " + " | ".join(map(str, shown[0])) + " |", "|" + "---|" * len(shown[0])]
-    return [*lines, *("| " + " | ".join(str(value) for value in row.values()) + " |" for row in shown), ""]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in cells), ""]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 def _measured(
