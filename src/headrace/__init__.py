@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 from headrace.gymnasium_ids import register_ids
 
 if TYPE_CHECKING:
-    from headrace.envs import BatchEnv, Rows, Task, TaskCfg, TaskEntry, make, register_task, task_names
+    from headrace.envs import (
+        BatchEnv,
+        Rows,
+        TableCfg,
+        TableTask,
+        Task,
+        TaskCfg,
+        TaskEntry,
+        make,
+        register_task,
+        task_names,
+    )
     from headrace.envs.bridges import bridge
     from headrace.types import EpisodeEnds, StackSpec, Step
 
@@ -25,6 +36,8 @@ __all__ = [
     "Rows",
     "StackSpec",
     "Step",
+    "TableCfg",
+    "TableTask",
     "Task",
     "TaskCfg",
     "TaskEntry",
@@ -36,7 +49,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "headrace.envs": ("BatchEnv", "Rows", "Task", "TaskCfg", "TaskEntry", "make", "register_task", "task_names"),
+    "headrace.envs": (
+        *("BatchEnv", "Rows", "TableCfg", "TableTask", "Task", "TaskCfg", "TaskEntry"),
+        *("make", "register_task", "task_names"),
+    ),
     "headrace.envs.bridges": ("bridge",),
     "headrace.types": ("EpisodeEnds", "StackSpec", "Step"),
 }

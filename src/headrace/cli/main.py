@@ -9,7 +9,7 @@ from typing import cast
 
 from rich.console import Console
 
-from headrace.cli import run, tasks
+from headrace.cli import record, run, tasks
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -18,6 +18,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace tasks                          what there is to simulate
   headrace run ant --num-envs 256         step it and see how fast it is
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
+  headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
 """
 
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (tasks, run):
+    for module in (tasks, run, record):
         module.add_parser(commands)
     parsed = parser.parse_args(arguments)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)

@@ -160,7 +160,8 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         Args:
             seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
             options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
-                (N,)) says which episodes to run. A suspended environment is reset and stays suspended.
+                (N,)) says which episodes to run; ``observe`` (bool (N,)) says whose cameras will be read, as in
+                ``step``. A suspended environment is reset and stays suspended.
 
         Returns:
             The observation of all N environments, and an info.
@@ -174,7 +175,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             self._slots.started.zero_()
         ids = request.ids
         if ids is None or len(ids):
-            self._begin(ids, request.episode_ids)
+            self._begin(ids, request.episode_ids, observe=request.observe)
         self._ready = True
         return self._board.copy(), {}
 
@@ -213,7 +214,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         if seen is not None:
             self._show(ids, seen, actions, step)
         if ended_ids is not None and self.autoreset == "same_step":
-            self._begin(ended_ids, None)
+            self._begin(ended_ids, None, observe=None)
             step = step._replace(obs=self._board.copy())
         self.timer.stop()
         return step
@@ -225,7 +226,9 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         """
         self._check_ready("observe")
         rows = self._slots.everyone if ids is None else checked_ids(ids, self.num_envs, self.device)
-        self._board.draw(rows)
+        if self._board.has_cameras:
+            with self.timer.measure("render"):
+                self._board.draw(rows)
         return self._board.rows(rows)
 
     # --- watching, saving, ending -------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _snapshot(self) -> StateDict:
         return {
-            "task": type(self.task).__name__,
+            "task": self.task.identity,
             "num_envs": self.num_envs,
             "seed": self._slots.seed,
             "divergences": self.divergences,
@@ -259,7 +262,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of an environment of the same task and ``num_envs``."""
         self._check_open()
-        checked = checked_snapshot(state, type(self.task).__name__, self.num_envs)
+        checked = checked_snapshot(state, self.task.identity, self.num_envs)
         check_layout(checked, self._snapshot())
         self.sim.load_state_dict(checked["sim"])
         for name, values in self._slots.tensors().items():
@@ -362,8 +365,11 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         for observer in self._observers:
             observer.after_step(record)
 
-    def _begin(self, ids: Tensor | None, episode_ids: Tensor | None) -> None:
-        """Start an episode in each of ``ids`` (None: all), with the given identities or the slots' next ones."""
+    def _begin(self, ids: Tensor | None, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
+        """Start an episode in each of ``ids`` (None: all), with the given identities or the slots' next ones.
+
+        Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names.
+        """
         self.timer.start("reset")
         everyone = self._slots.everyone if ids is None else ids
         self._slots.begin(everyone, episode_ids)
@@ -372,7 +378,9 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.sim.forward(ids)
         self._board.begin(everyone)
         self._board.write(ids, self.task.observe(Rows(self.sim, self._slots, ids)), None)
-        self._board.draw(everyone)
+        if self._board.has_cameras:
+            read = everyone if observe is None or self._observers else everyone[torch.isin(everyone, observe)]
+            self._board.draw(read)
         self._roster.unpark(everyone)
         if self._observers:
             record = ResetRecord(

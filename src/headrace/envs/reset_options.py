@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.envs.ids import checked_ids
 from headrace.errors import ConfigError, DtypeError, IdError, ShapeError
 
-_OPTIONS = {"reset_mask", "episode_ids"}
+_OPTIONS = {"reset_mask", "episode_ids", "observe"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,14 @@ class ResetRequest:
     """int64 (m,), ascending; None for all."""
     episode_ids: Tensor | None
     """int64 (m,); None for the slots' next ones."""
+    observe: Tensor | None
+    """int64 (k,): environments whose cameras are drawn if they are reset; None for all."""
 
 
 def parse_reset_options(options: dict[str, object] | None, num_envs: int, device: torch.device) -> ResetRequest:
     """Check ``reset(options=…)`` before anything is changed."""
     if not options:
-        return ResetRequest(ids=None, episode_ids=None)
+        return ResetRequest(ids=None, episode_ids=None, observe=None)
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
         raise ConfigError(f"reset options: expected {sorted(_OPTIONS)}, got {unknown}")
@@ -38,9 +40,11 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
             raise DtypeError(f"reset_mask: expected bool ({num_envs},), got {mask.dtype}")
         ids = checked_ids(mask, num_envs, device, name="reset_mask")
         ids = None if len(ids) == num_envs else ids
+    observe = options.get("observe")
     return ResetRequest(
         ids=ids,
         episode_ids=None if wanted is None else _checked_episode_ids(torch.as_tensor(wanted), ids, num_envs, device),
+        observe=None if observe is None else checked_ids(torch.as_tensor(observe), num_envs, device, name="observe"),
     )
 
 

@@ -46,6 +46,14 @@ class TableTask(Task):
         low, high = (np.concatenate(ends).astype(np.float32) for ends in zip(*bounds, strict=True))
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
+    @property
+    def identity(self) -> str:
+        """The names of the table's terms: two tables with the same ones can load each other's snapshots."""
+        cfg = self._table
+        observed = [f"{group}.{name}" for group, terms in cfg.observations.items() for name in terms]
+        parts = [*observed, *cfg.pictures, *cfg.actions, *cfg.rewards, *cfg.events, *cfg.randomization, *cfg.curriculum]
+        return f"TableTask({', '.join(parts)})"
+
     def reset(self, rows: Rows) -> None:
         """Levels, model fields, reset events in their order, and when interval events will come first."""
         cfg = self._table

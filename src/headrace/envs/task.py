@@ -77,6 +77,11 @@ class Task:
         """Seconds of simulated time per environment step."""
         return self.model.opt.timestep * self.cfg.decimation
 
+    @property
+    def identity(self) -> str:
+        """What a snapshot must be of to be loaded into this task."""
+        return type(self).__name__
+
     def reset(self, rows: Rows) -> None:
         """Write the initial state of the rows' episodes; it is the model's default when this is called."""
 
