@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.cli import main
@@ -69,3 +71,14 @@ def test_a_request_that_cannot_be_met_says_what_to_write_instead(
 def test_a_setting_given_on_the_command_line_reaches_the_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cartpole", "--num-envs", "2", "--steps", "6", "--set", "episode_length=3"]) == 0
     assert "mean length" in capsys.readouterr().out
+
+
+def test_run_records_episodes_that_verify_and_replay_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "dataset")
+    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "60", "--record", folder]) == 0
+    assert "episodes recorded" in capsys.readouterr().out
+    assert main(["record", "verify", folder]) == 0
+    assert main(["record", "replay", folder]) == 0
+    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "5", "--record", folder]) == 2, "never overwritten"

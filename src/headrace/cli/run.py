@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.envs import BatchEnv
+    from headrace.recording import EpisodeRecorder
     from headrace.types import Obs
 
     Policy = Callable[[Obs], Tensor]
@@ -49,6 +51,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
     )
+    parser.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="keep every finished episode there (observations, actions, rewards, flags, physics states); see 'record'",
+    )
     parser.set_defaults(handler=_run)
 
 
@@ -64,13 +71,34 @@ def _run(arguments: argparse.Namespace) -> int:
     task_cfg(arguments.task, overrides)
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
     policy = _policy(arguments.policy, env, arguments.seed)
-    obs, _ = env.reset()
     suspended = round(arguments.suspend_fraction * env.num_envs)
-    env.suspend(range(suspended))
-    report = _stepped(env, policy, obs, arguments.steps)
+    with _recording(env, arguments.record, arguments.task, overrides) as kept:
+        obs, _ = env.reset()
+        env.suspend(range(suspended))
+        report = _stepped(env, policy, obs, arguments.steps)
     env.close()
-    Console().print(_table(arguments.task, env, suspended, report))
+    table = _table(arguments.task, env, suspended, report)
+    if kept is not None:
+        table.add_row("episodes recorded", f"{kept.committed:,} in {arguments.record}")
+    Console().print(table)
     return 0
+
+
+@contextmanager
+def _recording(
+    env: BatchEnv, folder: str | None, task: str, overrides: dict[str, object]
+) -> Generator[EpisodeRecorder | None]:
+    """A recorder attached to ``env`` for the length of a block, or None where nobody asked for one."""
+    if folder is None:
+        yield None
+        return
+    from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
+
+    cfg = RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states"))
+    info = DatasetInfo(env_name=task, env_args={"overrides": overrides}, fps=1.0 / env.task.dt)
+    with EpisodeRecorder(folder, cfg, info) as recorder:
+        env.attach(recorder)
+        yield recorder
 
 
 def _stepped(env: BatchEnv, policy: Policy, obs: Obs, steps: int) -> dict[str, float]:
