@@ -1,8 +1,9 @@
 """Interleaved measurements: one process per contestant, all warm and waiting, measured in turn, round after round.
 
-The parent talks to its workers in lines of JSON. A worker answers ``{"ready": {...}}`` once it is warm; each ``go`` line
-makes it measure once and answer ``{"value": number}``. Only one worker runs at a time; noise that lasts seconds hits all of
-them alike, and ratios of medians survive it. Standard library only: a peer's virtual environment need not have ours.
+The parent talks to its workers in lines of JSON. A worker answers ``{"ready": {...}}`` once it is warm; each ``go``
+line makes it measure once and answer ``{"value": number}``. Only one worker runs at a time; noise that lasts seconds
+hits all of them alike, and ratios of medians survive it. Standard library only: a peer's virtual environment need not
+have ours.
 """
 
 from __future__ import annotations
