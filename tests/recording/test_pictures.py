@@ -31,6 +31,37 @@ def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
     np.testing.assert_allclose(np.diff(frame_times(path)), 1 / 25, atol=1e-6)  # the file counts in whole ticks
 
 
+def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_path):
+    import torch
+
+    from headrace.envs import make
+    from headrace.types import StackSpec
+
+    ant = make("ant", 3, threads=1)
+    with VideoObserver(tmp_path / "ant.mp4", render=ant.render_each, num_envs=2, fps=20) as video:
+        assert video.needs == frozenset()
+        ant.attach(video)
+        ant.reset()
+        for _ in range(4):
+            ant.step(torch.zeros(3, 8))
+    ant.close()
+    frames = read_frames(tmp_path / "ant.mp4")
+    assert len(frames) == 4
+    assert frames[0].std() > 5, "there is something to see"
+    cartpole = make("cartpole-camera", 2, threads=1)
+    with VideoObserver(tmp_path / "pole.mp4", stack=StackSpec(frames=2), fps=20) as video:
+        cartpole.attach(video)
+        cartpole.reset()
+        for _ in range(4):
+            step = cartpole.step(torch.ones(2, 1))
+    cartpole.close()
+    last = read_frames(tmp_path / "pole.mp4")[-1]
+    newest = step.obs["policy"][0, :, :, 3:].numpy().repeat(2, 0).repeat(2, 1)
+    shown = last[: newest.shape[0], : newest.shape[1]].astype(int)
+    # below the text, and up to what H.264 loses
+    assert np.abs(shown[20:] - newest[20:]).mean() < 8
+
+
 def test_success_and_failure_frame_their_tile_in_the_step_that_ends_an_episode(tmp_path):
     pictures = np.full((2, 64, 64, 3), 90, np.uint8)
     with TiledVideo(tmp_path / "v.mp4", fps=10, tiles=2) as video:
@@ -75,6 +106,15 @@ def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
     env.observers = [late]
     with pytest.raises(DataError, match="before reset"):
         env.step()
+
+
+def test_channels_may_come_first_or_be_grey():
+    from headrace.recording.fields import as_rgb
+
+    pictures = np.arange(2 * 5 * 7 * 3, dtype=np.uint8).reshape(2, 5, 7, 3)
+    np.testing.assert_array_equal(as_rgb(pictures), pictures)
+    np.testing.assert_array_equal(as_rgb(np.moveaxis(pictures, -1, -3)), pictures)
+    np.testing.assert_array_equal(as_rgb(pictures[..., :1]), np.repeat(pictures[..., :1], 3, -1))
 
 
 def test_odd_sizes_and_single_frames_can_be_encoded(tmp_path):

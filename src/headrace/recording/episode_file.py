@@ -7,27 +7,28 @@ so equal episodes give equal bytes.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import io
 import json
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from headrace.errors import DataError
 from headrace.recording.fields import Array, Field
+from headrace.recording.zip_writer import Member, write_zip
 
 FORMAT = "headrace-episode"
 VERSION = 1
 _HEADER = "episode.json"
-_DATE = (1980, 1, 1, 0, 0, 0)
-_ZIP64_FROM = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,34 +50,15 @@ class EpisodeMeta:
         """The identity: (seed, episode id, attempt)."""
         return self.seed, self.episode_id, self.attempt
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as they are written; quicker than ``dataclasses.asdict``."""
+        return {name: getattr(self, name) for name in _META_NAMES}
+
     @property
     def file_name(self) -> str:
         """Name of the episode's file."""
         attempt = f"_try{self.attempt}" if self.attempt else ""
         return f"seed{self.seed}_ep{self.episode_id:08d}{attempt}.npz"
-
-
-class _HashedFile(io.RawIOBase):
-    """A write-only file that hashes what passes; zipfile writes to it front to back, since it does not seek."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        count = memoryview(data).nbytes
-        self._hash.update(data)
-        self._file.write(data)
-        self.size += count
-        return count
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
 
 
 def write_episode_file(
@@ -92,44 +74,33 @@ def write_episode_file(
     Returns:
         Size in bytes and SHA-256 of the file.
     """
-    with path.open("xb", buffering=1 << 20) as raw:
-        hashed = _HashedFile(raw)
-        with zipfile.ZipFile(cast("BinaryIO", hashed), "w", zipfile.ZIP_STORED) as archive:
-            header = {"format": FORMAT, "version": VERSION, **asdict(meta)}
-            _write_member(archive, _HEADER, [json.dumps(header, indent=1).encode()], 0)
-            for field, pieces in columns:
-                shape = (field.rows(meta.length), *field.shape)
-                npy = io.BytesIO()
-                # of the three array headers numpy knows, this one reads everywhere
-                np.lib.format.write_array_header_1_0(
-                    npy,
-                    {"descr": np.lib.format.dtype_to_descr(field.dtype), "fortran_order": False, "shape": shape},
-                )
-                size = shape[0] * field.row_bytes
-                _write_member(archive, f"{field.name}.npy", _chain(npy.getvalue(), pieces, size, field.name), size)
+    header = {"format": FORMAT, "version": VERSION, **meta.as_dict()}
+    members = [Member(_HEADER, [json.dumps(header, indent=1).encode()])]
+    for field, rows in columns:
+        shape = (field.rows(meta.length), *field.shape)
+        pieces: list[bytes | memoryview] = [_array_header(field.dtype, shape)]
+        for piece in rows:
+            if piece.nbytes:
+                # bool, float16 and the like have no simple buffer format: bytes do
+                pieces.append(piece.reshape(-1).view(np.uint8).data)
+        missing = shape[0] * field.row_bytes - sum(map(len, pieces[1:]))
+        if missing:
+            raise DataError(f"{field.name}: expected rows for the whole episode, {missing} bytes are missing")
+        members.append(Member(f"{field.name}.npy", pieces))
+    with path.open("xb") as raw:
+        written = write_zip(raw, members)
         raw.flush()
         os.fsync(raw.fileno())
-    return hashed.size, hashed.digest()
+    return written
 
 
-def _chain(header: bytes, pieces: Iterable[Array], size: int, name: str) -> Iterator[bytes | memoryview]:
-    yield header
-    for piece in pieces:
-        size -= piece.nbytes
-        if piece.nbytes:
-            # bool, float16 and the like have no simple buffer format: bytes do
-            yield piece.reshape(-1).view(np.uint8).data
-    if size:
-        raise DataError(f"{name}: expected rows for the whole episode, {size} bytes are missing")
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, pieces: Iterable[bytes | memoryview], size: int) -> None:
-    info = zipfile.ZipInfo(name, date_time=_DATE)
-    info.create_system = 3
-    info.external_attr = 0o644 << 16
-    with archive.open(info, "w", force_zip64=size > _ZIP64_FROM) as member:
-        for piece in pieces:
-            member.write(piece)
+@functools.lru_cache(maxsize=256)
+def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    content = io.BytesIO()
+    # of the array headers that numpy knows, version 1.0 reads everywhere
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, description)
+    return content.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +108,9 @@ class _Stored:
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+_META_NAMES = tuple(field.name for field in dataclasses.fields(EpisodeMeta))
 
 
 class EpisodeFile:

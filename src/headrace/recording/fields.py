@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
@@ -36,7 +37,7 @@ class Field:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row; 0 where a dimension is empty."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def rows(self, length: int) -> int:
         """Rows of an episode of ``length`` steps."""
@@ -84,6 +85,21 @@ def nest(flat: Mapping[str, Array]) -> dict[str, Nested]:
 def is_picture(shape: tuple[int, ...]) -> bool:
     """Whether rows of this shape are pictures (H, W, C) or stacks of them."""
     return len(shape) >= 3
+
+
+def can_be_shown(field: Field) -> bool:
+    """Whether rows are single pictures as screens know them: uint8 with 1, 3 or 4 channels, last or first."""
+    shape = field.shape
+    return (
+        field.dtype == np.uint8 and len(shape) == 3 and field.row_bytes > 0 and bool({shape[0], shape[2]} & {1, 3, 4})
+    )
+
+
+def as_rgb(pictures: Array) -> NDArray[np.uint8]:
+    """Pictures (…, H, W, C) or (…, C, H, W) as (…, H, W, 3), a view if possible: grey is repeated, alpha left out."""
+    if pictures.shape[-1] not in (1, 3, 4):
+        pictures = np.moveaxis(pictures, -3, -1)
+    return np.broadcast_to(pictures[..., :3], (*pictures.shape[:-1], 3))
 
 
 def check_choice(fields: Iterable[str]) -> None:

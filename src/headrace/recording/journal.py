@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import DataError
 from headrace.recording.episode_file import EpisodeMeta
@@ -21,6 +22,10 @@ class JournalEntry(EpisodeMeta):
     size: int
     """Bytes of the file."""
     sha256: str
+
+    def as_line(self) -> dict[str, Any]:
+        """The fields by name, as the journal has them."""
+        return {**self.as_dict(), "file": self.file, "size": self.size, "sha256": self.sha256}
 
     @property
     def failed_apart(self) -> bool:
@@ -50,7 +55,7 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
 
 def append_lines(path: Path, entries: Sequence[JournalEntry]) -> None:
     """Append entries and wait until the disk has them; on failure the journal is as before."""
-    text = b"".join(json.dumps(asdict(entry)).encode() + b"\n" for entry in entries)
+    text = b"".join(json.dumps(entry.as_line()).encode() + b"\n" for entry in entries)
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, require_extra
 from headrace.recording.dataset import Episode, EpisodeDataset
 from headrace.recording.export import Unit
-from headrace.recording.fields import Array, Field
+from headrace.recording.fields import Array, Field, as_rgb, can_be_shown
 from headrace.recording.lerobot_stats import Stats, combine, picture_stats, sampled_rows, vector_stats
 from headrace.recording.mp4 import Mp4Writer
 
@@ -48,7 +48,7 @@ class Feature:
     def shape(self) -> tuple[int, ...]:
         """As LeRobot writes it: a number alone has shape (1,), a video (H, W, 3)."""
         if self.kind == "video":
-            return (*self.field.shape[:2], 3)
+            return as_rgb(np.broadcast_to(np.uint8(0), self.field.shape)).shape
         return self.field.shape or (1,)
 
 
@@ -65,7 +65,7 @@ def plan_features(fields: Sequence[Field]) -> list[Feature]:
         elif field.name == "rewards":
             features.append(Feature(key="next.reward", field=field, kind="numbers"))
         elif field.name.startswith("obs/"):
-            video = field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] in (1, 3)
+            video = can_be_shown(field)
             if field.name == "obs/policy" and "obs/state" not in names and not video:
                 path = "state"
             key = f"observation.images.{path}" if video else f"observation.{path}"
@@ -171,8 +171,7 @@ class LeRobotExporter:
         kept: list[NDArray[np.uint8]] = []
         for start in range(0, length, 64):
             block = episode.read(feature.field.name, start, min(start + 64, length))
-            pictures = np.broadcast_to(block, (*block.shape[:3], 3))
-            for row, picture in enumerate(pictures, start=start):
+            for row, picture in enumerate(as_rgb(block), start=start):
                 video.add(picture)
                 if row in wanted:
                     kept.append(picture)

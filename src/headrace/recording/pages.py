@@ -27,6 +27,12 @@ class Lane:
         self.fields = tuple(fields)
         self.dtype = np.dtype([(field.name, field.dtype, field.shape) for field in fields])
         self.width = self.dtype.itemsize
+        self.columns: dict[str, slice] = {}
+        """Which bytes of a packed row are whose."""
+        start = 0
+        for field in fields:
+            self.columns[field.name] = slice(start, start + field.row_bytes)
+            start += field.row_bytes
         self.page_steps = max(1, min(_PAGE_STEPS, _PAGE_BYTES // self.width))
         self._pages: list[list[Bytes]] = [[] for _ in range(num_envs)]
 
@@ -84,7 +90,8 @@ class FinishedEpisode:
             for page in pages:
                 rows = page[: min(left, lane.page_steps)]
                 left -= len(rows)
-                yield rows if len(lane.fields) == 1 else np.ascontiguousarray(rows.view(lane.dtype)[field.name])
+                # a small field is a few columns of the packed rows
+                yield rows if len(lane.fields) == 1 else rows[:, lane.columns[field.name]].copy()
         if field.extra == "last":
             yield self.extras[field.name]
 

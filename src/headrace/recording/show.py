@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.table import Table
 
 from headrace.errors import ConfigError, require_extra
 from headrace.recording.dataset import Episode, EpisodeDataset
+from headrace.recording.fields import as_rgb, can_be_shown
 from headrace.recording.store import write_atomically
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ def field_table(episode: Episode) -> Table:
 
 def cameras_of(episode: Episode) -> list[str]:
     """Names of the arrays that can be shown as pictures."""
-    found: list[str] = []
-    for name in sorted(episode.names):
-        field = episode.field(name)
-        if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] in (1, 3, 4) and field.row_bytes:
-            found.append(name)
-    return found
+    return [name for name in sorted(episode.names) if can_be_shown(episode.field(name))]
 
 
 def contact_sheet(
@@ -84,7 +79,7 @@ def contact_sheet(
     if chosen is None or chosen not in cameras:
         raise ConfigError(f"contact sheet: no pictures named {camera or 'anything'}; there are: {cameras or 'none'}")
     lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
-    height, width = dataset[0].field(chosen).shape[:2]
+    height, width = as_rgb(dataset[0].read(chosen, 0, 1)).shape[1:3]
     # small pictures are shown larger, so that the text beside them can be read
     scale = max(1, 64 // height)
     height, width, margin = height * scale, width * scale, 14
@@ -95,7 +90,7 @@ def contact_sheet(
         words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
         draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
         for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
-            picture = _rgb(episode.read(chosen, row, row + 1)[0])
+            picture = as_rgb(episode.read(chosen, row, row + 1)[0])
             enlarged = np.repeat(np.repeat(picture, scale, 0), scale, 1)
             sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
     content = io.BytesIO()
@@ -103,7 +98,3 @@ def contact_sheet(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content.getvalue())
     return path
-
-
-def _rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(np.broadcast_to(picture[..., :3], (*picture.shape[:2], 3)))

@@ -202,7 +202,7 @@ class EpisodeStore:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        return JournalEntry(**asdict(episode.meta), file=f"{episode.group}/{target.name}", size=size, sha256=digest)
+        return JournalEntry(**episode.meta.as_dict(), file=f"{episode.group}/{target.name}", size=size, sha256=digest)
 
     def _failed(self, error: OSError) -> StorageError:
         reasons = {

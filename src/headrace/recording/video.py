@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, require_extra
-from headrace.recording.fields import as_array, flatten, is_picture
+from headrace.recording.fields import Field, as_array, as_rgb, can_be_shown, flatten, is_picture
 from headrace.recording.mp4 import Mp4Writer
-from headrace.types import ResetRecord, StepRecord
+from headrace.types import ResetRecord, StackSpec, StepRecord
 
 Pictures = NDArray[np.uint8]
 
@@ -56,7 +57,7 @@ class TiledVideo:
         """Encode one frame.
 
         Args:
-            pictures: uint8 (tiles, H, W, 1, 3 or 4).
+            pictures: uint8 (tiles, H, W, 3).
             captions: a line of text for each tile.
             outcomes: True frames a tile green, False red, None not at all.
         """
@@ -101,7 +102,7 @@ class TiledVideo:
         frame = np.zeros((tall + tall % 2, wide + wide % 2, 3), np.uint8)
         for tile, picture in enumerate(pictures[: self.tiles]):
             row, column = divmod(tile, self._columns)
-            large = np.repeat(np.repeat(picture[..., :3], scale, 0), scale, 1)
+            large = np.repeat(np.repeat(picture, scale, 0), scale, 1)
             place = frame[row * height * scale :, column * width * scale :]
             place[: height * scale, : width * scale] = large
         return frame
@@ -115,14 +116,29 @@ class VideoObserver:
 
     Args:
         path: mp4 file to make; must not exist.
-        camera: observation group with pictures (H, W, C) uint8; the only one there is where None.
+        camera: observation group with uint8 pictures; the only one there is where None.
+        stack: how the group stacks its frames, if it does; the newest is shown.
+        render: for tasks without a camera, a function that draws a picture of each environment: ``env.render_each``.
         num_envs: the first n environments; fewer if there are fewer.
         fps: frames per second.
     """
 
-    def __init__(self, path: Path | str, *, camera: str | None = None, num_envs: int = 9, fps: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        camera: str | None = None,
+        stack: StackSpec | None = None,
+        render: Callable[[], Sequence[Pictures]] | None = None,
+        num_envs: int = 9,
+        fps: float = 30.0,
+    ) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
+        if render is not None and (camera is not None or stack is not None):
+            raise ConfigError("video: expected a camera or a render function, got both; choose one")
+        self._stack = stack
+        self._render = render
         self._path = Path(path)
         self._camera = camera
         self._wanted = num_envs
@@ -133,45 +149,53 @@ class VideoObserver:
 
     @property
     def needs(self) -> frozenset[Literal["states", "frames"]]:
-        """Pictures of every step."""
-        return frozenset({"frames"})
+        """Pictures of every step, where an observation group has them."""
+        return frozenset() if self._render else frozenset({"frames"})
 
     def after_reset(self, record: ResetRecord) -> None:
-        """Show the first picture of new episodes in the next frame."""
-        pictures = self._find(record.obs)
+        """Note that episodes begin."""
         if self._video is None:
-            count = min(self._wanted, len(pictures))
+            everyone = next(iter(flatten(record.obs).values())).shape[0]
+            count = min(self._wanted, everyone)
             self._video = TiledVideo(self._path, fps=self._fps, tiles=count)
-            self._pictures = pictures[:count].copy()
             self._returns = np.zeros(count)
-        assert self._pictures is not None
-        slots = [slot for slot in record.env_ids.tolist() if slot < len(self._returns)]
-        self._pictures[slots] = pictures[slots]
+        slots = self._filmed(record.env_ids)
         self._returns[slots] = 0.0
+        self._show(record.obs, slots)
 
     def after_step(self, record: StepRecord) -> None:
         """Encode the step."""
-        if self._video is None or self._pictures is None:
+        if self._video is None:
             raise DataError("video: attach the observer before reset, so that it sees episodes begin")
-        count = len(self._returns)
-        slots = [slot for slot in record.env_ids.tolist() if slot < count]
         step = record.step
-        pictures = self._find(step.obs)
-        self._pictures[slots] = pictures[slots]
-        mask = step.info.get("_final_obs")
-        final = step.info.get("final_obs")
+        slots = self._filmed(record.env_ids)
+        self._show(step.obs, slots)
+        mask, final = step.info.get("_final_obs"), step.info.get("final_obs")
         if mask is not None and final is not None:
-            ended = [slot for slot in slots if bool(mask[slot])]
-            self._pictures[ended] = self._find(final)[ended]
+            self._show(final, [slot for slot in slots if bool(mask[slot])])
+        if self._render is not None:
+            self._pictures = np.stack(self._render()[: len(self._returns)])
+        assert self._pictures is not None
         self._returns[slots] += as_array(step.reward, "reward")[slots]
-        outcomes: list[bool | None] = [None] * count
+        outcomes: list[bool | None] = [None] * len(self._returns)
         ends = step.info.get("ends")
         if ends is not None and ends.success is not None:
             for slot, success in zip(ends.env_ids.tolist(), ends.success.tolist(), strict=True):
-                if slot < count:
+                if slot < len(outcomes):
                     outcomes[slot] = success
         captions = [f"{value:.1f}" + _word(outcome) for value, outcome in zip(self._returns, outcomes, strict=True)]
         self._video.add(self._pictures, captions, outcomes)
+
+    def _filmed(self, env_ids: Tensor) -> list[int]:
+        return [slot for slot in env_ids.tolist() if slot < len(self._returns)]
+
+    def _show(self, obs: dict[str, Tensor], slots: list[int]) -> None:
+        """Put some environments' camera pictures on their tiles."""
+        if self._render is None:
+            pictures = self._find(obs)
+            if self._pictures is None:
+                self._pictures = pictures[: len(self._returns)].copy()
+            self._pictures[slots] = pictures[slots]
 
     def close(self) -> None:
         """End the video."""
@@ -194,10 +218,14 @@ class VideoObserver:
         name = self._camera or cameras[0]
         if name not in cameras:
             raise ConfigError(f"camera: no pictures named {name!r}; there are: {cameras or 'none'}")
-        pictures = as_array(found[name], name)
-        if pictures.dtype != np.uint8:
-            raise ConfigError(f"camera: expected uint8 pictures, got {pictures.dtype}; film one that is not normalised")
-        return pictures
+        pictures = as_array(found[name] if self._stack is None else self._stack.newest(found[name]), name)
+        field = Field(name=name, dtype=pictures.dtype, shape=tuple(pictures.shape[1:]))
+        if not can_be_shown(field):
+            raise ConfigError(
+                f"camera: expected uint8 pictures with 1, 3 or 4 channels, got {field.dtype}{field.shape}; "
+                "name its stack, or film one that is not normalised"
+            )
+        return as_rgb(pictures)
 
 
 def _word(outcome: bool | None) -> str:
