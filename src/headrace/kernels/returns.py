@@ -7,17 +7,24 @@ or None where every step counts, and gives ``(advantage, value_target)``: fresh,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import require_extra
 from headrace.kernels import returns_reference as reference
 
 Returns: TypeAlias = tuple[Tensor, Tensor]
+
+# Environments that a thread of the CPU kernels takes at once, and the number of steps from which threads are worth it:
+# below that, one core is done before a sleeping one has woken up.
+_BLOCK = 1024
+_SHARED_OUT = 1 << 19
 
 
 def gae(
@@ -36,7 +43,7 @@ def gae(
     if reward.device.type == "cpu":
         from headrace.kernels import returns_numba
 
-        return _numba(returns_numba.gae, tensors, active, (gamma, lam))
+        return _numba((returns_numba.gae_block, returns_numba.gae), tensors, active, (gamma, lam))
     if reward.device.type == "cuda":
         return warp_gae(*tensors, active, gamma=gamma, lam=lam)
     return reference.gae(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
@@ -58,7 +65,7 @@ def td_lambda(
     if reward.device.type == "cpu":
         from headrace.kernels import returns_numba
 
-        return _numba(returns_numba.td_lambda, tensors, active, (gamma, lam))
+        return _numba((returns_numba.td_lambda_block, returns_numba.td_lambda), tensors, active, (gamma, lam))
     if reward.device.type == "cuda":
         return warp_td_lambda(*tensors, active, gamma=gamma, lam=lam)
     return reference.td_lambda(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
@@ -81,7 +88,7 @@ def n_step(
     if reward.device.type == "cpu":
         from headrace.kernels import returns_numba
 
-        return _numba(returns_numba.n_step, tensors, active, (gamma,), count=n)
+        return _numba((returns_numba.n_step_block, returns_numba.n_step), tensors, active, (gamma,), count=n)
     if reward.device.type == "cuda":
         return warp_n_step(*tensors, active, gamma=gamma, n=n)
     return reference.n_step(*tensors, _all_active(active, reward), gamma=gamma, n=n)
@@ -105,7 +112,8 @@ def vtrace(
     if reward.device.type == "cpu":
         from headrace.kernels import returns_numba
 
-        return _numba(returns_numba.vtrace, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
+        forms = (returns_numba.vtrace_block, returns_numba.vtrace)
+        return _numba(forms, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
     if reward.device.type == "cuda":
         return warp_vtrace(*tensors, active, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
     live = _all_active(active, reward)
@@ -177,7 +185,7 @@ def warp_vtrace(
 
 
 def _numba(
-    kernel: Callable[..., None],
+    forms: tuple[Callable[..., None], Callable[..., None]],
     tensors: tuple[Tensor, ...],
     active: Tensor | None,
     numbers: tuple[float, ...],
@@ -185,18 +193,17 @@ def _numba(
     count: int | None = None,
     ratio: Tensor | None = None,
 ) -> Returns:
-    arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
-    live, step = _activity(active, tensors[0])
     advantage, value_target = _outputs(tensors[0])
     scalar: Callable[[float], Any] = np.float32 if tensors[0].dtype == torch.float32 else np.float64
-    kernel(
-        *arrays,
-        live.numpy(),
-        step,
-        *(() if ratio is None else (ratio.detach().contiguous().numpy(),)),
+    alone = tensors[0].numel() < _SHARED_OUT
+    forms[0 if alone else 1](
+        *map(_array, tensors),
+        _every_step(tensors[0].shape[1]) if active is None else _array(active),
+        0 if active is None else 1,
+        *(() if ratio is None else (_array(ratio),)),
         *map(scalar, numbers),
         *(() if count is None else (count,)),
-        _block(tensors[0].shape[1]),
+        *((0, tensors[0].shape[1]) if alone else (_BLOCK,)),
         advantage.numpy(),
         value_target.numpy(),
     )
@@ -242,6 +249,18 @@ def _warp(
     return advantage, value_target
 
 
+def _array(tensor: Tensor) -> NDArray[Any]:
+    # asked one by one: at these sizes a detach that does nothing is a measurable part of the whole
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
+
+
+@functools.lru_cache(maxsize=8)
+def _every_step(envs: int) -> NDArray[np.bool_]:
+    """The mask of steps that all count, one row; kernels only read it."""
+    return np.ones((1, envs), dtype=np.bool_)
+
+
 def _activity(active: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """The mask a kernel indexes with ``t · step``: a single row where every step counts."""
     if active is None:
@@ -256,8 +275,3 @@ def _all_active(active: Tensor | None, like: Tensor) -> Tensor:
 def _outputs(like: Tensor) -> Returns:
     shape, dtype, device = like.shape, like.dtype, like.device
     return torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
-
-
-def _block(envs: int) -> int:
-    """Environments a task takes at once: wide enough for the vector units, narrow enough for two tasks or more."""
-    return max(32, min(256, envs // 2))

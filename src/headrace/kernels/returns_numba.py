@@ -1,4 +1,6 @@
-"""The return recursions on the CPU: one pass over the bytes, backwards in time, parallel over blocks of environments.
+"""The return recursions on the CPU: one pass over the bytes, backwards in time.
+
+Each comes twice: ``…_block`` works on environments lo to hi on the calling thread, its namesake shares blocks out.
 
 Each row of a block is worked in short loops over few arrays. One loop over all of them would read better, but LLVM
 vectorises a loop only where it can show with eight comparisons that its arrays do not overlap.
@@ -50,6 +52,42 @@ def _write_advantage(carry: Floats, value: Floats, active: Flags, advantage: Flo
         value_target[n] = carry[n] + value[n] if active[n] else zero
 
 
+@kernel()
+def gae_block(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    active: Flags,
+    active_step: int,
+    gamma: Number,
+    lam: Number,
+    lo: int,
+    hi: int,
+    advantage: Floats,
+    value_target: Floats,
+) -> None:
+    """Write GAE into ``advantage`` and ``value_target``."""
+    steps = reward.shape[0]
+    carry = np.zeros(hi - lo, dtype=reward.dtype)
+    for back in range(steps):
+        t = steps - 1 - back
+        live = active[t * active_step, lo:hi]
+        _gae_row(
+            reward[t, lo:hi],
+            value[t, lo:hi],
+            next_value[t, lo:hi],
+            terminated[t, lo:hi],
+            truncated[t, lo:hi],
+            live,
+            gamma,
+            gamma * lam,
+            carry,
+        )
+        _write_advantage(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
+
+
 @kernel(parallel=True)
 def gae(
     reward: Floats,
@@ -66,25 +104,24 @@ def gae(
     value_target: Floats,
 ) -> None:
     """Write GAE into ``advantage`` and ``value_target``."""
-    steps, envs = reward.shape
+    envs = reward.shape[1]
     for b in prange((envs + block - 1) // block):
         lo, hi = b * block, min(b * block + block, envs)
-        carry = np.zeros(hi - lo, dtype=reward.dtype)
-        for back in range(steps):
-            t = steps - 1 - back
-            live = active[t * active_step, lo:hi]
-            _gae_row(
-                reward[t, lo:hi],
-                value[t, lo:hi],
-                next_value[t, lo:hi],
-                terminated[t, lo:hi],
-                truncated[t, lo:hi],
-                live,
-                gamma,
-                gamma * lam,
-                carry,
-            )
-            _write_advantage(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
+        gae_block(
+            reward,
+            value,
+            next_value,
+            terminated,
+            truncated,
+            active,
+            active_step,
+            gamma,
+            lam,
+            lo,
+            hi,
+            advantage,
+            value_target,
+        )
 
 
 @kernel()
@@ -129,6 +166,44 @@ def _no_longer_fresh(fresh: Flags, active: Flags) -> None:
         fresh[n] = fresh[n] & (not active[n])
 
 
+@kernel()
+def td_lambda_block(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    active: Flags,
+    active_step: int,
+    gamma: Number,
+    lam: Number,
+    lo: int,
+    hi: int,
+    advantage: Floats,
+    value_target: Floats,
+) -> None:
+    """Write TD(λ) into ``advantage`` and ``value_target``."""
+    steps = reward.shape[0]
+    carry = np.zeros(hi - lo, dtype=reward.dtype)
+    fresh = np.ones(hi - lo, dtype=np.bool_)
+    for back in range(steps):
+        t = steps - 1 - back
+        live = active[t * active_step, lo:hi]
+        _return_row(
+            reward[t, lo:hi],
+            next_value[t, lo:hi],
+            terminated[t, lo:hi],
+            truncated[t, lo:hi],
+            live,
+            fresh,
+            gamma,
+            lam,
+            carry,
+        )
+        _no_longer_fresh(fresh, live)
+        _write_return(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
+
+
 @kernel(parallel=True)
 def td_lambda(
     reward: Floats,
@@ -145,27 +220,24 @@ def td_lambda(
     value_target: Floats,
 ) -> None:
     """Write TD(λ) into ``advantage`` and ``value_target``."""
-    steps, envs = reward.shape
+    envs = reward.shape[1]
     for b in prange((envs + block - 1) // block):
         lo, hi = b * block, min(b * block + block, envs)
-        carry = np.zeros(hi - lo, dtype=reward.dtype)
-        fresh = np.ones(hi - lo, dtype=np.bool_)
-        for back in range(steps):
-            t = steps - 1 - back
-            live = active[t * active_step, lo:hi]
-            _return_row(
-                reward[t, lo:hi],
-                next_value[t, lo:hi],
-                terminated[t, lo:hi],
-                truncated[t, lo:hi],
-                live,
-                fresh,
-                gamma,
-                lam,
-                carry,
-            )
-            _no_longer_fresh(fresh, live)
-            _write_return(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
+        td_lambda_block(
+            reward,
+            value,
+            next_value,
+            terminated,
+            truncated,
+            active,
+            active_step,
+            gamma,
+            lam,
+            lo,
+            hi,
+            advantage,
+            value_target,
+        )
 
 
 @kernel()
@@ -174,6 +246,54 @@ def _swap_row(carry: Floats, active: Flags, target: Floats) -> None:
         shorter = target[n]
         target[n] = carry[n] if active[n] else target[n]
         carry[n] = shorter if active[n] else carry[n]
+
+
+@kernel()
+def n_step_block(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    active: Flags,
+    active_step: int,
+    gamma: Number,
+    n: int,
+    lo: int,
+    hi: int,
+    advantage: Floats,
+    value_target: Floats,
+) -> None:
+    """Write n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
+    steps = reward.shape[0]
+    one = gamma - gamma + 1
+    carry = np.zeros(hi - lo, dtype=reward.dtype)
+    fresh = np.ones(hi - lo, dtype=np.bool_)
+    for m in range(n):
+        fresh[:] = True
+        for back in range(steps):
+            t = steps - 1 - back
+            live = active[t * active_step, lo:hi]
+            target = value_target[t, lo:hi]
+            _return_row(
+                reward[t, lo:hi],
+                next_value[t, lo:hi],
+                terminated[t, lo:hi],
+                truncated[t, lo:hi],
+                live,
+                fresh,
+                gamma,
+                one,
+                carry,
+            )
+            if m == 0:
+                _write_return(carry, value[t, lo:hi], live, advantage[t, lo:hi], target)
+            else:
+                _no_longer_fresh(fresh, live)
+                _swap_row(carry, live, target)
+    for t in range(steps):
+        for e in range(lo, hi):
+            advantage[t, e] = value_target[t, e] - value[t, e] if active[t * active_step, e] else one - one
 
 
 @kernel(parallel=True)
@@ -192,37 +312,24 @@ def n_step(
     value_target: Floats,
 ) -> None:
     """Write n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
-    steps, envs = reward.shape
-    one = gamma - gamma + 1
+    envs = reward.shape[1]
     for b in prange((envs + block - 1) // block):
         lo, hi = b * block, min(b * block + block, envs)
-        carry = np.zeros(hi - lo, dtype=reward.dtype)
-        fresh = np.ones(hi - lo, dtype=np.bool_)
-        for m in range(n):
-            fresh[:] = True
-            for back in range(steps):
-                t = steps - 1 - back
-                live = active[t * active_step, lo:hi]
-                target = value_target[t, lo:hi]
-                _return_row(
-                    reward[t, lo:hi],
-                    next_value[t, lo:hi],
-                    terminated[t, lo:hi],
-                    truncated[t, lo:hi],
-                    live,
-                    fresh,
-                    gamma,
-                    one,
-                    carry,
-                )
-                if m == 0:
-                    _write_return(carry, value[t, lo:hi], live, advantage[t, lo:hi], target)
-                else:
-                    _no_longer_fresh(fresh, live)
-                    _swap_row(carry, live, target)
-        for t in range(steps):
-            for e in range(lo, hi):
-                advantage[t, e] = value_target[t, e] - value[t, e] if active[t * active_step, e] else one - one
+        n_step_block(
+            reward,
+            value,
+            next_value,
+            terminated,
+            truncated,
+            active,
+            active_step,
+            gamma,
+            n,
+            lo,
+            hi,
+            advantage,
+            value_target,
+        )
 
 
 @kernel()
@@ -278,6 +385,39 @@ def _write_target(carry: Floats, value: Floats, active: Flags, value_target: Flo
         value_target[n] = carry[n] + value[n] if active[n] else zero
 
 
+@kernel()
+def vtrace_block(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    active: Flags,
+    active_step: int,
+    ratio: Floats,
+    gamma: Number,
+    rho_clip: Number,
+    c_clip: Number,
+    lo: int,
+    hi: int,
+    advantage: Floats,
+    value_target: Floats,
+) -> None:
+    """Write V-trace into ``advantage`` and ``value_target``."""
+    steps = reward.shape[0]
+    carry = np.zeros(hi - lo, dtype=reward.dtype)
+    for back in range(steps):
+        t = steps - 1 - back
+        live = active[t * active_step, lo:hi]
+        rewards, values, next_values = reward[t, lo:hi], value[t, lo:hi], next_value[t, lo:hi]
+        term, trunc, ratios = terminated[t, lo:hi], truncated[t, lo:hi], ratio[t, lo:hi]
+        _vtrace_advantage_row(
+            rewards, values, next_values, term, trunc, live, ratios, gamma, rho_clip, carry, advantage[t, lo:hi]
+        )
+        _vtrace_row(rewards, values, next_values, term, trunc, live, ratios, gamma, rho_clip, c_clip, carry)
+        _write_target(carry, values, live, value_target[t, lo:hi])
+
+
 @kernel(parallel=True)
 def vtrace(
     reward: Floats,
@@ -296,17 +436,23 @@ def vtrace(
     value_target: Floats,
 ) -> None:
     """Write V-trace into ``advantage`` and ``value_target``."""
-    steps, envs = reward.shape
+    envs = reward.shape[1]
     for b in prange((envs + block - 1) // block):
         lo, hi = b * block, min(b * block + block, envs)
-        carry = np.zeros(hi - lo, dtype=reward.dtype)
-        for back in range(steps):
-            t = steps - 1 - back
-            live = active[t * active_step, lo:hi]
-            rewards, values, next_values = reward[t, lo:hi], value[t, lo:hi], next_value[t, lo:hi]
-            term, trunc, ratios = terminated[t, lo:hi], truncated[t, lo:hi], ratio[t, lo:hi]
-            _vtrace_advantage_row(
-                rewards, values, next_values, term, trunc, live, ratios, gamma, rho_clip, carry, advantage[t, lo:hi]
-            )
-            _vtrace_row(rewards, values, next_values, term, trunc, live, ratios, gamma, rho_clip, c_clip, carry)
-            _write_target(carry, values, live, value_target[t, lo:hi])
+        vtrace_block(
+            reward,
+            value,
+            next_value,
+            terminated,
+            truncated,
+            active,
+            active_step,
+            ratio,
+            gamma,
+            rho_clip,
+            c_clip,
+            lo,
+            hi,
+            advantage,
+            value_target,
+        )
