@@ -28,7 +28,7 @@ check: $(STAMP)  ## Lint, types, layers
 	$(BIN)/lint-imports
 
 test: check  ## Checks and the test suite (under 10 minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)  ## Long trainings and kill tests
 	$(BIN)/python -m pytest -m slow
