@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from counting_env import CountingEnv
 
-from headrace.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
+from headrace.errors import ConfigError, DataError, MissingExtraError, StorageError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording import export as export_module
 from headrace.recording.lerobot_stats import combine, picture_stats, vector_stats
@@ -316,6 +317,26 @@ def test_verify_finds_rows_that_do_not_match_their_counts(recorded, tmp_path):
     problems = verify_dataset(tmp_path / "x-v0").problems
     assert any("episode_0/actions" in problem for problem in problems)
     assert any("total_steps" in problem for problem in problems)
+
+
+def test_a_disk_that_fills_up_stops_an_export_that_can_be_started_again(recorded, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, hard))
+    try:
+        with pytest.raises(StorageError, match="start it again"):
+            export_dataset(recorded, tmp_path / "x", "lerobot")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "x").exists()
+    export_dataset(recorded, tmp_path / "x", "lerobot")
+    assert verify_dataset(tmp_path / "x").problems == ()
+
+
+def test_an_export_that_cannot_fit_is_not_begun(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(export_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 1000))
+    with pytest.raises(StorageError, match="the disk has 1,000; make room"):
+        export_dataset(recorded, tmp_path / "x.hdf5", "robomimic")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("to", "module"), [("robomimic", "h5py"), ("lerobot", "pyarrow")])

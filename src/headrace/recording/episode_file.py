@@ -75,7 +75,7 @@ def write_episode_file(
         Size in bytes and SHA-256 of the file.
     """
     header = {"format": FORMAT, "version": VERSION, **meta.as_dict()}
-    members = [Member(_HEADER, [json.dumps(header, indent=1).encode()])]
+    members = [Member(_HEADER, [json.dumps(header).encode()])]
     for field, rows in columns:
         shape = (field.rows(meta.length), *field.shape)
         pieces: list[bytes | memoryview] = [_array_header(field.dtype, shape)]

@@ -7,6 +7,7 @@ units are assembled, and one rename puts the result in its place.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.errors import ConfigError, DataError, StorageError, UnknownNameError
 from headrace.recording.dataset import Episode, EpisodeDataset, Only
 from headrace.recording.fields import Field
 from headrace.recording.journal import sync_folder
@@ -45,6 +46,8 @@ class Exporter(Protocol):
 
     unit_bytes: int
     """Episode bytes after which a unit is full."""
+    space: int
+    """Bytes of disk that an export takes at most while it runs, for each byte of the episodes."""
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Refuse what the format cannot hold, before anything is written."""
@@ -110,8 +113,26 @@ def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None
     fields = _common_fields(dataset)
     exporter.check(fields, target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # HDF5 answers a full disk with a broken file and a storm of messages: better to know before
+    needed, free = exporter.space * sum(entry.size for entry in dataset.entries), shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise StorageError(
+            errno.ENOSPC, f"{target}: the export needs up to {needed:,} bytes, the disk has {free:,}; make room"
+        )
+    try:
+        _assemble(dataset, target, exporter, _plan(dataset, to, exporter, fps), progress)
+    except OSError as error:
+        raise StorageError(
+            error.errno, f"{target}: the export stopped: {error}. Make room and start it again: it goes on where it was"
+        ) from error
+    return target
+
+
+def _assemble(
+    dataset: EpisodeDataset, target: Path, exporter: Exporter, plan: bytes, progress: Progress | None
+) -> None:
     partial = target.with_name(f"{target.name}.partial")
-    _begin(partial, _plan(dataset, to, exporter, fps))
+    _begin(partial, plan)
     done: list[Path] = []
     finished = 0
     for unit in _split(dataset, exporter.unit_bytes):
@@ -139,7 +160,6 @@ def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None
     out.rename(target)
     sync_folder(target.parent)
     shutil.rmtree(partial)
-    return target
 
 
 def _make_exporter(dataset: EpisodeDataset, to: Format, fps: float | None) -> Exporter:

@@ -77,6 +77,7 @@ class LeRobotExporter:
     """Writes one dataset folder. A unit is one parquet file and one video file for each camera."""
 
     unit_bytes = 256 << 20
+    space = 1  # units are linked into the result
 
     def __init__(self, dataset: EpisodeDataset, fps: float | None) -> None:
         self._dataset = dataset

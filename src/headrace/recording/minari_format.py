@@ -31,6 +31,7 @@ class MinariExporter:
     """Writes one dataset folder."""
 
     unit_bytes = 256 << 20
+    space = 2  # in units and in the result
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         self._dataset = dataset

@@ -35,6 +35,7 @@ class RobomimicExporter:
     """Writes one ``.hdf5`` file."""
 
     unit_bytes = 256 << 20
+    space = 4  # observations are stored twice, as obs and next_obs, and all of it in units and in the result
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         self._dataset = dataset
