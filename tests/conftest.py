@@ -2,5 +2,5 @@
 
 import os
 
-# Triton decides at import whether kernels are compiled for a GPU or interpreted on the CPU, which is how they are tested
+# Triton decides at import whether kernels are compiled for a GPU or interpreted on the CPU: here they are interpreted
 os.environ["TRITON_INTERPRET"] = "1"
