@@ -4,9 +4,18 @@ from headrace.chunking.admission import Admission, All, Any, Clock, Greedy, Queu
 from headrace.chunking.batching import Answer, Batching
 from headrace.chunking.blending import TemporalEnsemble
 from headrace.chunking.cursors import ChunkLengths, Cursors
-from headrace.chunking.engines import Engine, InlineEngine, ProcessEngine, Reply, Request, ThreadEngine
+from headrace.chunking.engines import (
+    Engine,
+    EngineName,
+    InlineEngine,
+    ProcessEngine,
+    Reply,
+    Request,
+    ThreadEngine,
+    make_engine,
+)
 from headrace.chunking.history import ObsHistory
-from headrace.chunking.policy import ChunkContext, ChunkPolicy, as_chunk_policy
+from headrace.chunking.policy import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
 
 __all__ = [
     "Admission",
@@ -20,9 +29,11 @@ __all__ = [
     "Clock",
     "Cursors",
     "Engine",
+    "EngineName",
     "Greedy",
     "InlineEngine",
     "ObsHistory",
+    "PolicyLike",
     "ProcessEngine",
     "Queue",
     "Reply",
@@ -32,4 +43,5 @@ __all__ = [
     "ThreadEngine",
     "Threshold",
     "as_chunk_policy",
+    "make_engine",
 ]

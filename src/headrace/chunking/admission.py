@@ -1,7 +1,7 @@
 """Admission: when to run the model, and for whom. Small rules behind one protocol.
 
-An environment *waits* when its chunk has run dry (or, with latency, is about to). Who waits is suspended, or, in the
-hold forms that others use and that are here for comparison, is stepped on with a hold action.
+An environment *waits* when its next chunk is due and has not been asked for. Who waits is suspended, or, in the hold
+forms that others use and that are here for comparison, is stepped on with a hold action.
 """
 
 from __future__ import annotations
@@ -9,42 +9,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """What a rule decides by. Masks are bool (N,), borrowed."""
+    """What a rule decides by. Masks are bool (N,) on the host, borrowed. At least one environment waits."""
 
-    running: Tensor
+    running: NDArray[np.bool_]
     """Slots that play an episode."""
-    waiting: Tensor
+    waiting: NDArray[np.bool_]
     """Slots that want a chunk and are not being inferred already."""
-    can_act: Tensor
-    """Slots that have an action to play."""
+    can_act: NDArray[np.bool_]
+    """Slots that have an action to play and may play it before the model answers."""
     engine_overlaps: bool
-    """Whether the model runs beside the physics."""
+    """Whether the model runs beside the physics. If so, it is free: a rule is not asked while it is busy."""
     steps: int
     """Steps of the batch so far."""
 
     @property
     def nobody_can_act(self) -> bool:
         """Nothing moves before the model answers."""
-        return not bool((self.can_act & self.running).any())
+        return not self.can_act.any()
+
+    @property
+    def nobody(self) -> NDArray[np.bool_]:
+        """bool (N,), all False."""
+        return np.zeros_like(self.waiting)
 
 
 class Admission(Protocol):
-    """A rule: whom to infer now."""
+    """A rule: whom to infer now. It must name somebody when no environment can act."""
 
     @property
     def holds(self) -> bool:
         """Whether an environment that waits is stepped with a hold action instead of being suspended."""
         ...
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """bool (N,): rows to give to the model now; rows that do not wait are inferred for nothing."""
         ...
 
@@ -58,9 +63,9 @@ class Any:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """Everyone who runs, as soon as one waits."""
-        return queue.running if bool(queue.waiting.any()) else torch.zeros_like(queue.waiting)
+        return queue.running
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Subset:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """Who waits."""
         return queue.waiting
 
@@ -88,11 +93,11 @@ class Clock:
         if self.period < 1:
             raise ConfigError(f"Clock.period: expected at least 1 step, got {self.period}")
 
-    def infer(self, queue: Queue) -> Tensor:
-        """Who waits, on the tick; or when nobody could ever reach the next tick."""
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Who waits, on the tick; or, suspended, when nobody could ever reach the next tick."""
         on_tick = queue.steps % self.period == 0
         stuck = queue.nobody_can_act and not self.holds
-        return queue.waiting if on_tick or stuck else torch.zeros_like(queue.waiting)
+        return queue.waiting if on_tick or stuck else queue.nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +106,9 @@ class All:
 
     holds: bool = False
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """Everyone who runs, once all of them wait."""
-        return queue.waiting if bool(queue.waiting[queue.running].all()) else torch.zeros_like(queue.waiting)
+        return queue.waiting if queue.waiting[queue.running].all() else queue.nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +126,10 @@ class Threshold:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """Who waits, if they are enough."""
         enough = int(queue.waiting.sum()) >= self.count or queue.nobody_can_act
-        return queue.waiting if enough else torch.zeros_like(queue.waiting)
+        return queue.waiting if enough else queue.nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,6 @@ class Greedy:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> Tensor:
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
         """Who waits."""
-        return queue.waiting if queue.engine_overlaps or queue.nobody_can_act else torch.zeros_like(queue.waiting)
+        return queue.waiting if queue.engine_overlaps or queue.nobody_can_act else queue.nobody

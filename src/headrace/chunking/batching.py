@@ -36,6 +36,8 @@ class Batching:
             raise ConfigError(f"batching size: expected at least 1 row, got {self.size}")
         if list(self.buckets) != sorted(set(self.buckets)) or any(size < 1 for size in self.buckets):
             raise ConfigError(f"batching buckets: expected ascending sizes of at least 1, got {self.buckets}")
+        if self.mode == "strict" and self.buckets:
+            raise ConfigError("batching buckets: expected none in strict mode, whose batches all have one size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Answer:
     """What the model said, and what it cost."""
 
     actions: Tensor
-    """float32 (n, horizon, A), in the order of the rows asked for."""
+    """float32 (n, horizon, A) on the host, in the order of the rows asked for."""
     calls: int
     padding: int
     """Rows that were computed for nobody."""
@@ -51,6 +53,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
+    """Some rows of a request in one batch of the model."""
+
     rows: Tensor
     """int64 (m,): rows of the request in this batch."""
     slots: Tensor
@@ -61,64 +65,52 @@ class _Placement:
 def ask(policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching) -> Answer:
     """Run the policy over n rows in batches, and check each answer; errors name the environments."""
     count = len(context.env_ids)
+    if batching.mode == "fast" and not batching.buckets:
+        everyone = torch.arange(count, device=context.env_ids.device)
+        return Answer(actions=checked_chunk(policy(obs, context), policy, context, everyone), calls=1, padding=0)
     actions = torch.zeros((count, policy.horizon, policy.action_dim))
-    calls = padding = 0
-    for place in _placements(context.episode_ids, batching):
-        asked = context.rows(place.rows)
-        whole = _spread_context(asked, place) if place.size > len(place.rows) or batching.mode == "strict" else asked
-        rows = {name: _spread(values.index_select(0, place.rows), place) for name, values in obs.items()}
-        answer = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
-        actions[place.rows] = answer.cpu()
-        calls += 1
-        padding += place.size - len(place.rows)
-    return Answer(actions=actions, calls=calls, padding=padding)
+    strict = batching.mode == "strict"
+    ids = context.episode_ids
+    placements = _strict_batches(ids, batching.size) if strict else _bucket_batches(ids, batching.buckets)
+    for place in placements:
+        whole = context.mapped(lambda values, place=place: _placed(values, place))
+        rows = {name: _placed(values, place) for name, values in obs.items()}
+        actions[place.rows.cpu()] = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
+    padding = sum(place.size for place in placements) - count
+    return Answer(actions=actions, calls=len(placements), padding=padding)
 
 
-def _placements(episode_ids: Tensor, batching: Batching) -> list[_Placement]:
+def _bucket_batches(episode_ids: Tensor, buckets: tuple[int, ...]) -> list[_Placement]:
+    """Batches of the largest bucket, and the rest in the smallest that holds it."""
     everyone = torch.arange(len(episode_ids), device=episode_ids.device)
-    if batching.mode == "fast":
-        fitting = [size for size in batching.buckets if size >= len(episode_ids)]
-        largest = batching.buckets[-1] if batching.buckets else len(episode_ids)
-        if batching.buckets and not fitting:
-            parts = everyone.split(largest)
-            return [placement for part in parts for placement in _in_bucket(part, batching.buckets)]
-        return [_Placement(everyone, everyone, fitting[0] if fitting else len(episode_ids))]
+    return [
+        _Placement(
+            rows,
+            torch.arange(len(rows), device=rows.device),
+            next(size for size in buckets if size >= len(rows)),
+        )
+        for rows in everyone.split(buckets[-1])
+    ]
+
+
+def _strict_batches(episode_ids: Tensor, size: int) -> list[_Placement]:
+    """Batches in which each row stands at its episode's place; rows that collide go into the next call."""
+    slots = episode_ids % size
+    left = torch.arange(len(episode_ids), device=episode_ids.device)
     placements: list[_Placement] = []
-    slots = episode_ids % batching.size
-    left = everyone
     while len(left):
-        # the first row of each slot goes into this call; rows that collide go into the next
         taken = slots.index_select(0, left)
-        first = torch.ones_like(left, dtype=torch.bool)
         order = torch.argsort(taken, stable=True)
         repeated = taken[order][1:] == taken[order][:-1]
+        first = torch.ones_like(left, dtype=torch.bool)
         first[order[1:][repeated]] = False
-        placements.append(_Placement(left[first], taken[first], batching.size))
+        placements.append(_Placement(left[first], taken[first], size))
         left = left[~first]
     return placements
 
 
-def _in_bucket(rows: Tensor, buckets: tuple[int, ...]) -> list[_Placement]:
-    size = next(size for size in buckets if size >= len(rows))
-    return [_Placement(rows, torch.arange(len(rows), device=rows.device), size)]
-
-
-def _spread(values: Tensor, place: _Placement) -> Tensor:
-    """Rows (m, …) at their slots of a batch (size, …); zeros elsewhere."""
-    if len(values) == place.size and torch.equal(place.slots, torch.arange(place.size, device=place.slots.device)):
-        return values
+def _placed(values: Tensor, place: _Placement) -> Tensor:
+    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, zeros elsewhere. Always fresh."""
     batch = torch.zeros((place.size, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    batch[place.slots] = values
+    batch[place.slots] = values.index_select(0, place.rows)
     return batch
-
-
-def _spread_context(context: ChunkContext, place: _Placement) -> ChunkContext:
-    return ChunkContext(
-        seed=context.seed,
-        env_ids=_spread(context.env_ids, place),
-        episode_ids=_spread(context.episode_ids, place),
-        chunk_index=_spread(context.chunk_index, place),
-        rest=_spread(context.rest, place),
-        rest_length=_spread(context.rest_length, place),
-        delay=_spread(context.delay, place),
-    )

@@ -16,14 +16,22 @@ class TemporalEnsemble:
     cumulative sum of w and c the predictions so far.
     """
 
-    def __init__(self, num_envs: int, horizon: int, action_dim: int, *, decay: float = 0.01) -> None:
-        if decay < 0:
-            raise ConfigError(f"TemporalEnsemble.decay: expected at least 0, got {decay}")
-        weights = torch.exp(-decay * torch.arange(horizon, dtype=torch.float64))
+    def __init__(
+        self,
+        num_envs: int,
+        horizon: int,
+        action_dim: int,
+        *,
+        decay: float = 0.01,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 0 <= decay < float("inf"):
+            raise ConfigError(f"ensemble decay: expected a finite number of at least 0, got {decay}")
+        weights = torch.exp(-decay * torch.arange(horizon, dtype=torch.float64, device=device))
         self._weights = weights.to(torch.float32)
         self._sums = weights.cumsum(0).to(torch.float32)
-        self._mean = torch.zeros((num_envs, horizon, action_dim))
-        self._count = torch.zeros((num_envs, horizon), dtype=torch.int64)
+        self._mean = torch.zeros((num_envs, horizon, action_dim), device=device)
+        self._count = torch.zeros((num_envs, horizon), dtype=torch.int64, device=device)
 
     def begin(self, ids: Tensor) -> None:
         """Forget the predictions of environments that begin an episode (m,)."""

@@ -1,10 +1,12 @@
-"""Cursors: per environment, which chunk is played, which row comes next, and when it runs dry."""
+"""Cursors: per environment, which chunk is played, which row comes next, when it runs dry, and what is under way."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, LifecycleError
@@ -18,7 +20,7 @@ class ChunkLengths:
     horizon: int
     """Rows that the policy predicts."""
     execute: int
-    """Rows that are played before the next chunk takes over."""
+    """Steps from one chunk's observation to the next one's."""
     offset: int = 0
     """The first row that is played; Diffusion Policy starts at its number of observations less one."""
     latency: int = 0
@@ -41,94 +43,138 @@ class ChunkLengths:
 
 
 class Cursors:
-    """The chunks that N environments are playing. Owns its memory, on one device.
+    """The chunks that N environments are playing. Owns its memory.
 
-    A chunk is asked for when no more than ``latency`` rows are left to play; the first ``latency`` rows of the answer
-    are skipped, since the old chunk was played in their place: ``prev[:d] + new[d:s]``, s steps from ask to ask.
+    A chunk is due when no more than ``latency`` rows are left to play; the first d rows of the answer are skipped,
+    since the d rows that were left were played in their place: ``prev[:d] + new[d:s]``, s = ``execute`` steps from
+    observation to observation. d is kept per environment, from the moment its chunk was asked for.
+
+    Positions are numpy arrays on the host, so that scheduling never waits for a device; actions are on ``device``.
     """
 
     def __init__(self, num_envs: int, action_dim: int, lengths: ChunkLengths, device: torch.device) -> None:
         self.lengths = lengths
-        self.chunk_index = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.episode = np.full(num_envs, -1, np.int64)
+        """int64 (N,): the episode each slot plays; -1 for none."""
+        self.chunk_index = np.zeros(num_envs, np.int64)
         """int64 (N,): chunks that were taken over in the current episode."""
-        self._actions = torch.zeros((num_envs, lengths.horizon, action_dim), device=device)
-        self._row = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self._left = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self._next = torch.zeros_like(self._actions)
-        self._has_next = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._episode = torch.full((num_envs,), -1, dtype=torch.int64, device=device)
+        self._device = device
+        # two places per environment: the chunk that is played, and the one that has arrived
+        self._chunks = torch.zeros((num_envs * 2, lengths.horizon, action_dim), device=device)
+        self._place = np.zeros(num_envs, np.int64)
+        self._row = np.zeros(num_envs, np.int64)
+        self._left = np.zeros(num_envs, np.int64)
+        self._skip = np.zeros(num_envs, np.int64)
+        self._in_flight = np.zeros(num_envs, np.bool_)
+        self._arrived = np.zeros(num_envs, np.bool_)
 
     @property
-    def can_act(self) -> Tensor:
-        """bool (N,): there is a row to play, now or from the chunk that has arrived."""
-        return (self._left > 0) | self._has_next
+    def running(self) -> NDArray[np.bool_]:
+        """bool (N,): slots that play an episode."""
+        return self.episode >= 0
 
     @property
-    def wants_chunk(self) -> Tensor:
-        """bool (N,): it is time to ask, and no answer has arrived yet."""
-        return (self._left <= self._delay()) & ~self._has_next & (self._episode >= 0)
+    def due(self) -> NDArray[np.bool_]:
+        """bool (N,): it is time to observe and to ask for the next chunk, and it has not been asked for."""
+        return (self._left <= self._delay()) & ~self._arrived & ~self._in_flight & self.running
 
-    def begin(self, ids: Tensor, episode_ids: Tensor) -> None:
-        """Start episodes (m,): chunk, left-over and an answer that has arrived are dropped."""
-        self._episode[ids] = episode_ids
-        self._left[ids] = 0
-        self._has_next[ids] = False
+    @property
+    def has_action(self) -> NDArray[np.bool_]:
+        """bool (N,): there is a row to play, of the current chunk or of the one that has arrived."""
+        return (self._left > 0) | self._arrived
+
+    @property
+    def steps_to_due(self) -> NDArray[np.int64]:
+        """int64 (N,): steps to play before the next chunk is due; right for slots that have an action."""
+        coming = self._arrived | self._in_flight
+        after = np.where(coming, self.lengths.execute + self.lengths.latency - self._skip, 0)
+        return self._left + after - self.lengths.latency
+
+    def begin(self, ids: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
+        """Start episodes (m,): chunk, left-over, and answers that have arrived or are under way are dropped."""
+        self.episode[ids] = episode_ids
         self.chunk_index[ids] = 0
-
-    def retire(self, ids: Tensor) -> None:
-        """These slots play no episode any more (m,)."""
-        self._episode[ids] = -1
         self._left[ids] = 0
-        self._has_next[ids] = False
+        self._arrived[ids] = False
+        self._in_flight[ids] = False
 
-    def load(self, chunk: Chunk) -> Tensor:
+    def retire(self, ids: NDArray[np.int64]) -> None:
+        """These slots play no episode any more (m,)."""
+        self.begin(ids, np.full_like(ids, -1))
+
+    def ask(self, ids: NDArray[np.int64]) -> None:
+        """The chunks of ``ids`` (n,), which are due, are under way from now on."""
+        self._in_flight[ids] = True
+        self._skip[ids] = self._left[ids]
+
+    def awaits(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """bool (n,): rows that were asked for, and whose episode still runs."""
+        ids = chunk.env_ids.cpu().numpy()
+        same = (self.episode[ids] == chunk.episode_ids.cpu().numpy()) & (
+            self.chunk_index[ids] == chunk.index.cpu().numpy()
+        )
+        return same & self._in_flight[ids]
+
+    def load(self, chunk: Chunk) -> NDArray[np.bool_]:
         """Take an answer; rows for episodes that have ended are thrown away. Returns bool (n,): the rows kept."""
-        kept = self._episode.index_select(0, chunk.env_ids) == chunk.episode_ids
-        kept &= self.chunk_index.index_select(0, chunk.env_ids) == chunk.index
-        ids = chunk.env_ids[kept]
-        self._next[ids] = chunk.actions[kept].to(self._next.device)
-        self._has_next[ids] = True
+        kept = self.awaits(chunk)
+        taken = chunk.env_ids.cpu().numpy()[kept]
+        target = torch.from_numpy(taken * 2 + 1 - self._place[taken]).to(self._device)
+        actions = chunk.actions.to(self._device)
+        self._chunks[target] = actions if kept.all() else actions[torch.from_numpy(kept).to(self._device)]
+        self._arrived[taken] = True
+        self._in_flight[taken] = False
         return kept
 
-    def rest(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """What is left of the chunks that ``ids`` (n,) play: (n, horizon, A) with row 0 = now, and the lengths (n,)."""
-        rows = self._row.index_select(0, ids)
-        # rows beyond those that will be played are part of the rest, too: the policy predicted them
-        length = torch.where(self.chunk_index.index_select(0, ids) > 0, self.lengths.horizon - rows, 0)
-        steps = torch.arange(self.lengths.horizon, device=rows.device)
-        index = (rows[:, None] + steps).clamp(max=self.lengths.horizon - 1)
-        shifted = self._actions.index_select(0, ids).gather(1, index[..., None].expand(-1, -1, self._actions.shape[-1]))
-        return torch.where((steps < length[:, None])[..., None], shifted, 0.0), length
+    def rest(self, ids: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """What is left of the chunks that ``ids`` (n,) play: (n, horizon, A) with row 0 = now, and the lengths (n,).
 
-    def delay(self, ids: Tensor) -> Tensor:
+        Rows beyond those that will be played are part of the rest, too: the policy predicted them.
+        """
+        horizon = self.lengths.horizon
+        length = np.where(self.chunk_index[ids] > 0, horizon - self._row[ids], 0)
+        if not length.any():
+            return torch.zeros((len(ids), *self._chunks.shape[1:]), device=self._device), self._tensor(length)
+        steps = np.arange(horizon)
+        valid = steps < length[:, None]
+        rows = np.where(valid, self._row[ids][:, None] + steps, 0)
+        index = (ids * 2 + self._place[ids])[:, None] * horizon + rows
+        shifted = self._chunks.flatten(0, 1).index_select(0, self._tensor(index.ravel()))
+        shifted = shifted.view(len(ids), *self._chunks.shape[1:])
+        return shifted.masked_fill_(self._tensor(~valid)[..., None], 0.0), self._tensor(length)
+
+    def delay(self, ids: NDArray[np.int64]) -> Tensor:
         """int64 (n,): steps of the old chunk that are played before an answer asked for now takes over."""
-        return self._delay().index_select(0, ids)
+        return self._tensor(np.minimum(self._left[ids], self.lengths.latency))
 
-    def play(self, ids: Tensor) -> Tensor:
-        """The next action of each of ``ids`` (n,), float32 (n, A); moves their cursors."""
+    def play(self, ids: NDArray[np.int64]) -> Tensor:
+        """The next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors."""
         self._take_over(ids)
-        left = self._left.index_select(0, ids)
-        if bool((left <= 0).any()):
-            dry = ids[left <= 0].tolist()
+        left = self._left[ids]
+        if not left.all():
+            dry = ids[left == 0].tolist()
             raise LifecycleError(f"cursors: environments {dry[:8]} have no action to play; they must wait for a chunk")
-        rows = self._row.index_select(0, ids)
-        actions = self._actions[ids, rows]
-        self._row[ids] = rows + 1
+        row = self._row[ids]
+        index = (ids * 2 + self._place[ids]) * self.lengths.horizon + row
+        self._row[ids] = row + 1
         self._left[ids] = left - 1
-        return actions
+        return self._chunks.flatten(0, 1).index_select(0, self._tensor(index))
 
-    def _delay(self) -> Tensor:
+    def _delay(self) -> NDArray[np.int64] | int:
         """The first chunk of an episode has nothing to play meanwhile: it takes over at once."""
-        return torch.where(self.chunk_index > 0, self.lengths.latency, 0)
+        return np.where(self.chunk_index > 0, self.lengths.latency, 0) if self.lengths.latency else 0
 
-    def _take_over(self, ids: Tensor) -> None:
+    def _take_over(self, ids: NDArray[np.int64]) -> None:
         """Environments that have played the old chunk to its end go on with the one that has arrived."""
-        ready = ids[self._has_next.index_select(0, ids) & (self._left.index_select(0, ids) == 0)]
+        ready = ids[self._arrived[ids] & (self._left[ids] == 0)]
         if not len(ready):
             return
-        skipped = self.delay(ready)
-        self._actions[ready] = self._next[ready]
+        skipped = self._skip[ready]
+        self._place[ready] = 1 - self._place[ready]
         self._row[ready] = self.lengths.offset + skipped
         self._left[ready] = self.lengths.execute + self.lengths.latency - skipped
-        self._has_next[ready] = False
+        self._arrived[ready] = False
         self.chunk_index[ready] += 1
+
+    def _tensor(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

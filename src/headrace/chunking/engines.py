@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
-from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from headrace.chunking.batching import Answer, Batching, ask
-from headrace.chunking.policy import ChunkContext, ChunkPolicy
-from headrace.errors import LifecycleError, PolicyError
+from headrace.chunking.policy import ChunkContext, ChunkPolicy, named
+from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
 from headrace.types import Obs
+
+EngineName = Literal["inline", "thread", "process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,24 @@ class Engine(Protocol):
         ...
 
 
+def make_engine(name: EngineName, policy: ChunkPolicy, batching: Batching) -> Engine:
+    """An engine by name. ``process`` sends the policy there as a pickle."""
+    if name == "inline":
+        return InlineEngine(policy, batching)
+    if name == "thread":
+        return ThreadEngine(policy, batching)
+    if name == "process":
+        try:
+            packed = pickle.dumps(policy)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"engine 'process': expected a policy that can be pickled, got {error}; "
+                "pass ProcessEngine(make_policy, batching) with a function that can be imported"
+            ) from error
+        return ProcessEngine(partial(pickle.loads, packed), batching)
+    raise UnknownNameError("engine", name, ("inline", "thread", "process"))
+
+
 def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
     begin = time.perf_counter()
     try:
@@ -72,16 +97,12 @@ def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Repl
         raise
     # whatever a policy raises is reported with the environments it was for
     except Exception as error:
-        raise _blamed(request.context, f"{type(error).__name__}: {error}") from error
+        raise _blamed(request.context, error) from error
     return Reply(request=request, answer=answer, seconds=time.perf_counter() - begin)
 
 
-def _blamed(context: ChunkContext, what: str) -> PolicyError:
-    envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
-    return PolicyError(
-        f"policy raised {what}; it was asked for environments {envs[:8]}{' …' if len(envs) > 8 else ''} "
-        f"(episodes {episodes[:8]}{' …' if len(episodes) > 8 else ''})"
-    )
+def _blamed(context: ChunkContext, error: BaseException) -> PolicyError:
+    return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
 
 
 class InlineEngine:
@@ -132,8 +153,10 @@ class ThreadEngine:
 
     def submit(self, request: Request) -> None:
         """Hand over a request."""
-        if self._busy:
-            raise LifecycleError("engine: expected to be free, got a second request; poll the first")
+        if self._busy or not self._thread.is_alive():
+            raise LifecycleError(
+                "engine: expected to be open and free, got a second request, or one after close; poll the first"
+            )
         self._busy = True
         self._requests.put(request)
 
@@ -161,12 +184,16 @@ class ThreadEngine:
                 self._replies.put(_answered(policy, request, batching))
             except PolicyError as error:
                 self._replies.put(error)
+            # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
+            except BaseException as error:  # noqa: BLE001
+                self._replies.put(_blamed(request.context, error))
 
 
 class ProcessEngine:
     """Runs the model in a process of its own, for policies that hold the GIL.
 
-    The policy is made there by ``make_policy``, a function that can be imported by name (it is pickled by reference).
+    The policy is made there by ``make_policy``, which must be picklable: a function that can be imported by name, or a
+    partial of one. The process computes with as many threads as the caller's torch does.
     """
 
     overlaps = True
@@ -176,11 +203,19 @@ class ProcessEngine:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(make_policy, batching, theirs), name="headrace-engine", daemon=True
+            target=_serve,
+            args=(make_policy, batching, torch.get_num_threads(), theirs),
+            name="headrace-engine",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
         self._request: Request | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid
 
     @property
     def busy(self) -> bool:
@@ -189,13 +224,15 @@ class ProcessEngine:
 
     def submit(self, request: Request) -> None:
         """Send a request."""
-        if self._request is not None:
-            raise LifecycleError("engine: expected to be free, got a second request; poll the first")
-        self._request = request
+        if self._request is not None or self._pipe.closed:
+            raise LifecycleError(
+                "engine: expected to be open and free, got a second request, or one after close; poll the first"
+            )
         try:
-            self._pipe.send((_plain(request.obs), _packed(request.context)))
-        except (BrokenPipeError, OSError) as error:
-            raise _blamed(request.context, "nothing: its process has died") from error
+            self._pipe.send(_packed(request))
+        except OSError as error:
+            raise self._dead(request) from error
+        self._request = request
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""
@@ -204,12 +241,13 @@ class ProcessEngine:
             return None
         self._request = None
         try:
-            told, answer, seconds = cast("tuple[str | None, Answer | None, float]", self._pipe.recv())
+            told = cast("_Told", self._pipe.recv())
         except (EOFError, OSError) as error:
-            raise _blamed(request.context, "nothing: its process has died") from error
-        if answer is None:
-            raise PolicyError(told)
-        return Reply(request=request, answer=answer, seconds=seconds)
+            raise self._dead(request) from error
+        if told.error is not None:
+            raise PolicyError(told.error)
+        answer = Answer(actions=torch.from_numpy(told.actions), calls=told.calls, padding=told.padding)
+        return Reply(request=request, answer=answer, seconds=told.seconds)
 
     def close(self) -> None:
         """End the process; a call under way is dropped."""
@@ -217,32 +255,69 @@ class ProcessEngine:
         self._process.terminate()
         self._process.join()
 
+    def _dead(self, request: Request) -> PolicyError:
+        self._process.join(timeout=5)
+        return PolicyError(
+            f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
+            f"it was asked for {named(request.context)}"
+        )
 
-def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, pipe: Connection) -> None:
-    policy = make_policy()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a process says in answer to a request; ``error`` or the rest."""
+
+    error: str | None = None
+    actions: NDArray[np.float32]
+    calls: int = 0
+    padding: int = 0
+    seconds: float = 0.0
+
+
+_SILENCE = np.zeros(0, np.float32)
+# arrays and plain numbers: tensors would travel through shared memory, with a thread that serves their handles
+_Packed = tuple[dict[str, NDArray[np.generic]], int, dict[str, NDArray[np.generic]]]
+_FIELDS = ("env_ids", "episode_ids", "chunk_index", "rest", "rest_length", "delay")
+
+
+def _packed(request: Request) -> _Packed:
+    context = request.context
+    return (
+        {name: values.cpu().numpy() for name, values in request.obs.items()},
+        context.seed,
+        {name: getattr(context, name).cpu().numpy() for name in _FIELDS},
+    )
+
+
+def _unpacked(packed: _Packed) -> Request:
+    obs, seed, fields = packed
+    tensors = {name: torch.from_numpy(values) for name, values in fields.items()}
+    return Request(
+        obs={name: torch.from_numpy(values) for name, values in obs.items()},
+        context=ChunkContext(seed=seed, **tensors),
+    )
+
+
+def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
+    """The life of the process: make the policy, answer until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this process
+    torch.set_num_threads(threads)
+    policy: ChunkPolicy | None = None
     while True:
         try:
-            obs, context = cast("tuple[Obs, dict[str, object]]", pipe.recv())
+            request = _unpacked(cast("_Packed", pipe.recv()))
         except (EOFError, OSError):
             return
-        request = Request(obs=obs, context=_unpacked(context))
         try:
+            policy = policy or make_policy()
             reply = _answered(policy, request, batching)
-            pipe.send((None, reply.answer, reply.seconds))
         except PolicyError as error:
-            pipe.send((str(error), None, 0.0))
-
-
-def _plain(obs: Obs) -> dict[str, Tensor]:
-    return {name: values.cpu() for name, values in obs.items()}
-
-
-_FIELDS = ("seed", "env_ids", "episode_ids", "chunk_index", "rest", "rest_length", "delay")
-
-
-def _packed(context: ChunkContext) -> dict[str, object]:
-    return {name: getattr(context, name) for name in _FIELDS}
-
-
-def _unpacked(fields: dict[str, object]) -> ChunkContext:
-    return ChunkContext(**cast("dict[str, Tensor]", fields))  # pyright: ignore[reportArgumentType]  # seed is an int
+            pipe.send(_Told(error=str(error), actions=_SILENCE))
+        # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
+        except BaseException as error:  # noqa: BLE001
+            pipe.send(_Told(error=str(_blamed(request.context, error)), actions=_SILENCE))
+        else:
+            answer = reply.answer
+            pipe.send(
+                _Told(actions=answer.actions.numpy(), calls=answer.calls, padding=answer.padding, seconds=reply.seconds)
+            )

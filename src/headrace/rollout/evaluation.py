@@ -83,6 +83,20 @@ class Evaluation:
         """Steps per episode."""
         return float(np.mean([episode.length for episode in self.episodes])) if self.episodes else None
 
+    @property
+    def idle_share(self) -> float:
+        """Of the slots that play an episode: the share that was suspended while others stepped."""
+        counters = self.counters
+        slots = counters.env_steps + counters.held_steps + counters.idle_steps
+        return counters.idle_steps / slots if slots else 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        """Of the env-steps that were simulated: the share with a hold action. 0 for rules that suspend."""
+        counters = self.counters
+        steps = counters.env_steps + counters.held_steps
+        return counters.held_steps / steps if steps else 0.0
+
     def summary(self) -> Table:
         """The figures as a table to print."""
         from rich.table import Table
@@ -97,24 +111,22 @@ class Evaluation:
             ("interquartile mean reward", _number(self.iqm_reward)),
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
             ("model calls", f"{counters.model_calls:,}"),
-            ("rows inferred (for nobody)", f"{counters.rows_inferred:,} ({counters.rows_wasted:,})"),
-            ("frames drawn", f"{counters.frames_drawn:,}"),
+            ("rows inferred", f"{counters.rows_inferred:,}"),
+            ("  for nobody; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
+            ("camera frames drawn", f"{counters.frames_drawn:,}"),
             ("env-steps", f"{counters.env_steps:,}"),
             ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
-            ("idle, held share of steps", f"{self._share('idle_steps'):.1%}, {self._share('held_steps'):.1%}"),
+            ("idle share of slots", f"{self.idle_share:.1%}"),
+            ("wasted share of steps", f"{self.wasted_share:.1%}"),
         ):
             table.add_row(name, value)
         for stage, seconds in counters.stages.items():
             table.add_row(f"  in {stage}", f"{seconds:.2f} s")
+        table.add_row("seconds", f"{counters.seconds:.2f} s")
         return table
 
     def _rewards(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
-
-    def _share(self, name: str) -> float:
-        counters = self.counters
-        total = counters.env_steps + counters.held_steps + counters.idle_steps
-        return getattr(counters, name) / total if total else 0.0
 
 
 def _percent(interval: Interval | None) -> str:

@@ -1,0 +1,76 @@
+"""Policies for the tests, importable by name so that another process can make them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+
+from headrace.chunking import ChunkContext
+from headrace.types import Obs
+
+
+class Attention(nn.Module):
+    """A small transformer over tokens of the observation, with noise: its bits change with the shape of a batch."""
+
+    obs_steps = 1
+
+    def __init__(self, obs_dim: int, action_dim: int, horizon: int = 12, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.horizon, self.action_dim = horizon, action_dim
+        self.enter = nn.Linear(obs_dim + 4, width)
+        self.steps = nn.Parameter(torch.randn(horizon, width))
+        self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        self.leave = nn.Linear(width, action_dim)
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        seen = obs["policy"].clamp(-5.0, 5.0)
+        tokens = self.enter(torch.cat((seen, context.noise(4)), dim=1))[:, None] + self.steps
+        return torch.tanh(self.leave(self.layer(tokens)))
+
+
+class Broken:
+    """Plans zeros, and misbehaves when it is asked for chunk ``at`` of an odd episode."""
+
+    horizon, action_dim, obs_steps = 4, 4, 1
+
+    def __init__(self, fault: str, at: int = 2) -> None:
+        self.fault = fault
+        self.at = at
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        plan = torch.zeros(len(context.env_ids), 4, 4)
+        bad = (context.chunk_index == self.at) & (context.episode_ids % 2 == 1)
+        if not bad.any():
+            return plan
+        if self.fault == "raises":
+            raise RuntimeError("the model is out of memory")
+        if self.fault == "exits":
+            sys.exit(3)
+        if self.fault == "killed":
+            os.kill(os.getpid(), 9)
+        if self.fault == "nan":
+            plan[bad, 1, 2] = float("nan")
+        if self.fault == "infinite":
+            plan[bad, 3, 0] = float("inf")
+        if self.fault == "sleeps":
+            time.sleep(60)
+        faults = {"rows": plan[:-1], "horizon": plan[:, :3], "width": plan[..., :2], "list": plan.tolist()}
+        return faults.get(self.fault, plan)
+
+
+class CannotBeMade:
+    horizon, action_dim, obs_steps = 4, 4, 1
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        return torch.zeros(len(context.env_ids), 4, 4)
+
+    def __setstate__(self, state: object) -> None:
+        raise FileNotFoundError("no weights here")
+
+    def __getstate__(self) -> object:
+        return {"weights": 0}

@@ -1,0 +1,187 @@
+"""What goes wrong in a policy is told with its environments; nothing hangs, nothing is left running."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from chunk_policies import Attention, Broken, CannotBeMade
+from script_env import Planner, ScriptEnv, length_of
+
+from headrace.chunking import (
+    Batching,
+    ChunkContext,
+    ProcessEngine,
+    Request,
+    ThreadEngine,
+    as_chunk_policy,
+    make_engine,
+)
+from headrace.errors import ConfigError, LifecycleError, PolicyError
+from headrace.rollout import Evaluation, evaluate
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+    assert multiprocessing.active_children() == []
+
+
+def _fails(engine: object, policy: object, **more: object) -> PolicyError:
+    # no ScriptEnv check: the broken policy plans zeros
+    env = ScriptEnv(3, holds=True)
+    with pytest.raises(PolicyError) as caught:
+        evaluate(env, policy, episodes=12, execute=4, engine=engine, progress=False, **more)  # type: ignore[arg-type]  # names
+    return caught.value
+
+
+FAULTS = {
+    "raises": "policy raised RuntimeError: the model is out of memory; it was asked for environments",
+    "nan": "expected finite actions, got NaN or infinity, for environments",
+    "infinite": "expected finite actions, got NaN or infinity, for environments",
+    "rows": r"expected actions \(\d, 4, 4\) \(rows, horizon, size\), got \(\d, 4, 4\), for environments",
+    "horizon": r"got \(\d, 3, 4\), for environments",
+    "width": r"got \(\d, 4, 2\), for environments",
+    "list": r"expected a tensor \(\d, 4, 4\), got list, for environments",
+}
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_answer_names_the_environments_and_keeps_the_finished_episodes(engine: str, fault: str) -> None:
+    error = _fails(engine, Broken(fault))
+    assert error.args
+    with pytest.raises(PolicyError, match=FAULTS[fault]):
+        raise error
+    finished = error.finished
+    assert isinstance(finished, Evaluation)
+    assert finished.status == "failed"
+    assert finished.episodes, "episodes that ended before are not lost"
+    assert all(episode.length == length_of(episode.episode_id) for episode in finished.episodes)
+
+
+def test_only_the_rows_with_nan_are_named() -> None:
+    message = str(_fails("inline", Broken("nan", at=0)))
+    assert "environments 1 (episode 1)" in message
+    assert "episode 0" not in message
+
+
+def test_padding_may_hold_anything() -> None:
+    def plan(obs: dict, context: ChunkContext) -> torch.Tensor:
+        out = Planner(4, 4, check=False)(obs, context)
+        padding = obs["policy"][:, 0] == 0  # zeros; the plan below has no episode 0
+        out[padding] = float("nan")
+        return out
+
+    policy = as_chunk_policy(plan, horizon=4, action_dim=4)
+    found = evaluate(
+        ScriptEnv(3), policy, episodes=range(1, 9), execute=4, batching=Batching(mode="strict", size=5), progress=False
+    )
+    assert len(found.episodes) == 8
+    assert found.counters.rows_padded == found.counters.model_calls * 5 - found.counters.rows_inferred
+
+
+def test_a_thread_whose_policy_exits_is_reported() -> None:
+    assert "policy raised SystemExit: 3; it was asked for environments" in str(_fails("thread", Broken("exits")))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raises", "policy raised RuntimeError: the model is out of memory; it was asked for environments"),
+        ("killed", r"its process has died \(exit code -9\); it was asked for environments"),
+    ],
+)
+def test_a_process_that_fails_or_is_killed_is_reported(fault: str, message: str) -> None:
+    error = _fails("process", Broken(fault))
+    with pytest.raises(PolicyError, match=message):
+        raise error
+    assert isinstance(error.finished, Evaluation)
+    assert error.finished.episodes
+
+
+def test_a_process_whose_policy_cannot_be_made_says_why() -> None:
+    assert "policy raised FileNotFoundError: no weights here" in str(_fails("process", CannotBeMade()))
+
+
+def test_a_policy_that_cannot_be_sent_to_a_process_is_refused_with_advice() -> None:
+    policy = as_chunk_policy(lambda obs: obs["policy"], horizon=4, action_dim=4)
+    with pytest.raises(ConfigError, match=r"expected a policy that can be pickled.*pass ProcessEngine"):
+        make_engine("process", policy, Batching())
+
+
+def test_ctrl_c_ends_a_process_in_the_middle_of_a_call() -> None:
+    begin = time.perf_counter()
+    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    # the first call is for episode 1, too, and sleeps for a minute
+    policy = Broken("sleeps", at=0)
+    found = evaluate(ScriptEnv(2), policy, episodes=4, execute=4, engine="process", progress=False)
+    timer.join()
+    assert found.status == "interrupted"
+    assert found.episodes == []
+    assert time.perf_counter() - begin < 30
+
+
+def _request(count: int = 2) -> Request:
+    ids = torch.arange(count)
+    zeros = torch.zeros(count, dtype=torch.int64)
+    context = ChunkContext(
+        seed=0,
+        env_ids=ids,
+        episode_ids=ids,
+        chunk_index=zeros,
+        rest=torch.zeros(count, 12, 2),
+        rest_length=zeros,
+        delay=zeros,
+    )
+    return Request(obs={"policy": torch.randn(count, 5)}, context=context)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_engines_give_the_same_answer_and_refuse_a_second_request(kind: str) -> None:
+    policy = as_chunk_policy(Attention(5, 2))
+    strict = Batching(mode="strict", size=4)
+    request = _request()
+    inline = make_engine("inline", policy, strict)
+    inline.submit(request)
+    expected = inline.poll(wait=True)
+    engine = (
+        ThreadEngine(policy, strict)
+        if kind == "thread"
+        else ProcessEngine(partial(as_chunk_policy, Attention(5, 2)), strict)
+    )
+    engine.submit(request)
+    with pytest.raises(LifecycleError, match="expected to be open and free"):
+        engine.submit(request)
+    reply = engine.poll(wait=True)
+    assert reply is not None
+    assert expected is not None
+    assert torch.equal(reply.answer.actions, expected.answer.actions)
+    assert not engine.busy
+    assert engine.poll(wait=True) is None
+    engine.close()
+    with pytest.raises(LifecycleError, match="expected to be open and free"):
+        engine.submit(request)
+
+
+def test_an_engine_of_the_callers_own_forgets_what_an_interrupted_evaluation_left() -> None:
+    planner = Planner(4, 4)
+    engine = ThreadEngine(as_chunk_policy(planner), Batching())
+    env = ScriptEnv(5)
+    env.interrupt_after = 3
+    assert evaluate(env, planner, episodes=9, execute=4, engine=engine, progress=False).status == "interrupted"
+    smaller = ScriptEnv(2)
+    assert len(evaluate(smaller, planner, episodes=9, execute=4, engine=engine, progress=False).episodes) == 9
+    engine.close()
+    with pytest.raises(ConfigError, match="which has its own"):
+        evaluate(smaller, planner, episodes=9, execute=4, engine=engine, batching=Batching(), progress=False)

@@ -1,0 +1,214 @@
+"""Whatever the rule, the engine and the batch: an episode plays the same rows of the same chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from script_env import LateEngine, Planner, ScriptEnv, expected_plays, length_of
+
+from headrace.chunking import Admission, All, Any, Clock, Greedy, Queue, Subset, Threshold
+from headrace.errors import ConfigError, LifecycleError
+from headrace.rollout import evaluate
+
+SUSPENDING = [Greedy(), Subset(), Any(), All(), Clock(1), Clock(5), Threshold(2), Threshold(99)]
+
+
+@st.composite
+def _lengths(draw: st.DrawFn) -> dict[str, int]:
+    execute = draw(st.integers(1, 9))
+    offset = draw(st.integers(0, 3))
+    latency = draw(st.integers(0, execute - 1))
+    spare = draw(st.integers(0, 4))
+    return {"horizon": offset + execute + latency + spare, "execute": execute, "offset": offset, "latency": latency}
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    num_envs=st.integers(1, 6),
+    ends=st.lists(st.integers(1, 30), min_size=1, max_size=14),
+    lengths=_lengths(),
+    rule=st.sampled_from(SUSPENDING),
+    delays=st.lists(st.integers(0, 12), max_size=5),
+    obs_steps=st.integers(1, 3),
+    inline=st.booleans(),
+)
+@example(
+    # an answer that is under way when its episode ends, and the slot begins another
+    num_envs=2,
+    ends=[5, 9, 9, 9],
+    lengths={"horizon": 8, "execute": 4, "offset": 0, "latency": 3},
+    rule=Greedy(),
+    delays=[0, 12, 12],
+    obs_steps=1,
+    inline=False,
+)
+def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
+    num_envs: int,
+    ends: list[int],
+    lengths: dict[str, int],
+    rule: Admission,
+    delays: list[int],
+    obs_steps: int,
+    inline: bool,
+) -> None:
+    env = ScriptEnv(num_envs, lambda episode: ends[episode])
+    # rows that Any infers for nobody are in the middle of a chunk: what they are told is not checked
+    planner = Planner(obs_steps=obs_steps, check=not isinstance(rule, Any), **lengths)
+    engine = "inline" if inline else LateEngine(planner, delays)
+    rest = {name: lengths[name] for name in ("execute", "offset", "latency")}
+    found = evaluate(env, planner, episodes=len(ends), admission=rule, engine=engine, progress=False, **rest)
+
+    assert [episode.episode_id for episode in found.episodes] == list(range(len(ends))), "each once, in order"
+    assert [episode.length for episode in found.episodes] == ends
+    for episode, end in enumerate(ends):
+        assert env.played[episode] == expected_plays(end, **rest)
+    asked = [(e, c, c * rest["execute"]) for e, end in enumerate(ends) for c in range(math.ceil(end / rest["execute"]))]
+    counters = found.counters
+    if not isinstance(rule, Any):
+        assert sorted(planner.asked) == asked, "once per execute steps or episode end, and nobody else"
+        assert counters.rows_wasted == 0
+    assert counters.rows_inferred - counters.rows_wasted == len(asked)
+    assert counters.env_steps == sum(ends)
+    assert counters.held_steps == 0
+    # an answer is thrown away only if its episode ended before it took over
+    if not rest["latency"]:
+        assert counters.rows_discarded == 0
+    if obs_steps == 1 and not isinstance(rule, Any):
+        assert sorted(env.observed_steps) == sorted((e, s) for e, _, s in asked), "only what the model reads"
+    assert not env.suspended.any(), "nothing is left suspended"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_envs=st.integers(1, 5),
+    ends=st.lists(st.integers(1, 30), min_size=1, max_size=10),
+    lengths=_lengths(),
+    rule=st.sampled_from([All(holds=True), Clock(1, holds=True), Clock(4, holds=True)]),
+    delays=st.lists(st.integers(0, 9), max_size=4),
+)
+def test_hold_forms_finish_every_episode_and_count_their_junk(
+    num_envs: int, ends: list[int], lengths: dict[str, int], rule: Admission, delays: list[int]
+) -> None:
+    env = ScriptEnv(num_envs, lambda episode: ends[episode], holds=True)
+    planner = Planner(check=False, **lengths)
+    rest = {name: lengths[name] for name in ("execute", "offset", "latency")}
+    engine = LateEngine(planner, delays)
+    found = evaluate(env, planner, episodes=len(ends), admission=rule, engine=engine, progress=False, **rest)
+    assert [episode.length for episode in found.episodes] == ends
+    assert found.counters.env_steps + found.counters.held_steps == sum(ends)
+
+
+@settings(deadline=None, max_examples=40)
+@given(obs_steps=st.integers(2, 5), execute=st.integers(1, 8), count=st.integers(1, 4))
+def test_with_a_history_only_the_observations_that_the_model_reads_are_asked_for(
+    obs_steps: int, execute: int, count: int
+) -> None:
+    env = ScriptEnv(count)
+    planner = Planner(horizon=execute, execute=execute, obs_steps=obs_steps)
+    evaluate(env, planner, episodes=9, execute=execute, progress=False)
+    read = {(e, max(0, step - age)) for e, _, step in planner.asked for age in range(obs_steps)}
+    assert len(env.observed_steps) == len(set(env.observed_steps)), "none twice"
+    # the last chunk of an episode may never be asked for: then up to obs_steps - 1 observations before it are idle
+    unread = set(env.observed_steps) - read
+    assert read <= set(env.observed_steps)
+    assert all(length_of(e) - step < obs_steps for e, step in unread)
+
+
+def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
+    """Why hold forms differ: what an episode plays depends on when its neighbours wait."""
+
+    def played(num_envs: int, rule: Admission) -> dict[int, list[tuple[int, int]]]:
+        env = ScriptEnv(num_envs, lambda episode: 10 + 3 * episode, holds=rule.holds)
+        evaluate(env, Planner(6, 6, check=False), episodes=4, execute=6, admission=rule, progress=False)
+        return env.played
+
+    for rule in (All(), Clock(6), Greedy()):
+        assert played(2, rule) == played(1, rule)
+    for held in (All(holds=True), Clock(6, holds=True)):
+        alone, beside = played(1, held), played(2, held)
+        assert alone[0] == beside[0], "until its neighbours are out of phase nothing differs"
+        # episode 2 begins while episode 1 is in the middle of a chunk: it is held (zeros) until the batch is in phase
+        assert beside[2][0] == beside[2][1] == (0, 0)
+        assert beside[2] != alone[2]
+
+
+def test_a_slot_without_an_episode_never_acts_and_is_never_inferred() -> None:
+    env = ScriptEnv(7)
+    planner = Planner(4, 4)
+    found = evaluate(env, planner, episodes=[5, 11, 2], execute=4, progress=False)
+    assert [episode.episode_id for episode in found.episodes] == [2, 5, 11]
+    assert {episode for episode, _, _ in planner.asked} == {2, 5, 11}
+    assert found.counters.env_steps == length_of(2) + length_of(5) + length_of(11)
+
+
+def test_an_environment_can_be_evaluated_again_whatever_was_suspended() -> None:
+    env = ScriptEnv(3)
+    env.interrupt_after = 7
+    evaluate(env, Planner(4, 4), episodes=9, execute=4, progress=False)
+    env.interrupt_after = None
+    env.suspended[:] = True
+    again = evaluate(env, Planner(4, 4), episodes=9, execute=4, progress=False)
+    assert len(again.episodes) == 9
+
+
+def test_ctrl_c_returns_what_is_finished() -> None:
+    env = ScriptEnv(3)
+    env.interrupt_after = 12
+    found = evaluate(env, Planner(4, 4), episodes=30, execute=4, progress=False)
+    assert found.status == "interrupted"
+    assert found.planned == 30
+    assert 0 < len(found.episodes) < 30
+    assert all(episode.length == length_of(episode.episode_id) for episode in found.episodes)
+
+
+def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
+    class Never:
+        holds = False
+
+        def infer(self, queue: Queue) -> np.ndarray:
+            return queue.nobody
+
+    with pytest.raises(LifecycleError, match="a rule must infer when no environment can act"):
+        evaluate(ScriptEnv(2), Planner(4, 4), episodes=2, execute=4, admission=Never(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"execute": 5}, r"horizon: expected at least offset \+ execute \+ latency = 5 rows, got 4"),
+        ({"execute": 3, "offset": 2}, "= 5 rows, got 4"),
+        ({"execute": 0}, "expected horizon and execute of at least 1"),
+        ({"execute": 2, "latency": 2}, "latency: expected less than execute = 2"),
+        ({"execute": 2, "ensemble_decay": 0.01}, "ensemble_decay: expected execute=1"),
+        ({"execute": 1, "ensemble_decay": -1.0}, "ensemble decay: expected a finite number"),
+        ({"execute": 2, "engine": "threads"}, "unknown engine 'threads'; did you mean 'thread'"),
+        ({"execute": 2, "episodes": 0}, "episodes: expected at least one"),
+        ({"execute": 2, "episodes": [1, 1]}, "each once"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_stepped(
+    settings_: dict[str, object], message: str
+) -> None:
+    env = ScriptEnv(2)
+    with pytest.raises(ConfigError, match=message):
+        evaluate(env, Planner(4, 4), **{"episodes": 2, "progress": False, **settings_})  # type: ignore[arg-type]  # bad on purpose
+    assert env.played == {}
+
+
+def test_the_environment_must_not_reset_itself_and_must_take_the_policys_actions() -> None:
+    env = ScriptEnv(2)
+    env.autoreset = "same_step"
+    with pytest.raises(ConfigError, match='expected an environment with autoreset="disabled"'):
+        evaluate(env, Planner(4, 4), episodes=1, execute=4, progress=False)
+    with pytest.raises(ConfigError, match="action_dim: expected 4, got a policy with action_dim 3"):
+        evaluate(ScriptEnv(2), Planner(4, 4, action_dim=3), episodes=1, execute=4, progress=False)
+
+
+@pytest.mark.parametrize("build", [lambda: Clock(0), lambda: Threshold(0)])
+def test_rules_refuse_numbers_that_cannot_work(build: object) -> None:
+    with pytest.raises(ConfigError, match="expected at least 1"):
+        build()  # type: ignore[operator]  # a lambda
