@@ -1,0 +1,95 @@
+"""``headrace evaluate`` as its user sees it."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headrace.chunking import ChunkContext
+from headrace.cli import evaluate
+from headrace.errors import ConfigError, PolicyError
+from headrace.types import Obs
+
+
+class Shove(nn.Module):
+    """Pushes the cart a little, at random."""
+
+    horizon = 8
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        return context.noise(8, 1) * 0.2
+
+
+def breaks(obs: Obs, context: ChunkContext) -> Tensor:
+    if bool((context.chunk_index > 2).any()):
+        raise ValueError("no idea")
+    return torch.zeros(len(context.env_ids), 8, 1)
+
+
+def _run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    evaluate.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["evaluate", "cartpole", "--threads", "1", "--set", "episode_length=40", *words])
+    return int(arguments.handler(arguments))
+
+
+POLICY = f"{__name__}:Shove"
+
+
+@pytest.mark.parametrize(
+    "rule", ["greedy", "subset", "any", "all", "all:hold", "clock:4", "clock:4:hold", "threshold:2"]
+)
+def test_every_rule_can_be_named(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--policy", POLICY, "--episodes", "4", "--num-envs", "2", "--admission", rule) == 0
+    shown = capsys.readouterr().out
+    assert "4 of 4 episodes, completed" in shown
+    assert "success rate" in shown
+
+
+def test_strict_tables_on_disk_are_equal_whatever_the_batch_and_the_engine(tmp_path: Path) -> None:
+    tables = []
+    for num_envs, engine in (("1", "inline"), ("5", "thread")):
+        file = tmp_path / f"{num_envs}.csv"
+        words = ["--policy", POLICY, "--episodes", "9", "--num-envs", num_envs, "--engine", engine, "--strict"]
+        assert _run(*words, "--execute", "6", "--latency", "2", "--csv", str(file)) == 0
+        tables.append(file.read_text())
+    assert tables[0] == tables[1]
+    rows = list(csv.DictReader(tables[0].splitlines()))
+    assert [row["episode_id"] for row in rows] == [str(i) for i in range(9)]
+    assert list(rows[0]) == ["episode_id", "seed", "reward", "length", "success", "diverged"]
+
+
+def test_a_saved_module_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(Shove(), tmp_path / "policy.pt")
+    assert _run("--policy", str(tmp_path / "policy.pt"), "--episodes", "2", "--ensemble", "0.01") == 0
+    assert "2 of 2 episodes" in capsys.readouterr().out
+
+
+def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policy", f"{__name__}:breaks", "--horizon", "8", "--set", "max_angle=0.2", "--num-envs", "3"]
+    with pytest.raises(PolicyError, match="no idea; it was asked for environments"):
+        _run(*words)
+    assert "of 100 episodes, failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "nowhere"], "expected module:name or a checkpoint file that exists, got 'nowhere'"),
+        (["--policy", "nowhere:nothing"], "cannot be loaded"),
+        (["--policy", POLICY, "--admission", "clock"], "--admission: expected one of greedy"),
+        (["--policy", POLICY, "--admission", "greedy:hold"], "--admission: expected one of greedy"),
+        (["--policy", POLICY, "--admission", "clock:0"], "expected at least 1 step"),
+        (["--policy", POLICY, "--execute", "9"], "horizon: expected at least"),
+        (["--policy", POLICY, "--horizon", "9"], "horizon: expected 9, got a policy with horizon 8"),
+        (["--policy", f"{__name__}:breaks"], "horizon: expected a policy that says it"),
+    ],
+)
+def test_requests_that_cannot_be_met_say_why(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _run(*words)
