@@ -59,13 +59,14 @@ def advance(
     prefix: Int32s,
     freed: Int64s,
     freed_prefix: Int64s,
-) -> None:
+) -> bool:
     """Write the bookkeeping of one transition per environment and move its write head.
 
     ``finals`` and ``prefixes`` are side rows by i, or NO_ROW. ``freed`` and ``freed_prefix`` (n,) receive the side
-    rows of what leaves the ring, or NO_ROW.
+    rows of what leaves the ring, or NO_ROW; the result is whether there are any.
     """
     slots = flags.shape[1]
+    some = False
     for i in range(ids.shape[0]):
         e = ids[i]
         count = counts[e]
@@ -85,7 +86,9 @@ def advance(
             freed[i] = final[e, (count - length) % slots]
         if count + 1 >= slots:
             freed_prefix[i] = prefix[e, (count + 1) % slots]
+        some = some or freed[i] >= 0 or freed_prefix[i] >= 0
         counts[e] = count + 1
+    return some
 
 
 @inline

@@ -40,10 +40,10 @@ class CompressedRows:
         """Rows that were never written are empty and read as zeros."""
         self._rows.extend(b"" for _ in range(rows - len(self._rows)))
 
-    def write(self, rows: Int64s, source: Tensor, index: Int64s) -> None:
-        """Pack and keep ``source[index[i]]`` as ``rows[i]``."""
+    def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
+        """Pack and keep ``source[index[i]]`` as ``rows[i]``, from byte ``offset`` on."""
         for row, at in zip(rows.tolist(), index.tolist(), strict=True):
-            raw = _raw(source[at])
+            raw = _raw(source[at])[offset : offset + self.row_bytes]
             packed = self._pack(raw)
             self._set(row, packed if len(packed) < self.row_bytes else raw)
 

@@ -88,6 +88,37 @@ class SideTable:
         return self.high - count
 
 
+class _Plan:
+    """What writing a leaf needs, worked out once."""
+
+    def __init__(self, leaf: Leaf, rows: Rows) -> None:
+        self.name, self.rows = leaf.name, rows
+        self.frames, self.outer, self.zero_filled = leaf.frames, leaf.outer, leaf.zero_filled
+        # frames of a stack lie one after another, or are interleaved
+        self.interleaved = leaf.stack if leaf.outer > 1 else None
+        self.offset = 0 if leaf.outer > 1 else (leaf.frames - 1) * rows.row_bytes
+
+
+class _Seen:
+    """The observations that were written last, to know them again."""
+
+    def __init__(self, obs: Mapping[str, Tensor], active: Bools | None) -> None:
+        self.active = None if active is None else active.copy()
+        self._tensors = [(name, value, _version(value)) for name, value in obs.items()]
+
+    def is_same(self, obs: Mapping[str, Tensor]) -> bool:
+        """Whether these are the same tensors, and nothing was written to them in between."""
+        return all(
+            obs[name] is value and version is not None and _version(value) == version
+            for name, value, version in self._tensors
+        )
+
+
+def _version(value: Tensor) -> int | None:
+    """How often torch has changed a tensor in place; None where it does not count."""
+    return None if value.is_inference() else value._version  # pyright: ignore[reportPrivateUsage]  # there is no other
+
+
 class FramePool:
     """Owns the frames, the side table and the trajectory bookkeeping of N environments.
 
@@ -120,6 +151,8 @@ class FramePool:
             self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
         )
         self._all = np.arange(num_envs)
+        self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
+        self._seen: _Seen | None = None
 
     def lengths(self) -> Int64s:
         """Transitions stored, per environment."""
@@ -143,6 +176,7 @@ class FramePool:
         """Forget every transition; memory stays."""
         self.counts[:] = 0
         self.side = SideTable(self.history)
+        self._seen = None
 
     def write(
         self,
@@ -163,37 +197,34 @@ class FramePool:
         rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
         arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
         starts = fresh.copy()
-        for leaf in self.leaves:
-            expected = np.empty((n, leaf.frames), np.int64)
-            arithmetic.pending(
-                ids, starts, self.counts, self.steps, self.flags, self.final, self.prefix,
-                leaf.frames, leaf.zero_filled, self.history, self.first_side_row, expected,
-            )  # fmt: skip
-            self.rows[leaf.name].differ(expected, leaf.outer, obs[leaf.name], ids, starts)
+        doubtful = self._doubtful(obs, ids, fresh)
+        if doubtful.shape[0]:
+            self._compare(obs, ids, doubtful, starts)
         cut = starts & ~fresh
         prefixes = np.full(n, NO_ROW)
         if starts.any():
             if cut.any():
                 self._break_off(ids[cut], rows[cut])
-            for leaf in self.leaves:
-                self.rows[leaf.name].write(rows[starts], _newest(leaf, obs[leaf.name]), ids[starts])
+            self._write_newest(rows[starts], obs, ids[starts])
             if self.history:
                 self._store_history(obs, ids, starts, prefixes)
         ended = (terminated | truncated)[ids]
         finals = np.full(n, NO_ROW)
         if ended.any():
             finals[ended] = self.side.take(int(ended.sum()))
-            self._write_side(finals[ended], final_obs, ids[ended])
-        for leaf in self.leaves:
-            self.rows[leaf.name].write(nexts, _newest(leaf, next_obs[leaf.name]), ids)
+            self._reserve()
+            self._write_newest(self.first_side_row + finals[ended], final_obs, ids[ended])
+        self._write_newest(nexts, next_obs, ids)
         positions = self.counts[ids]
         freed, freed_prefix = np.empty(n, np.int64), np.empty(n, np.int64)
-        arithmetic.advance(
+        some = arithmetic.advance(
             ids, starts, terminated, truncated, finals, prefixes, self.length,
             self.counts, self.trajectories, self.flags, self.steps, self.trajectory, self.final, self.prefix,
             freed, freed_prefix,
         )  # fmt: skip
-        self.side.free(freed, freed_prefix)
+        if some:
+            self.side.free(freed, freed_prefix)
+        self._seen = _Seen(next_obs, active)
         return Written(
             env_ids=ids,
             positions=positions,
@@ -257,10 +288,38 @@ class FramePool:
                     rows = self.first_side_row + blocks + (self.history - leaf.frames + 1 + k)
                     self.rows[leaf.name].write(rows, leaf.stack.frame(stacks[leaf.name], k), chosen)
 
-    def _write_side(self, side: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
-        self._reserve()
-        for leaf in self.leaves:
-            self.rows[leaf.name].write(self.first_side_row + side, _newest(leaf, obs[leaf.name]), index)
+    def _doubtful(self, obs: Mapping[str, Tensor], ids: Int64s, fresh: Bools) -> Int64s:
+        """Which of the rows must be compared with the ring: all that go on, but those known to be the ring's content.
+
+        In the usual loop ``obs`` is the very tensor that was the last call's ``next_obs``, unchanged since.
+        """
+        seen = self._seen
+        if seen is None or not seen.is_same(obs):
+            return (~fresh).nonzero()[0]
+        if seen.active is None:
+            return self._all[:0]
+        return (~fresh & ~seen.active[ids]).nonzero()[0]
+
+    def _compare(self, obs: Mapping[str, Tensor], ids: Int64s, doubtful: Int64s, starts: Bools) -> None:
+        """Set ``starts`` where an observation is not, bit for bit, the one that the ring expects next."""
+        at = ids[doubtful]
+        differs = np.zeros(at.shape[0], np.bool_)
+        for plan in self._plans:
+            expected = np.empty((at.shape[0], plan.frames), np.int64)
+            arithmetic.pending(
+                at, differs, self.counts, self.steps, self.flags, self.final, self.prefix,
+                plan.frames, plan.zero_filled, self.history, self.first_side_row, expected,
+            )  # fmt: skip
+            plan.rows.differ(expected, plan.outer, obs[plan.name], at, differs)
+        starts[doubtful] = differs
+
+    def _write_newest(self, rows: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
+        """Write the newest frame of every leaf."""
+        for plan in self._plans:
+            source = obs[plan.name]
+            if plan.interleaved is not None:
+                source = plan.interleaved.newest(source).contiguous()
+            plan.rows.write(rows, source, index, plan.offset)
 
     def _reserve(self) -> None:
         for space in self.rows.values():
@@ -273,10 +332,6 @@ _INT32_FIELDS = ("steps", "trajectory", "final", "prefix")
 def slots_per_env(length: int, frames: int) -> int:
     """Slots of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
     return length + frames + 1
-
-
-def _newest(leaf: Leaf, observed: Tensor) -> Tensor:
-    return observed if leaf.stack is None else leaf.stack.newest(observed)
 
 
 def _is_first(leaf: Leaf, stacks: Tensor) -> Bools:

@@ -24,8 +24,8 @@ class Rows(Protocol):
         """Make row numbers below ``rows`` usable."""
         ...
 
-    def write(self, rows: Int64s, source: Tensor, index: Int64s) -> None:
-        """Copy ``source[index[i]]`` to ``rows[i]``."""
+    def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
+        """Copy ``source[index[i]]`` to ``rows[i]``, from byte ``offset`` of the source's row on."""
         ...
 
     def differ(self, rows: Int64s, outer: int, source: Tensor, index: Int64s, out: Bools) -> None:
@@ -73,10 +73,11 @@ class MappedRows:
             self._shards.append(self._memory.allocate(name, self.row_bytes << self._shift))
             self._addresses = np.array([shard.ctypes.data for shard in self._shards], np.int64)
 
-    def write(self, rows: Int64s, source: Tensor, index: Int64s) -> None:
+    def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
         """See :class:`Rows`."""
         source, stride = _rowwise(source)
-        kernels.scatter(self._addresses, self._shift, self.row_bytes, rows, source.data_ptr(), stride, index)
+        address = source.data_ptr() + offset
+        kernels.scatter(self._addresses, self._shift, self.row_bytes, rows, address, stride, index)
 
     def differ(self, rows: Int64s, outer: int, source: Tensor, index: Int64s, out: Bools) -> None:
         """See :class:`Rows`."""
@@ -102,6 +103,6 @@ class MappedRows:
 
 def _rowwise(source: Tensor) -> tuple[Tensor, int]:
     """A tensor whose rows are contiguous, the same one where they are already, and the bytes from row to row."""
-    if source.shape[0] and not source[0].is_contiguous():
+    if not source.is_contiguous() and source.shape[0] and not source[0].is_contiguous():
         source = source.contiguous()
     return source, source.stride(0) * source.element_size()
