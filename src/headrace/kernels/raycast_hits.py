@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.kernels.compiled import kernel
+from headrace.kernels.compiled import inline
 from headrace.kernels.raycast_scene import F32, I32
 
 _ZERO = np.float32(0)
@@ -30,7 +30,7 @@ _INF = np.float32(np.inf)
 _TINY = np.float32(1e-20)  # keeps a ray along the axis of a cylinder from dividing zero by zero
 
 
-@kernel(checked_division=False)
+@inline
 def hit_plane(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, g: int) -> None:
     """The plane z = 0 within ±size; a size of zero is infinite. Seen from both sides."""
     ox, oy, oz = ray[0], ray[1], ray[2]
@@ -48,7 +48,7 @@ def hit_plane(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, 
         ids[k] = gid if hit else ids[k]
 
 
-@kernel(checked_division=False)
+@inline
 def hit_ball(z: F32, ids: I32, xs: F32, ray: F32, near: np.float32, g: int) -> None:
     """The unit sphere: spheres and ellipsoids, whose ray is given in coordinates divided by their size."""
     b0 = ray[0] * ray[3] + ray[1] * ray[4] + ray[2] * ray[5]
@@ -68,7 +68,7 @@ def hit_ball(z: F32, ids: I32, xs: F32, ray: F32, near: np.float32, g: int) -> N
         ids[k] = gid if hit else ids[k]
 
 
-@kernel(checked_division=False)
+@inline
 def hit_capsule(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, g: int) -> None:
     """A cylinder of radius size[0] and half length size[1] along z, with a sphere at each end."""
     r2, h = size[0] * size[0], size[1]
@@ -101,7 +101,7 @@ def hit_capsule(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32
         ids[k] = gid if hit else ids[k]
 
 
-@kernel(checked_division=False)
+@inline
 def hit_cylinder(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, g: int) -> None:
     """A cylinder of radius size[0] and half length size[1] along z, closed."""
     r2, h = size[0] * size[0], size[1]
@@ -126,7 +126,7 @@ def hit_cylinder(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float3
         ids[k] = gid if hit else ids[k]
 
 
-@kernel(checked_division=False)
+@inline
 def hit_box(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, g: int) -> None:
     """A box of half sizes size."""
     hx, hy, hz = size[0], size[1], size[2]

@@ -1,14 +1,128 @@
-"""Colours of a run of pixels that see the same geom, or none: surface, light, texture, haze, sky."""
+"""From depths and geoms of a line to its colours: normals and base colours by runs, light for all, textures by runs."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from headrace.kernels.compiled import kernel
-from headrace.kernels.raycast_place import is_ball
-from headrace.kernels.raycast_scene import CAPSULE, F32, F64, I32, PLANE, TEXTURE_CUBE, U64, RaycastFrame, RaycastScene
-from headrace.kernels.raycast_shade import fade_into_haze, illuminate, surface
+from headrace.kernels.compiled import inline, kernel
+from headrace.kernels.raycast_place import RaycastScratch, is_ball
+from headrace.kernels.raycast_scene import (
+    CAPSULE,
+    F32,
+    F64,
+    I32,
+    PLANE,
+    TEXTURE_CUBE,
+    U8,
+    U64,
+    RaycastFrame,
+    RaycastScene,
+)
+from headrace.kernels.raycast_shade import blend_colours, illuminate, normals, write_colours
 from headrace.kernels.raycast_texture import multiply_texture_2d, multiply_texture_cube
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+
+
+@inline
+def find_normals(scene: RaycastScene, scratch: RaycastScratch, z: F32) -> None:
+    """Normals of a line into rows 0–2 of work, run by run."""
+    ids, xs, work = scratch.ids, scratch.xs, scratch.work
+    at, width = 0, ids.shape[0]
+    while at < width:
+        g = ids[at]
+        end = at + 1
+        while end < width and ids[end] == g:
+            end += 1
+        if g >= 0:
+            nx, ny, nz = work[0, at:end], work[1, at:end], work[2, at:end]
+            ray, size, axes = scratch.line[g], scratch.sizes[g], scratch.axes[g]
+            normals(int(scene.geom_types[g]), z[at:end], xs[at:end], ray, size, axes, nx, ny, nz)
+        at = end
+
+
+@kernel(checked_division=False)
+def paint_line(
+    scene: RaycastScene,
+    scratch: RaycastScratch,
+    frame: RaycastFrame,
+    cam: F64,
+    rgba: F32,
+    diffuse: F32,
+    y: int,
+    z: F32,
+    alpha: np.float32,
+    out: U8,
+) -> None:
+    """Colours of line y into ``out`` uint8 (W, 3), from its depths, geoms and normals.
+
+    An alpha below 1 blends over what is there, and leaves pixels without a geom alone.
+    """
+    ids, xs, work = scratch.ids, scratch.xs, scratch.work
+    red, green, blue = work[6], work[7], work[8]
+    step_x = np.float32((frame.right - frame.left) / frame.width)
+    first_x = np.float32(frame.left + 0.5 * (frame.right - frame.left) / frame.width)
+    at_y = np.float32(frame.top - (y + 0.5) * (frame.top - frame.bottom) / frame.height)
+    ambient_r, ambient_g, ambient_b = scratch.ambient[0], scratch.ambient[1], scratch.ambient[2]
+    for k in range(ids.shape[0]):
+        red[k], green[k], blue[k] = ambient_r, ambient_g, ambient_b
+    illuminate(scene, scratch.lights, diffuse, z, xs, first_x, step_x, at_y, work)
+    at, width = 0, ids.shape[0]
+    veil = alpha < _ONE
+    while at < width:
+        g = ids[at]
+        end = at + 1
+        while end < width and ids[end] == g:
+            end += 1
+        r, gr, b = red[at:end], green[at:end], blue[at:end]
+        if g >= 0:
+            tint_r, tint_g, tint_b, glow = rgba[g, 0], rgba[g, 1], rgba[g, 2], scene.geom_emission[g]
+            for k in range(end - at):
+                r[k], gr[k], b[k] = (r[k] + glow) * tint_r, (gr[k] + glow) * tint_g, (b[k] + glow) * tint_b
+            texture = scene.geom_texture[g]
+            infinite = scene.geom_types[g] == PLANE and scratch.sizes[g, 0] <= _ZERO and scratch.sizes[g, 1] <= _ZERO
+            if texture >= 0:
+                _apply_texture(
+                    int(scene.geom_types[g]),
+                    scene.geom_texture_scale[g],
+                    scene.texture_kinds[texture] == TEXTURE_CUBE,
+                    z[at:end],
+                    xs[at:end],
+                    at,
+                    scratch.line[g],
+                    scratch.sizes[g],
+                    work,
+                    scene.texels,
+                    scene.levels[texture],
+                    scratch.corners,
+                    scratch.packed,
+                )
+            if infinite and scene.sky >= 0:
+                _fade_into_haze(r, gr, b, z[at:end], xs[at:end], scratch.line[g], scene.haze)
+            if veil:
+                blend_colours(out[at:end], r, gr, b, alpha)
+        elif not veil and scene.sky >= 0:
+            _sky(
+                cam,
+                first_x,
+                step_x,
+                at_y,
+                xs[at:end],
+                at,
+                work,
+                scene.texels,
+                scene.levels[scene.sky],
+                scratch.corners,
+                scratch.packed,
+            )
+        elif not veil:
+            r[:] = _ZERO
+            gr[:] = _ZERO
+            b[:] = _ZERO
+        at = end
+    if not veil:
+        write_colours(out, red, green, blue)
 
 
 @kernel(checked_division=False)
@@ -19,7 +133,7 @@ def _texture_footprint(
 
     Exact on a plane; elsewhere as if the surface faced the camera.
     """
-    tilt = np.float32(1) if kind == PLANE else np.float32(0)
+    tilt = _ONE if kind == PLANE else _ZERO
     # locals, since stores to rho2 might otherwise change what ray holds and the loop would not be vectorised
     dx0, dy0, dz0, dxs, dys, dzs = ray[3], ray[4], ray[5], ray[6], ray[7], ray[8]
     dxy, dyy, dzy = ray[15], ray[16], ray[17]
@@ -37,125 +151,99 @@ def _texture_footprint(
 
 @kernel(checked_division=False)
 def _apply_texture(
-    scene: RaycastScene, g: int, z: F32, xs: F32, ray: F32, size: F32, work: F32, index: I32, packed: U64
+    kind: int,
+    scale: F32,
+    cube: bool,
+    z: F32,
+    xs: F32,
+    at: int,
+    ray: F32,
+    size: F32,
+    work: F32,
+    texels: U64,
+    levels: I32,
+    corners: I32,
+    packed: U64,
 ) -> None:
-    texture = scene.geom_texture[g]
-    scale = scene.geom_texture_scale[g]
-    levels = scene.levels[texture]
-    kind = scene.geom_types[g]
+    """Multiply the colours of a run that begins in column ``at`` by the geom's texture; its normals are used up."""
     n = z.shape[0]
-    px, py, pz = work[3, :n], work[4, :n], work[5, :n]
-    u, v, w, rho2 = work[0, :n], work[1, :n], work[2, :n], work[9, :n]
-    red, green, blue = work[6, :n], work[7, :n], work[8, :n]
+    u, v, w, rho2 = work[0, at : at + n], work[1, at : at + n], work[2, at : at + n], work[9, at : at + n]
+    red, green, blue = work[6, at : at + n], work[7, at : at + n], work[8, at : at + n]
     by_u, by_v, by_w = scale[0], scale[1], scale[2]
-    if scene.texture_kinds[texture] == TEXTURE_CUBE:
-        widest = np.float32(0.5) * np.float32(levels[0, 1]) * max(by_u, max(by_v, by_w))
-        # a direction on a cube whose faces are one unit away; the ball's ray is in units of its size
-        unit = size[0] if is_ball(kind) else np.float32(1)
-        widest *= unit * (abs(ray[6]) + abs(ray[7]) + abs(ray[8]))
+    ox, oy, oz = ray[0], ray[1], ray[2]
+    dx, dy, dz, sx, sy, sz = ray[3], ray[4], ray[5], ray[6], ray[7], ray[8]
+    if is_ball(kind):
+        # its ray is in units of its size
+        by_u, by_v, by_w = by_u * size[0], by_v * size[1], by_w * size[2]
+    if cube:
+        widest = np.float32(0.5) * np.float32(levels[0, 1]) * max(by_u, max(by_v, by_w)) * (abs(sx) + abs(sy) + abs(sz))
         for k in range(n):
-            rho2[k] = (widest * z[k]) * (widest * z[k])
-            u[k], v[k], w[k] = by_u * px[k], by_v * py[k], by_w * pz[k]
+            t, x = z[k], xs[k]
+            rho2[k] = (widest * t) * (widest * t)
+            u[k] = by_u * (ox + t * (dx + x * sx))
+            v[k] = by_v * (oy + t * (dy + x * sy))
+            w[k] = by_w * (oz + t * (dz + x * sz))
         if kind == CAPSULE:
-            h, reach = size[1], by_w * size[1]
-            per_cap = reach / size[0]
+            # the caps go on beyond the ends of the tube, in units of the radius
+            reach = by_w * size[1]
+            per_cap = size[1] / size[0]
             for k in range(n):
-                beyond = abs(pz[k]) - h
+                beyond = abs(w[k]) - reach
                 end = reach + per_cap * beyond
-                w[k] = w[k] if beyond <= np.float32(0) else (end if pz[k] > np.float32(0) else -end)
-        multiply_texture_cube(red, green, blue, u, v, w, rho2, scene.texels, levels, index, packed)
+                w[k] = w[k] if beyond <= _ZERO else (end if w[k] > _ZERO else -end)
+        multiply_texture_cube(red, green, blue, u, v, w, rho2, texels, levels, corners, packed)
     else:
-        fu, fv = by_u * np.float32(levels[0, 1]), by_v * np.float32(levels[0, 2])
-        if is_ball(kind):
-            fu, fv = fu * size[0], fv * size[1]
-        _texture_footprint(kind, z, xs, ray, fu, fv, rho2)
         from_u, from_v = scale[3], scale[4]
         for k in range(n):
-            u[k], v[k] = from_u + by_u * px[k], from_v - by_v * py[k]
-        multiply_texture_2d(red, green, blue, u, v, rho2, scene.texels, levels, index, packed)
+            t, x = z[k], xs[k]
+            u[k] = from_u + by_u * (ox + t * (dx + x * sx))
+            v[k] = from_v - by_v * (oy + t * (dy + x * sy))
+        _texture_footprint(kind, z, xs, ray, by_u * np.float32(levels[0, 1]), by_v * np.float32(levels[0, 2]), rho2)
+        multiply_texture_2d(red, green, blue, u, v, rho2, texels, levels, corners, packed)
 
 
 @kernel(checked_division=False)
-def shade(
-    scene: RaycastScene,
-    g: int,
-    rgba: F32,
-    diffuse: F32,
-    lights: F32,
-    z: F32,
+def _fade_into_haze(red: F32, green: F32, blue: F32, z: F32, xs: F32, ray: F32, haze: F32) -> None:
+    """Blend an infinite plane into the haze with the distance from the foot of the camera."""
+    dx, dy, sx, sy = ray[3], ray[4], ray[6], ray[7]
+    hr, hg, hb, inner = haze[0], haze[1], haze[2], haze[3]
+    inv = _ONE / (haze[4] - haze[3])
+    for k in range(z.shape[0]):
+        a, b = z[k] * (dx + xs[k] * sx), z[k] * (dy + xs[k] * sy)
+        w = min(max((np.sqrt(a * a + b * b) - inner) * inv, _ZERO), _ONE)
+        red[k] += w * (hr - red[k])
+        green[k] += w * (hg - green[k])
+        blue[k] += w * (hb - blue[k])
+
+
+@kernel(checked_division=False)
+def _sky(
+    cam: F64,
+    first_x: np.float32,
+    step_x: np.float32,
+    at_y: np.float32,
     xs: F32,
-    ray: F32,
-    size: F32,
+    at: int,
     work: F32,
-    index: I32,
+    texels: U64,
+    levels: I32,
+    corners: I32,
     packed: U64,
 ) -> None:
-    """Colours of a run of pixels that see geom g, into rows 6–8 of work."""
-    surface(scene.geom_types[g], z, xs, ray, size, work)
-    paint(scene, g, rgba, diffuse, lights, z, xs, ray, size, work, index, packed)
-
-
-@kernel(checked_division=False)
-def paint(
-    scene: RaycastScene,
-    g: int,
-    rgba: F32,
-    diffuse: F32,
-    lights: F32,
-    z: F32,
-    xs: F32,
-    ray: F32,
-    size: F32,
-    work: F32,
-    index: I32,
-    packed: U64,
-) -> None:
-    """Colours of a run whose normals and points are in rows 0–5 of work, into rows 6–8."""
-    kind = scene.geom_types[g]
-    illuminate(
-        z.shape[0],
-        work,
-        rgba[g],
-        scene.geom_emission[g],
-        scene.global_ambient,
-        scene.light_types,
-        lights[g],
-        scene.light_ambient,
-        diffuse,
-        scene.light_shape,
-    )
-    if scene.geom_texture[g] >= 0:
-        _apply_texture(scene, g, z, xs, ray, size, work, index, packed)
-    if kind == PLANE and scene.sky >= 0 and size[0] <= np.float32(0) and size[1] <= np.float32(0):
-        fade_into_haze(z.shape[0], work, scene.haze, ray[0], ray[1])
-
-
-@kernel(checked_division=False)
-def shade_sky(
-    scene: RaycastScene, cam: F64, frame: RaycastFrame, y: int, xs: F32, work: F32, index: I32, packed: U64
-) -> None:
-    """Colours of a run of pixels that see no geom."""
+    """Colours of a run that begins in column ``at`` and sees the sky."""
     n = xs.shape[0]
-    red, green, blue = work[6, :n], work[7, :n], work[8, :n]
-    if scene.sky < 0:
-        red[:] = np.float32(0)
-        green[:] = np.float32(0)
-        blue[:] = np.float32(0)
-        return
-    step_x = (frame.right - frame.left) / frame.width
-    first_x = frame.left + 0.5 * step_x
-    at_y = frame.top - (y + 0.5) * (frame.top - frame.bottom) / frame.height
-    levels = scene.levels[scene.sky]
-    span = np.float32(0.5 * step_x * levels[0, 1])
+    s, t, r, rho2 = work[0, at : at + n], work[1, at : at + n], work[2, at : at + n], work[9, at : at + n]
+    red, green, blue = work[6, at : at + n], work[7, at : at + n], work[8, at : at + n]
+    span = np.float32(0.5) * step_x * np.float32(levels[0, 1])
+    footprint = span * span
     # MuJoCo's sky is turned by 90° about x: (s, t, r) = (x, z, −y) of the world
     base_s = np.float32(cam[0] * first_x + cam[1] * at_y - cam[2])
     base_r = np.float32(-(cam[3] * first_x + cam[4] * at_y - cam[5]))
     base_t = np.float32(cam[6] * first_x + cam[7] * at_y - cam[8])
     by_s, by_r, by_t = np.float32(cam[0] * step_x), np.float32(-cam[3] * step_x), np.float32(cam[6] * step_x)
-    s, t, r, rho2 = work[0, :n], work[1, :n], work[2, :n], work[9, :n]
     for k in range(n):
         x = xs[k]
         s[k], t[k], r[k] = base_s + x * by_s, base_t + x * by_t, base_r + x * by_r
-        rho2[k] = span * span
-        red[k], green[k], blue[k] = np.float32(1), np.float32(1), np.float32(1)
-    multiply_texture_cube(red, green, blue, s, t, r, rho2, scene.texels, levels, index, packed)
+        rho2[k] = footprint
+        red[k], green[k], blue[k] = _ONE, _ONE, _ONE
+    multiply_texture_cube(red, green, blue, s, t, r, rho2, texels, levels, corners, packed)
