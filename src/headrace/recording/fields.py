@@ -49,6 +49,8 @@ def as_array(value: Tensor | Array, name: str) -> Array:
     if isinstance(value, np.ndarray):
         return value
     try:
+        if value.device.type == "cpu" and not value.requires_grad:
+            return value.numpy()
         return value.detach().cpu().numpy()
     except TypeError as error:
         raise DtypeError(

@@ -51,6 +51,14 @@ class Lane:
         pages, self._pages[slot] = self._pages[slot], []
         return pages
 
+    def bodies(self, pages: list[Bytes], length: int) -> dict[str, list[Array]]:
+        """The rows of each field, in contiguous pieces: the pages themselves, or columns cut out of packed rows."""
+        if len(self.fields) == 1:
+            full, left = divmod(length, self.page_steps)
+            return {self.fields[0].name: [*pages[:full], *([pages[full][:left]] if left else [])]}
+        rows = (np.concatenate(pages) if len(pages) > 1 else pages[0])[:length]
+        return {name: [rows[:, columns].copy()] for name, columns in self.columns.items()}
+
     def held_bytes(self) -> int:
         """Memory of all running episodes."""
         return sum(len(held) for held in self._pages) * self.page_steps * self.width
@@ -62,6 +70,10 @@ def make_lanes(fields: Iterable[Field], num_envs: int) -> list[Lane]:
     large = [field for field in fields if field.row_bytes > _SMALL]
     groups = ([small] if small else []) + [[field] for field in large]
     return [Lane(group, num_envs) for group in groups]
+
+
+def _name(field: Field) -> str:
+    return field.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +88,18 @@ class FinishedEpisode:
     extras: dict[str, Array]
     """The one row more that observations (last) and states (first) have."""
 
-    def columns(self) -> Iterator[tuple[Field, Iterator[Array]]]:
+    def columns(self) -> Iterator[tuple[Field, list[Array]]]:
         """Fields in order of name, each with its rows in contiguous pieces."""
-        homes = {field.name: (lane, pages) for lane, pages in self.lanes for field in lane.fields}
-        for field in sorted(self.fields, key=lambda field: field.name):
-            yield field, self._pieces(field, *homes.get(field.name, (None, [])))
-
-    def _pieces(self, field: Field, lane: Lane | None, pages: list[Bytes]) -> Iterator[Array]:
-        if field.extra == "first":
-            yield self.extras[field.name]
-        if lane is not None:
-            left = self.meta.length
-            for page in pages:
-                rows = page[: min(left, lane.page_steps)]
-                left -= len(rows)
-                # a small field is a few columns of the packed rows
-                yield rows if len(lane.fields) == 1 else rows[:, lane.columns[field.name]].copy()
-        if field.extra == "last":
-            yield self.extras[field.name]
+        bodies: dict[str, list[Array]] = {}
+        for lane, pages in self.lanes:
+            bodies.update(lane.bodies(pages, self.meta.length))
+        for field in sorted(self.fields, key=_name):
+            pieces = bodies.get(field.name, [])
+            if field.extra == "first":
+                pieces = [self.extras[field.name], *pieces]
+            elif field.extra == "last":
+                pieces = [*pieces, self.extras[field.name]]
+            yield field, pieces
 
     @property
     def held_bytes(self) -> int:

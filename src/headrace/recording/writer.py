@@ -13,6 +13,8 @@ from headrace.recording.store import EpisodeStore
 
 _BATCH = 8
 """Episodes that share one sync of the folder and of the journal."""
+_LINGER_S = 0.1
+"""How long a first episode waits for others to share the syncs with, while nobody waits for it."""
 
 
 class BackgroundWriter:
@@ -31,20 +33,34 @@ class BackgroundWriter:
         self._busy: list[FinishedEpisode] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._waiting = 0
         self._error: Exception | None = None
         self._done = 0
         self.waited_s = 0.0
-        self.most_held = 0
         self._thread = threading.Thread(target=self._run, name="headrace-recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def _awaited(self) -> bool:
+        return self._closing or self._waiting > 0
 
     def put(self, episode: FinishedEpisode) -> None:
         """Queue an episode; blocks while the queue is full."""
         with self._changed:
             if self._closing:
                 raise LifecycleError("recorder: closed; make a new one with resume=True to record on")
-            began = time.monotonic()
-            seen, since = self._done, began
+            if len(self._queue) + len(self._busy) >= self.capacity:
+                self._wait_for_room()
+            self._raise_error()
+            self._queue.append(episode)
+            self._changed.notify_all()
+
+    def _wait_for_room(self) -> None:
+        began = since = time.monotonic()
+        seen = self._done
+        self._waiting += 1
+        self._changed.notify_all()
+        try:
             while len(self._queue) + len(self._busy) >= self.capacity and self._error is None:
                 self._changed.wait(0.2)
                 now = time.monotonic()
@@ -55,16 +71,13 @@ class BackgroundWriter:
                         f"{self._store.path}: the disk took no episode for {self._stall_s:g} s; "
                         f"{len(self._queue)} wait. Check the disk; committed episodes are safe"
                     )
+        finally:
+            self._waiting -= 1
             self.waited_s += time.monotonic() - began
-            self._raise_error()
-            self._queue.append(episode)
-            self.most_held = max(self.most_held, len(self._queue) + len(self._busy))
-            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise what the thread ran into, if anything."""
-        if self._error is not None:
-            self._raise_error()
+        self._raise_error()
 
     def held_bytes(self) -> int:
         """Memory of the episodes that wait or are being written."""
@@ -74,8 +87,13 @@ class BackgroundWriter:
     def drain(self) -> None:
         """Return when everything queued so far is committed."""
         with self._changed:
-            while (self._queue or self._busy) and self._error is None:
-                self._changed.wait()
+            self._waiting += 1
+            self._changed.notify_all()
+            try:
+                while (self._queue or self._busy) and self._error is None:
+                    self._changed.wait()
+            finally:
+                self._waiting -= 1
             self._raise_error()
 
     def close(self, remaining: Iterable[FinishedEpisode] = ()) -> None:
@@ -105,7 +123,11 @@ class BackgroundWriter:
                 if not self._queue:
                     return
                 # a batch is a part of the capacity, so that a blocked step waits for a few episodes, not for all
-                count = min(len(self._queue), _BATCH, max(1, self.capacity // 2))
+                most = min(_BATCH, max(1, self.capacity // 2))
+                until = time.monotonic() + _LINGER_S
+                while len(self._queue) < most and not self._awaited and (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                count = min(len(self._queue), most)
                 self._busy = [self._queue.popleft() for _ in range(count)]
             try:
                 self._store.commit(self._busy)
