@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-system check bench bench-setup format clean
+.PHONY: help demo test test-slow test-system test-lerobot check bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,11 +36,17 @@ test-slow: $(STAMP)  ## Long trainings and kill tests
 test-system: $(STAMP)  ## Tests that need Debian packages (a browser, GL)
 	$(BIN)/python -m pytest -m system
 
+test-lerobot: $(STAMP)  ## LeRobot's own dataset class reads our exports (its own environment)
+	scripts/setup_lerobot.sh
+	$(BIN)/python tests/recording/lerobot_check.py
+
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh
 
-bench: $(STAMP)  ## Every benchmark, quick form
+bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick
+	.venv-bench/bin/python benchmarks/vision.py --quick
+	$(BIN)/python benchmarks/recording.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,7 @@ Contestants, one process each, measured in turn:
   envpool      EnvPool 1.2.5, 2 threads, without contact forces, as ours
   sync, async  Gymnasium's vector environments. Async runs a process per environment and is measured with 16.
 
-  python benchmarks/stepping.py            the whole table, about 12 minutes
+  python benchmarks/stepping.py            the whole table, about 9 minutes
   python benchmarks/stepping.py --quick    two tasks at 256, under a minute
   python benchmarks/stepping.py --check    exit 1 and name each bar that falls short
 """
@@ -63,7 +63,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     console = Console()
     plan = [(task, size) for task in ACTION for size in SIZES]
-    count, seconds = 7, 1.0
+    count, seconds = 5, 0.8
     if arguments.quick:
         plan, count, seconds = [("inverted-pendulum", 256), ("ant", 256)], 3, 0.5
     results: dict[tuple[str, int], dict[str, list[float]]] = {}

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Makes the environments that the benchmarks compare with, from their locks. Run again at will: what is there is kept.
+set -eu
+cd "$(dirname "$0")/.."
+
+make_environment() { # name, lock
+    [ -x "$1/bin/python" ] || python3.11 -m venv "$1"
+    # torch first: the other packages would pull a CUDA build
+    "$1/bin/pip" install -q "$(grep '^torch==' "$2" | sed 's/+.*//')"
+    "$1/bin/pip" install -q -r "$2"
+    "$1/bin/pip" install -q --no-deps --no-build-isolation -e .
+}
+
+make_environment .venv-bench benchmarks/requirements-peers.lock
+
+# EnvPool brings neither torch nor headrace: it is measured in a process of its own
+[ -x .venv-envpool/bin/python ] || python3.11 -m venv .venv-envpool
+.venv-envpool/bin/pip install -q -r benchmarks/requirements-envpool.lock
