@@ -16,3 +16,7 @@ make_environment .venv-bench benchmarks/requirements-peers.lock
 # EnvPool brings neither torch nor headrace: it is measured in a process of its own
 [ -x .venv-envpool/bin/python ] || python3.11 -m venv .venv-envpool
 .venv-envpool/bin/pip install -q -r benchmarks/requirements-envpool.lock
+
+# mujoco-warp and Newton, for the cameras: neither torch nor headrace
+[ -x .venv-bench-sim/bin/python ] || python3.11 -m venv .venv-bench-sim
+.venv-bench-sim/bin/pip install -q -r benchmarks/requirements-sim.lock

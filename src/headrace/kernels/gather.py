@@ -26,8 +26,10 @@ Bools: TypeAlias = NDArray[np.bool_]
 ZERO_ROW = -1
 """A row number that reads as zeros."""
 
-_PARALLEL_BYTES = 1 << 18
-"""Below this many bytes the start of a second thread costs more than it saves."""
+_PARALLEL_READ = 1 << 20
+_PARALLEL_WRITE = 1 << 22
+"""Below so many bytes one thread does it: waking others costs more than they save, and much more on a busy machine.
+Writes come in step with an environment that has work for every core, so they stay on one thread for longer."""
 
 _memcpy = cast(
     "Callable[[int, int, int], int]",
@@ -119,7 +121,7 @@ def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int,
     frames can be concatenated along an inner axis without a second pass. ``outer == 1`` is (B, F, frame).
     ``ZERO_ROW`` reads as zeros.
     """
-    if rows.size * row_bytes < _PARALLEL_BYTES:
+    if rows.size * row_bytes < _PARALLEL_READ:
         _gather_serial(shards, shift, row_bytes, rows, outer, out)
     else:
         _gather_parallel(shards, shift, row_bytes, rows, outer, out)
@@ -143,7 +145,7 @@ def _scatter_parallel(
 
 def scatter(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s) -> None:
     """Write row ``rows[i]`` from address ``source + index[i] * stride``; rows are distinct, memory is borrowed."""
-    if rows.size * row_bytes < _PARALLEL_BYTES:
+    if rows.size * row_bytes < _PARALLEL_WRITE:
         _scatter_serial(shards, shift, row_bytes, rows, source, stride, index)
     else:
         _scatter_parallel(shards, shift, row_bytes, rows, source, stride, index)
@@ -225,7 +227,7 @@ def differ(
     The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
     alone and not compared, so that several leaves can be compared in turn.
     """
-    if rows.size * row_bytes < _PARALLEL_BYTES:
+    if rows.size * row_bytes < _PARALLEL_WRITE:
         _differ_serial(shards, shift, row_bytes, rows, outer, source, stride, index, out)
     else:
         _differ_parallel(shards, shift, row_bytes, rows, outer, source, stride, index, out)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from headrace.kernels.gather import Bools, Bytes, Int64s
+from headrace.kernels.gather import ZERO_ROW, Bools, Bytes, Int64s
 from headrace.replay import arithmetic
 from headrace.replay.arithmetic import ENDED, NO_ROW, Flags, Int32s
 from headrace.replay.memory import Memory
@@ -95,8 +94,14 @@ class _Plan:
         self.name, self.rows = leaf.name, rows
         self.frames, self.outer, self.zero_filled = leaf.frames, leaf.outer, leaf.zero_filled
         # frames of a stack lie one after another, or are interleaved
-        self.interleaved = leaf.stack if leaf.outer > 1 else None
-        self.offset = 0 if leaf.outer > 1 else (leaf.frames - 1) * rows.row_bytes
+        self._interleaved = leaf.stack if leaf.outer > 1 else None
+
+    def write(self, rows: Int64s, stacks: Tensor, index: Int64s, frame: int) -> None:
+        """Write frame ``frame`` of ``stacks[index[i]]`` to ``rows[i]``."""
+        if self._interleaved is None:
+            self.rows.write(rows, stacks, index, frame * self.rows.row_bytes)
+        else:
+            self.rows.write(rows, self._interleaved.frame(stacks, frame).contiguous(), index)
 
 
 class _Seen:
@@ -207,7 +212,7 @@ class FramePool:
                 self._break_off(ids[cut], rows[cut])
             self._write_newest(rows[starts], obs, ids[starts])
             if self.history:
-                self._store_history(obs, ids, starts, prefixes)
+                self._store_history(obs, ids, rows, starts, prefixes)
         ended = (terminated | truncated)[ids]
         finals = np.full(n, NO_ROW)
         if ended.any():
@@ -268,25 +273,29 @@ class FramePool:
         self.final[ids, last] = side
         self.flags[ids, last] |= arithmetic.CUT
 
-    def _store_history(self, obs: Mapping[str, Tensor], ids: Int64s, starts: Bools, prefixes: Int64s) -> None:
-        """Keep the older frames of stacks that do not look like the start of an episode; sets ``prefixes``."""
+    def _store_history(
+        self, obs: Mapping[str, Tensor], ids: Int64s, rows: Int64s, starts: Bools, prefixes: Int64s
+    ) -> None:
+        """Keep the older frames of stacks that do not look like the start of an episode; sets ``prefixes``.
+
+        The newest frame of each stack is in ``rows`` already: at the start of an episode it is all there is.
+        """
         where = starts.nonzero()[0]
-        at = torch.from_numpy(ids[where])
         joined = np.zeros(where.shape[0], np.bool_)
-        stacked = [leaf for leaf in self.leaves if leaf.frames > 1]
-        stacks = {leaf.name: obs[leaf.name][at] for leaf in stacked}
-        for leaf in stacked:
-            joined |= ~_is_first(leaf, stacks[leaf.name])
+        stacked = [plan for plan in self._plans if plan.frames > 1]
+        for plan in stacked:
+            expected = np.repeat(rows[where, None], plan.frames, 1)
+            if plan.zero_filled:
+                expected[:, :-1] = ZERO_ROW
+            plan.rows.differ(expected, plan.outer, obs[plan.name], ids[where], joined)
         if joined.any():
             blocks = self.side.take_blocks(int(joined.sum()))
             prefixes[where[joined]] = blocks
             self._reserve()
-            chosen = joined.nonzero()[0]
-            for leaf in stacked:
-                assert leaf.stack is not None
-                for k in range(leaf.frames - 1):
-                    rows = self.first_side_row + blocks + (self.history - leaf.frames + 1 + k)
-                    self.rows[leaf.name].write(rows, leaf.stack.frame(stacks[leaf.name], k), chosen)
+            for plan in stacked:
+                for k in range(plan.frames - 1):
+                    to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
+                    plan.write(to, obs[plan.name], ids[where[joined]], k)
 
     def _doubtful(self, obs: Mapping[str, Tensor], ids: Int64s, fresh: Bools) -> Int64s:
         """Which of the rows must be compared with the ring: all that go on, but those known to be the ring's content.
@@ -316,10 +325,7 @@ class FramePool:
     def _write_newest(self, rows: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
         """Write the newest frame of every leaf."""
         for plan in self._plans:
-            source = obs[plan.name]
-            if plan.interleaved is not None:
-                source = plan.interleaved.newest(source).contiguous()
-            plan.rows.write(rows, source, index, plan.offset)
+            plan.write(rows, obs[plan.name], index, plan.frames - 1)
 
     def _reserve(self) -> None:
         for space in self.rows.values():
@@ -332,21 +338,3 @@ _INT32_FIELDS = ("steps", "trajectory", "final", "prefix")
 def slots_per_env(length: int, frames: int) -> int:
     """Slots of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
     return length + frames + 1
-
-
-def _is_first(leaf: Leaf, stacks: Tensor) -> Bools:
-    """Rows whose older frames are what the ``StackSpec`` puts there at the start of an episode, bit for bit."""
-    assert leaf.stack is not None
-    newest = _bits(leaf.stack.newest(stacks))
-    expected = newest if leaf.stack.reset == "repeat" else torch.zeros_like(newest)
-    same = np.ones(stacks.shape[0], np.bool_)
-    for k in range(leaf.frames - 1):
-        same &= (_bits(leaf.stack.frame(stacks, k)) == expected).all(1).numpy()
-    return same
-
-
-def _bits(frames: Tensor) -> Tensor:
-    """(rows, …) as bytes (rows, nbytes)."""
-    flat = frames.reshape(frames.shape[0], -1)
-    # a clone: contiguous() leaves odd strides where a dimension has one element, which view() refuses
-    return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)

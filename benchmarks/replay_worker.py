@@ -1,0 +1,375 @@
+"""One library's replay buffer, filled and sampled in this process; prints one line of JSON. Started by replay.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+ENVS, STACK, SIDE, BATCH = 16, 4, 84, 256
+FRAME = SIDE * SIDE
+MOVED = BATCH * (STACK + 1) * FRAME
+"""Bytes of the K + 1 frames of a batch."""
+
+
+class Source:
+    """Steps of 16 environments with stamped frames: bytes 0–9 of a frame are environment, episode, step.
+
+    Episodes last 60 to 180 steps, half of them end by truncation.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.texture = self.rng.integers(0, 256, (512, FRAME), dtype=np.uint8)
+        self.episode = np.zeros(ENVS, np.int32)
+        self.step_of = np.zeros(ENVS, np.int32)
+        self.limit = self.rng.integers(60, 181, ENVS)
+        self.count = 0
+        self.obs = np.stack([np.repeat(self._frame(e)[None], STACK, 0) for e in range(ENVS)])
+
+    def _frame(self, e: int) -> np.ndarray:
+        self.count += 1
+        frame = self.texture[self.count % 512].copy()
+        stamp = np.array([self.episode[e], self.step_of[e]], np.int32).tobytes()
+        frame[:10] = np.frombuffer(np.array([e], np.int16).tobytes() + stamp, np.uint8)
+        return frame.reshape(SIDE, SIDE)
+
+    def step(self) -> tuple[np.ndarray, ...]:
+        """Observation, true next observation, what follows it, reward, terminated, truncated."""
+        obs = self.obs
+        true_next = np.empty_like(obs)
+        true_next[:, :-1] = obs[:, 1:]
+        self.step_of += 1
+        for e in range(ENVS):
+            true_next[e, -1] = self._frame(e)
+        done = self.step_of >= self.limit
+        following = true_next
+        terminated, truncated = np.zeros(ENVS, bool), np.zeros(ENVS, bool)
+        if done.any():
+            following = true_next.copy()
+            for e in done.nonzero()[0]:
+                terminated[e] = self.episode[e] % 2 == 0
+                truncated[e] = not terminated[e]
+                self.episode[e] += 1
+                self.step_of[e] = 0
+                self.limit[e] = self.rng.integers(60, 181)
+                following[e] = self._frame(e)[None]
+        self.obs = following
+        reward = self.rng.standard_normal(ENVS).astype(np.float32)
+        return obs, true_next, following, reward, terminated, truncated
+
+
+def stamps(frames: np.ndarray) -> np.ndarray:
+    """(B, 84, 84) → (B, 3): environment, episode, step."""
+    head = np.ascontiguousarray(frames.reshape(frames.shape[0], -1)[:, :10])
+    return np.concatenate([head[:, :2].view(np.int16).astype(np.int64), head[:, 2:].view(np.int32).astype(np.int64)], 1)
+
+
+def exactness(obs: np.ndarray, following: np.ndarray, done: np.ndarray, seen: dict[str, list[bool]]) -> None:
+    """Note whether next observations follow their observation, inside and at ends."""
+    here, there = stamps(obs[:, -1]), stamps(following[:, -1])
+    right = (here[:, 0] == there[:, 0]) & (here[:, 1] == there[:, 1]) & (here[:, 2] + 1 == there[:, 2])
+    done = done.reshape(-1).astype(bool)
+    seen["ends"] += right[done].tolist()
+    seen["inside"] += right[~done].tolist()
+
+
+def verdict(values: list[bool]) -> str:
+    return "–" if not values else "yes" if all(values) else f"no ({100 * np.mean(values):.0f} % right)"
+
+
+def measure(frames: int, batches: int, extend: Callable, sample: Callable, read: Callable, nbytes: Callable) -> dict:
+    """Fill; time ``extend`` on the full buffer, in groups of 64 as some libraries write in blocks; sample; check."""
+    source, process = Source(), psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(frames // ENVS):
+        extend(*source.step())
+    resident = process.memory_info().rss - before
+    writes = []
+    for _ in range(8):
+        steps = [source.step() for _ in range(64)]
+        start = time.perf_counter()
+        for step in steps:
+            extend(*step)
+        writes.append((time.perf_counter() - start) / 64)
+    seen: dict[str, list[bool]] = {"inside": [], "ends": []}
+    times = []
+    for number in range(batches + 3):
+        start = time.perf_counter()
+        batch = sample()
+        elapsed = time.perf_counter() - start
+        if number >= 3:
+            times.append(elapsed)
+        exactness(*read(batch), seen)
+        del batch
+    return {
+        "bytes": nbytes() / frames,
+        "resident": resident / frames,
+        "sample_ms": 1e3 * float(np.median(times)),
+        "extend_us": 1e6 * float(np.median(writes)),
+        "inside": verdict(seen["inside"]),
+        "ends": verdict(seen["ends"]),
+    }
+
+
+def run_torchrl(frames: int, batches: int, variant: str) -> dict:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, RandomSampler, SliceSampler, TensorDictReplayBuffer
+    from torchrl.envs.transforms import NextObservationDelta, NextStateReconstructor
+
+    sampler, transform = RandomSampler(), None
+    if variant == "compact":
+        sampler = SliceSampler(slice_len=16, traj_key=("collector", "traj_ids"), strict_length=False)
+        transform = NextStateReconstructor(
+            keys=("observation",), done_key=("next", "done"), step_count_key="step_count", fill_value=0
+        )
+    if variant == "delta":
+        transform = NextObservationDelta(in_keys=["observation"], delta_dtype=torch.float16)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(frames), sampler=sampler, batch_size=BATCH)
+    if transform is not None:
+        buffer.append_transform(transform)
+    episode_key = np.zeros(ENVS, np.int64)
+    counts = np.zeros(ENVS, np.int64)
+    # a compact buffer is read in slices: environments one after another, as a collector delivers them
+    pending: list[TensorDict] = []
+
+    def make(obs, true_next, _following, reward, terminated, truncated):
+        nonlocal episode_key
+        done = terminated | truncated
+        after = {
+            "reward": torch.from_numpy(reward)[:, None],
+            "done": torch.from_numpy(done)[:, None],
+            "terminated": torch.from_numpy(terminated)[:, None],
+            "truncated": torch.from_numpy(truncated)[:, None],
+        }
+        observed, nexts = torch.from_numpy(obs), torch.from_numpy(true_next)
+        if variant == "default":
+            after["observation"] = nexts
+        if variant == "delta":
+            after["delta"] = {"observation": (nexts.to(torch.float16) - observed.to(torch.float16))}
+        data = TensorDict(
+            {
+                "observation": observed,
+                "action": torch.zeros(ENVS, dtype=torch.int64),
+                "step_count": torch.from_numpy(counts.copy())[:, None],
+                "collector": {"traj_ids": torch.from_numpy(np.arange(ENVS) + ENVS * episode_key)},
+                "next": after,
+            },
+            [ENVS],
+        )
+        episode_key = episode_key + done
+        counts[:] = np.where(done, 0, counts + 1)
+        return data
+
+    def extend(*step):
+        data = make(*step)
+        if variant != "compact":
+            buffer.extend(data)
+            return
+        pending.append(data)
+        if len(pending) == 64:
+            buffer.extend(torch.stack(pending, 1).reshape(-1))
+            pending.clear()
+
+    def read(batch):
+        return batch["observation"].numpy(), batch["next", "observation"].numpy(), batch["next", "done"].numpy()
+
+    def nbytes():
+        return sum(value.numel() * value.element_size() for value in buffer._storage._storage.values(True, True))
+
+    return measure(frames, batches, extend, buffer.sample, read, nbytes)
+
+
+def run_sb3(frames: int, batches: int, variant: str) -> dict:
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    optimize = variant == "optimize"
+    buffer = ReplayBuffer(
+        frames,
+        spaces.Box(0, 255, (STACK, SIDE, SIDE), np.uint8),
+        spaces.Discrete(4),
+        device="cpu",
+        n_envs=ENVS,
+        optimize_memory_usage=optimize,
+        handle_timeout_termination=not optimize,
+    )
+    action = np.zeros((ENVS, 1), np.int64)
+
+    def extend(obs, true_next, _following, reward, terminated, truncated):
+        done = terminated | truncated
+        # SB3's algorithms give the true last observation; the optimised form loses it to the next episode's first
+        infos = [{"TimeLimit.truncated": bool(flag)} for flag in truncated]
+        buffer.add(obs, true_next, action, reward, done, infos)
+
+    def read(batch):
+        # flags after timeout handling say "terminated" only: ends are read from the stamps of episodes instead
+        obs, following = batch.observations.numpy(), batch.next_observations.numpy()
+        here, there = stamps(obs[:, -1]), stamps(following[:, -1])
+        changed = (here[:, 1] != there[:, 1]) | (batch.dones.numpy().reshape(-1) > 0)
+        return obs, following, changed
+
+    def nbytes():
+        names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+        return sum(getattr(buffer, name).nbytes for name in names if hasattr(buffer, name))
+
+    return measure(frames, batches, extend, lambda: buffer.sample(BATCH), read, nbytes)
+
+
+def run_tianshou(frames: int, batches: int, variant: str) -> dict:
+    from tianshou.data import Batch, VectorReplayBuffer
+
+    settings = {
+        "default": {},
+        "ignore_next": {"ignore_obs_next": True},
+        "last_frame": {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": STACK},
+    }[variant]
+    buffer = VectorReplayBuffer(frames, ENVS, **settings)
+    action = np.zeros(ENVS, np.int64)
+
+    def extend(obs, true_next, _following, reward, terminated, truncated):
+        done = terminated | truncated
+        buffer.add(
+            Batch(obs=obs, act=action, rew=reward, terminated=terminated, truncated=truncated, done=done,
+                  obs_next=true_next, info={})
+        )  # fmt: skip
+
+    def read(batch):
+        return np.asarray(batch.obs), np.asarray(batch.obs_next), np.asarray(batch.done)
+
+    def nbytes():
+        def size(batch) -> int:
+            total = 0
+            for value in batch.values():
+                total += size(value) if isinstance(value, Batch) else getattr(value, "nbytes", 0)
+            return total
+
+        return size(buffer._meta)
+
+    return measure(frames, batches, extend, lambda: buffer.sample(BATCH)[0], read, nbytes)
+
+
+def headrace_buffer(frames: int, **settings):
+    import torch
+
+    from headrace.replay import ArraySpec, ReplayBuffer
+    from headrace.types import StackSpec
+
+    picture, action = ArraySpec((STACK, SIDE, SIDE), torch.uint8), ArraySpec((), torch.int64)
+    return ReplayBuffer(frames, ENVS, picture, action, stack=StackSpec(frames=STACK, dim=0), **settings)
+
+
+def headrace_extend(buffer):
+    import torch
+
+    from headrace.types import Step
+
+    action = torch.zeros(ENVS, dtype=torch.int64)
+    last: dict[str, torch.Tensor] = {}
+
+    def extend(obs, true_next, following, reward, terminated, truncated):
+        # as in any loop: the observation is the tensor that the last step gave
+        nonlocal last
+        info = {}
+        done = terminated | truncated
+        if done.any():
+            info = {"final_obs": {"policy": torch.from_numpy(true_next)}, "_final_obs": torch.from_numpy(done)}
+        step = Step(
+            {"policy": torch.from_numpy(following)},
+            torch.from_numpy(reward),
+            torch.from_numpy(terminated),
+            torch.from_numpy(truncated),
+            info,
+        )
+        buffer.extend(last or {"policy": torch.from_numpy(obs)}, action, step)
+        last = step.obs
+
+    return extend
+
+
+def headrace_read(batch):
+    flat = batch.reshape(-1)
+    return flat["observation"].numpy(), flat["next", "observation"].numpy(), flat["next", "done"].numpy()
+
+
+def run_headrace(frames: int, batches: int, variant: str, directory: str | None) -> dict:
+    where = None if variant == "ram" else Path(directory or ".") / "store"
+    buffer = headrace_buffer(frames, directory=where)
+    extend = headrace_extend(buffer)
+    return measure(frames, batches, extend, lambda: buffer.sample(BATCH), headrace_read, lambda: buffer.nbytes)
+
+
+def run_samplers(frames: int, batches: int) -> dict:
+    """Every sampler of ours and the memcpy limit, one after another in each round."""
+    import torch
+
+    from headrace.replay import PrioritizedSampler, SliceSampler
+
+    steps = 16
+    buffers = {
+        "uniform": headrace_buffer(frames),
+        "n_step": headrace_buffer(frames, n_step=3),
+        "prioritized": headrace_buffer(frames, sampler=PrioritizedSampler()),
+        "slices": headrace_buffer(frames, sampler=SliceSampler(steps)),
+    }
+    feeds = [headrace_extend(buffer) for buffer in buffers.values()]
+    source = Source()
+    for _ in range(frames // ENVS):
+        step = source.step()
+        for feed in feeds:
+            feed(*step)
+    memory = torch.zeros(max(frames * FRAME, 2 * MOVED), dtype=torch.uint8)
+    memory.fill_(1)
+    to = torch.zeros(MOVED, dtype=torch.uint8)
+    rng = np.random.default_rng(0)
+    times: dict[str, list[float]] = {name: [] for name in (*buffers, "prioritized_update", "memcpy", "memcpy_hot")}
+
+    def timed(name: str, action: Callable) -> object:
+        start = time.perf_counter()
+        result = action()
+        times[name].append(time.perf_counter() - start)
+        return result
+
+    for _ in range(batches):
+        start = int(rng.integers(0, memory.shape[0] - MOVED))
+        piece = memory[start : start + MOVED]
+        for name, source_ in (("memcpy", piece), ("memcpy_hot", piece)):
+            timed(name, lambda source_=source_: to.copy_(source_))
+        for name, buffer in buffers.items():
+            count = BATCH // steps if name == "slices" else BATCH
+            batch = timed(name, lambda buffer=buffer, count=count: buffer.sample(count))
+            if name == "prioritized":
+                index, priority = batch["index"], torch.rand(BATCH)
+                timed("prioritized_update", partial(buffer.update_priorities, index, priority))
+            del batch
+    return {name: 1e3 * float(np.median(values[2:])) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=["torchrl", "sb3", "tianshou", "headrace", "samplers"])
+    parser.add_argument("variant")
+    parser.add_argument("--frames", type=int, required=True, help="transitions that the buffer holds")
+    parser.add_argument("--batches", type=int, required=True, help="batches of 256 to time")
+    parser.add_argument("--directory", help="for a store on disk")
+    arguments = parser.parse_args()
+    frames = arguments.frames // ENVS * ENVS
+    if arguments.library == "samplers":
+        result = run_samplers(frames, arguments.batches)
+    elif arguments.library == "headrace":
+        result = run_headrace(frames, arguments.batches, arguments.variant, arguments.directory)
+    else:
+        run = {"torchrl": run_torchrl, "sb3": run_sb3, "tianshou": run_tianshou}[arguments.library]
+        result = run(frames, arguments.batches, arguments.variant)
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
