@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.cli import main
 from headrace.envs import task_names
+from headrace.errors import MissingExtraError
 
 
 def test_tasks_lists_every_task_with_its_spaces(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +60,8 @@ def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str])
         (["run", "ant", "--set", "ctrl_cost=1"], "did you mean 'ctrl_cost_weight'"),
         (["run", "ant", "--set", "decimation"], "expected path=value"),
         (["run", "ant", "--policy", "nowhere:nothing"], "cannot be loaded"),
+        (["run", "ant", "--policy", ":nothing"], "cannot be loaded"),
+        (["run", "ant", "--policy", ".here:nothing"], "cannot be loaded"),
         (["run", "ant", "--policy", "often"], "expected random, zero or module:function"),
     ],
 )
@@ -82,3 +86,30 @@ def test_run_records_episodes_that_verify_and_replay_bit_for_bit(
     assert main(["record", "verify", folder]) == 0
     assert main(["record", "replay", folder]) == 0
     assert main(["run", "cartpole", "--num-envs", "4", "--steps", "5", "--record", folder]) == 2, "never overwritten"
+
+
+def test_the_name_of_an_extra_survives_in_an_error_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MissingExtraError("run: pip install 'headrace[warp]'")
+
+    monkeypatch.setattr("headrace.envs.make", refuse)
+    assert main(["run", "cartpole"]) == 2
+    assert capsys.readouterr().err.strip() == "error: run: pip install 'headrace[warp]'"
+
+
+def test_a_policy_is_found_in_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy_of_this_folder.py").write_text("import torch\ndef act(obs): return torch.ones(2, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    policy = "policy_of_this_folder:act"
+    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "2", "--policy", policy]) == 0
+    assert "env-steps per second" in capsys.readouterr().out
+
+
+def test_the_first_reset_is_not_counted_among_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "2", "--suspend-fraction", "1"]) == 0
+    assert "in reset" not in capsys.readouterr().out

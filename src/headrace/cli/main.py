@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rich.console import Console
+from rich.text import Text
 
 from headrace.cli import record, run, tasks
 from headrace.errors import HeadraceError
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return handler(parsed)
     except HeadraceError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        # a message may have brackets of its own, such as headrace[warp]
+        message = Text.assemble(("error: ", "bold red"), str(error))
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")

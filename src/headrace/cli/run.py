@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -60,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from headrace.envs import make, task_cfg
+    from headrace.envs import make
     from headrace.envs.overrides import parse_assignments
 
     if not 0.0 <= arguments.suspend_fraction <= 1.0:
@@ -68,13 +70,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise ConfigError(f"--steps: expected at least 1, got {arguments.steps}")
     overrides = parse_assignments(arguments.set)
-    task_cfg(arguments.task, overrides)
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
     policy = _policy(arguments.policy, env, arguments.seed)
     suspended = round(arguments.suspend_fraction * env.num_envs)
     with _recording(env, arguments.record, arguments.task, overrides) as kept:
         obs, _ = env.reset()
         env.suspend(range(suspended))
+        env.timer.clear()  # what is measured begins here, without the first reset
         report = _stepped(env, policy, obs, arguments.steps)
     env.close()
     table = _table(arguments.task, env, suspended, report)
@@ -162,7 +164,10 @@ def _policy(name: str, env: BatchEnv, seed: int) -> Policy:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ConfigError(f"--policy: expected random, zero or module:function, got {name!r}")
+    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         return cast("Policy", getattr(importlib.import_module(module), attribute))
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error
