@@ -34,7 +34,7 @@ test-slow: $(STAMP)  ## Long trainings and kill tests
 	$(BIN)/python -m pytest -m slow
 
 test-system: $(STAMP)  ## Tests that need Debian packages (a browser, GL)
-	$(BIN)/python -m pytest -m system
+	MUJOCO_GL=egl $(BIN)/python -m pytest -m system  # MuJoCo's own renderer asks for a display otherwise
 
 test-lerobot: $(STAMP)  ## LeRobot's own dataset class reads our exports (its own environment)
 	scripts/setup_lerobot.sh
