@@ -19,6 +19,7 @@ from counting_env import CountingEnv, length_of
 
 from headrace.errors import DataError, StorageError
 from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
+from headrace.recording.journal import append_lines, read_journal
 from headrace.recording.store import check_entry
 
 PROGRAM = Path(__file__).parent / "killed_program.py"
@@ -191,6 +192,21 @@ def test_a_journal_that_cannot_grow_leaves_no_episode_without_a_line(tmp_path, m
     assert (tmp_path / "d" / "journal.jsonl").read_bytes() == before
     journaled = {entry.file for entry in EpisodeDataset(tmp_path / "d").entries}
     assert journaled == {f"episodes/{file.name}" for file in (tmp_path / "d" / "episodes").iterdir()}
+
+
+def test_a_line_that_the_disk_takes_only_in_part_is_taken_back(tmp_path):
+    record_some(tmp_path / "d", steps=12)
+    journal = tmp_path / "d" / "journal.jsonl"
+    before = journal.read_bytes()
+    entries, _ = read_journal(journal)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))
+    try:
+        with pytest.raises(OSError, match="a part"):
+            append_lines(journal, entries[:1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert journal.read_bytes() == before
 
 
 def test_a_torn_last_line_and_stray_files_are_cleared_on_resume(tmp_path):
