@@ -1,0 +1,299 @@
+"""A small PPO (Schulman et al., 2017): the reference learner of the tutorials and benchmarks.
+
+Built from parts that any learner can use: a ``BatchEnv`` is stepped into a ``RolloutBuffer``, ``rollout_values`` and
+``gae`` give advantages that are exact at truncations and blind to suspended steps, and a policy with or without memory,
+on vectors or images, is improved on whole slices of a few environments at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from headrace.envs import BatchEnv
+from headrace.errors import ConfigError, DataError, LifecycleError
+from headrace.learning import GRU, Estimate, MinGRU, gae, rollout_values
+from headrace.replay import ArraySpec, Rollout, RolloutBuffer
+from headrace.types import Obs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOCfg:
+    """Settings of the learner and its policy."""
+
+    steps: int = 32
+    epochs: int = 5
+    minibatches: int = 4
+    """Into how many groups of environments a rollout is split; each is learned from as one slice."""
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    learning_rate: float = 1e-3
+    target_kl: float = 0.01
+    """How far an epoch may move the policy: beyond twice this the learning rate falls, below half of it it rises."""
+    entropy_weight: float = 0.0
+    max_grad_norm: float = 1.0
+    hidden: tuple[int, ...] = (64, 64)
+    memory: Literal["none", "gru", "min_gru"] = "none"
+    memory_size: int = 64
+    image_features: int = 128
+    initial_std: float = 0.6
+    seed: int = 0
+
+
+class Report(NamedTuple):
+    """One iteration: steps taken so far, episodes that ended in it, their mean return (NaN if none), and learning."""
+
+    steps: int
+    episodes: int
+    mean_return: float
+    kl: float
+    value_loss: float
+
+
+class Normalizer(nn.Module):
+    """Running mean and variance of every element; buffers, so they are saved with the weights."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        start = {"mean": torch.zeros(size), "variance": torch.ones(size), "count": torch.tensor(1e-4).double()}
+        for name, value in start.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero mean and unit variance, cut at ±10."""
+        return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """The inverse, without the cut."""
+        return x * (self.variance + 1e-8).sqrt() + self.mean
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take rows (n, size) in, n at least 1."""
+        share = len(rows) / (float(self.count) + len(rows))
+        shift, spread = rows.mean(0) - self.mean, rows.var(0, unbiased=False) - self.variance
+        self.mean += shift * share
+        self.variance += (spread + shift.square() * (1 - share)) * share
+        self.count += len(rows)
+
+
+class Policy(nn.Module):
+    """Actor and critic. The actor sees the group ``policy``; the critic sees ``critic`` where the task has it.
+
+    Keeps no state of environments: the caller hands the memory back in, ``initial_state`` begins it.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, groups: Mapping[str, tuple[int, ...]], low: list[float], high: list[float], cfg: PPOCfg) -> None:
+        super().__init__()
+        self.made_of = {"groups": dict(groups), "low": low, "high": high, "cfg": asdict(cfg)}
+        self.encoder, width = _encoder(groups["policy"], cfg)
+        memory = {"gru": GRU, "min_gru": MinGRU}.get(cfg.memory)
+        self.memory = None if memory is None else memory(width, cfg.memory_size)
+        self.memory_size = cfg.memory_size if memory else 0
+        width = self.memory_size or width
+        self.critic_encoder, critic_width = _encoder(groups["critic"], cfg) if "critic" in groups else (None, width)
+        self.actor = _mlp(width, cfg.hidden, len(low), last_gain=0.01)
+        self.critic = _mlp(critic_width, cfg.hidden, 1, last_gain=1.0)
+        self.log_std = nn.Parameter(torch.full((len(low),), math.log(cfg.initial_std)))
+        self.value_scale = Normalizer(1)
+        self.register_buffer("low", torch.tensor(low))
+        self.register_buffer("high", torch.tensor(high))
+
+    def initial_state(self, envs: int) -> Tensor:
+        """The memory before an episode, (1, envs, memory_size); of width 0 without memory."""
+        return self.low.new_zeros((1, envs, self.memory_size))
+
+    def features(
+        self, obs: Obs, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What actor and critic read, and the memory after it: of a step, or of a slice where ``reset`` is (T, n)."""
+        sliced = reset is not None and reset.dim() == 2
+
+        def encode(encoder: nn.Module, group: Tensor) -> Tensor:
+            rows = encoder(_channels_first(group.flatten(0, 1) if sliced else group))
+            return rows.unflatten(0, group.shape[:2]) if sliced else rows
+
+        seen = encode(self.encoder, obs["policy"])
+        if self.memory is not None:
+            seen, state = (self.memory if sliced else self.memory.step)(seen, state, reset, active)
+        return seen, seen if self.critic_encoder is None else encode(self.critic_encoder, obs["critic"]), state
+
+    def distribution(self, features: Tensor) -> torch.distributions.Normal:
+        """Of actions before they are cut to their bounds."""
+        mean = self.actor(features)
+        return torch.distributions.Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, state: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The deterministic action (n, A) within its bounds, and the memory after it."""
+        seen, _, state = self.features(obs, state, reset)
+        return self.actor(seen).clamp(self.low, self.high), state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Weights, normalisers and what is needed to build the policy again, in one file."""
+        torch.save({"made_of": self.made_of, "weights": self.state_dict()}, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Policy:
+        """A policy from :meth:`save`. Nothing in the file is executed."""
+        data: Any = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(data, dict) or set(data) != {"made_of", "weights"}:
+            raise DataError(f"{path}: expected a file written by Policy.save")
+        made = data["made_of"] | {"cfg": PPOCfg(**data["made_of"]["cfg"])}
+        (policy := cls(**made).to(device)).load_state_dict(data["weights"])
+        return policy
+
+
+class PPO:
+    """Steps an environment and improves a policy on what it saw. Owns the policy, its memory and the rollout buffer."""
+
+    def __init__(self, env: BatchEnv, cfg: PPOCfg | None = None) -> None:
+        self.env, self.cfg = env, cfg or PPOCfg()
+        space, seen = env.single_action_space, env.single_observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
+        if env.num_envs < self.cfg.minibatches:
+            raise ConfigError(f"PPO: expected num_envs >= {self.cfg.minibatches} minibatches, got {env.num_envs}")
+        groups = {name: cast("tuple[int, ...]", group.shape) for name, group in cast("spaces.Dict", seen).items()}
+        self._random = torch.Generator(env.device).manual_seed(self.cfg.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.cfg.seed)
+            self.policy = Policy(groups, space.low.tolist(), space.high.tolist(), self.cfg).to(env.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.learning_rate)
+        log_prob = {"log_prob": ArraySpec((), torch.float32)}
+        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, seen, space, extras=log_prob)
+        self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
+        self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self._obs, _ = env.reset()
+
+    def learn(self, iterations: int) -> Iterator[Report]:
+        """Collect and improve, ``iterations`` times, with a report after each."""
+        for _ in range(iterations):
+            state, fresh = self._state, self._fresh
+            returns = self.collect()
+            mean = float(returns.mean()) if len(returns) else math.nan
+            yield Report(self.steps, len(returns), mean, *self.improve(self.buffer.rollout(), state, fresh))
+
+    @torch.no_grad()
+    def collect(self) -> Tensor:
+        """Fill the buffer; gives the returns of the episodes that ended."""
+        self.buffer.clear()
+        returns: list[Tensor] = [torch.zeros(0, dtype=torch.float64)]
+        for _ in range(self.cfg.steps):
+            active = self.env.active
+            seen, _, self._state = self.policy.features(self._obs, self._state, self._fresh, active)
+            chosen = self.policy.distribution(seen)
+            action = torch.normal(chosen.mean, chosen.stddev, generator=self._random)
+            step = self.env.step(action.clamp(self.policy.low, self.policy.high))
+            self.buffer.extend(self._obs, action, step, active, {"log_prob": chosen.log_prob(action).sum(-1)})
+            self._obs = step.obs
+            self._fresh = torch.where(active, step.terminated | step.truncated, self._fresh)
+            self.steps += int(active.sum())
+            returns += [step.info["ends"].returns.cpu()] if "ends" in step.info else []
+        return torch.cat(returns)
+
+    def improve(self, rollout: Rollout, state: Tensor, fresh: Tensor) -> tuple[float, float]:
+        """Learn from a rollout that began with this memory; gives the last epoch's KL and value loss."""
+        if not bool(rollout.active.any()):
+            raise LifecycleError("PPO: expected active environments, got none in a whole rollout; resume() some")
+        ended = rollout.terminated | rollout.truncated | rollout.cut
+        resets = torch.cat((fresh[None], ended[:-1]))
+        goal = self._estimate(rollout, state, resets, ended)
+        kl = value_loss = math.nan
+        for _ in range(self.cfg.epochs):
+            sums = torch.zeros(3)
+            order = torch.randperm(self.env.num_envs, generator=self._random, device=self.env.device)
+            for envs in order.tensor_split(self.cfg.minibatches):
+                sums += self._update(rollout, state, resets, goal, envs)
+            kl, value_loss = float(sums[0] / sums[2]), float(sums[1] / sums[2])
+            factor = 1 / 1.5 if kl > 2 * self.cfg.target_kl else 1.5 if kl < self.cfg.target_kl / 2 else 1.0
+            for group in self.optimizer.param_groups:
+                group["lr"] = min(max(group["lr"] * factor, 1e-5), 1e-2)
+        # after learning, so that the policy that is compared with itself is the same function
+        for group, encoder in (("policy", self.policy.encoder), ("critic", self.policy.critic_encoder)):
+            if isinstance(encoder, Normalizer):
+                encoder.update(rollout.obs[group][rollout.active])
+        return kl, value_loss
+
+    @torch.no_grad()
+    def _estimate(self, rollout: Rollout, state: Tensor, resets: Tensor, ended: Tensor) -> Estimate:
+        """Advantages, normalised over active steps, and value targets."""
+        policy = self.policy
+        seen, watched, after = policy.features(rollout.obs, state, resets, rollout.active)
+        _, last, _ = policy.features(rollout.last_obs, after, ended[-1])
+        # the memory after a step is what the step put out
+        at_end = state if policy.memory is None else seen[rollout.final_step, rollout.final_env][None]
+        _, final, _ = policy.features(rollout.final_obs, at_end)
+        value, next_value = rollout_values(
+            lambda rows: policy.value_scale.denormalize(policy.critic(rows)), watched, last,
+            final_obs=final, final_step=rollout.final_step, final_env=rollout.final_env, active=rollout.active,
+        )  # fmt: skip
+        advantage, target = gae(
+            rollout.reward, value, next_value, rollout.terminated, rollout.truncated | rollout.cut,
+            gamma=self.cfg.gamma, lam=self.cfg.lam, active=rollout.active,
+        )  # fmt: skip
+        policy.value_scale.update(target[rollout.active][:, None])
+        taken = advantage[rollout.active]
+        return Estimate((advantage - taken.mean()) / (taken.std(unbiased=False) + 1e-8), target)
+
+    def _update(self, rollout: Rollout, state: Tensor, resets: Tensor, goal: Estimate, envs: Tensor) -> Tensor:
+        """One gradient step on all steps of some environments; gives the sums of KL and value loss, and the count."""
+        policy, live = self.policy, rollout.active[:, envs]
+        if not bool(live.any()):
+            return torch.zeros(3)
+        obs = {name: group[:, envs] for name, group in rollout.obs.items()}
+        seen, watched, _ = policy.features(obs, state[:, envs], resets[:, envs], live)
+        chosen = policy.distribution(seen[live])
+        log_ratio = chosen.log_prob(rollout.action[:, envs][live]).sum(-1) - rollout.extras["log_prob"][:, envs][live]
+        ratio, gain = log_ratio.exp(), goal.advantage[:, envs][live]
+        objective = torch.min(ratio * gain, ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip) * gain)
+        wanted = policy.value_scale(goal.value_target[:, envs][live][:, None])
+        value_error = (policy.critic(watched[live]) - wanted).square()
+        loss = 0.5 * value_error.mean() - objective.mean() - self.cfg.entropy_weight * chosen.entropy().sum(-1).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), self.cfg.max_grad_norm)
+        self.optimizer.step()
+        # the first is an estimate of the KL divergence that is never negative
+        return torch.stack((((ratio - 1) - log_ratio).sum(), value_error.sum(), live.sum())).detach().cpu()
+
+
+def _channels_first(rows: Tensor) -> Tensor:
+    """Pictures (n, H, W, C) or (n, C, H, W), uint8 or float, for convolutions; vectors as they are."""
+    rows = rows / 255 - 0.5 if rows.dtype == torch.uint8 else rows
+    return rows.movedim(-1, 1) if rows.dim() == 4 and rows.shape[-1] < rows.shape[1] else rows
+
+
+def _encoder(shape: tuple[int, ...], cfg: PPOCfg) -> tuple[nn.Module, int]:
+    """What turns a group into features, and how many."""
+    if len(shape) < 2:
+        return Normalizer(math.prod(shape)), math.prod(shape)
+    picture, size = _channels_first(torch.zeros(1, *shape)), cfg.image_features
+    first, second = nn.Conv2d(picture.shape[1], 16, 8, 4), nn.Conv2d(16, 32, 4, 2)
+    trunk = nn.Sequential(first, nn.ELU(), second, nn.ELU(), nn.Flatten())
+    return trunk.extend([nn.Linear(trunk(picture).shape[1], size), nn.LayerNorm(size), nn.ELU()]), size
+
+
+def _mlp(width: int, hidden: tuple[int, ...], out: int, *, last_gain: float) -> nn.Sequential:
+    sizes = (width, *hidden)
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ELU())]
+    last = nn.Linear(sizes[-1], out)
+    nn.init.orthogonal_(last.weight, last_gain)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
