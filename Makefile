@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-system test-lerobot check bench bench-setup format clean
+.PHONY: help demo test test-slow test-system test-lerobot check docs bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,6 +39,9 @@ test-system: $(STAMP)  ## Tests that need Debian packages (a browser, GL)
 test-lerobot: $(STAMP)  ## LeRobot's own dataset class reads our exports (its own environment)
 	scripts/setup_lerobot.sh
 	$(BIN)/python tests/recording/lerobot_check.py
+
+docs: $(STAMP)  ## Build the site into site/, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh

@@ -1,0 +1,63 @@
+"""Lesson: recording and datasets.
+
+Run it with ``python docs/tutorials/recording_and_datasets.py``. Everything it says is asserted.
+
+Demonstrations and evaluations end in datasets. This lesson records episodes so that a crash costs only those that were
+running, reads them back, turns them into the formats that people train from, and plays one again to the last bit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import headrace
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
+from headrace.rollout.replay_episode import make_replay_env, replay_episode
+
+folder = Path(tempfile.mkdtemp())
+
+# A recorder is attached to an environment before its first reset. It sees the rows that acted, and nothing else.
+
+overrides = {"episode_length": 20}
+env = headrace.make("cartpole", num_envs=4, overrides=overrides)
+info = DatasetInfo(env_name="cartpole", env_args={"overrides": overrides}, fps=50, instruction="balance the pole")
+cfg = RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states"))
+
+with EpisodeRecorder(folder / "run", cfg, info) as recorder:
+    env.attach(recorder)
+    env.reset(seed=0)
+    env.suspend([3])
+    for _ in range(50):
+        env.step(torch.rand(4, 1) * 2 - 1)
+print(recorder.report)
+
+# Environment 3 slept all the time: its episode never acted, so it left nothing behind. Episodes still running at the
+# end are given up; those that are finished are on disk, synced, with their hash in the journal.
+
+dataset = EpisodeDataset(folder / "run")
+assert 3 not in {episode.meta.episode_id for episode in dataset}
+first = dataset[0]
+assert first.read("obs/policy").shape[0] == first.meta.length + 1  # the true last observation is there
+assert first.read("actions").shape == (first.meta.length, 1)
+
+# Formats: robomimic and Isaac Lab (HDF5), LeRobot v3, Minari. A target appears when it is whole.
+
+export_dataset(folder / "run", folder / "demos.hdf5", "robomimic")
+export_dataset(folder / "run", folder / "lerobot", "lerobot")
+for target in (folder / "run", folder / "demos.hdf5", folder / "lerobot"):
+    assert verify_dataset(target).problems == ()
+
+# An episode is a function of task, seed, episode id and actions. So it can be played again and compared, to the last
+# bit.
+
+replayed = replay_episode(first, make_replay_env(dataset.info))
+assert replayed.exact
+print("episode", first.meta.episode_id, "replays exactly")
+
+# A dataset is never overwritten. The same program run again completes what a crash cut short:
+
+with EpisodeRecorder(folder / "run", cfg, info, resume=True) as recorder:
+    assert recorder.has(0, first.meta.episode_id)
