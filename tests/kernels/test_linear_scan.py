@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels import linear_scan as linear_scan_module
 from headrace.kernels.linear_scan import linear_scan, linear_scan_parallel
 
 
@@ -34,3 +35,10 @@ def test_strided_inputs_and_float32() -> None:
     out = linear_scan(a, b, torch.zeros(2, 6))
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, loop(a, b, torch.zeros(2, 6)))
+
+
+def test_result_does_not_depend_on_how_columns_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, h0 = torch.rand(9, 2500), torch.randn(9, 2500), torch.randn(2500)
+    alone = linear_scan_module.linear_scan(a, b, h0)
+    monkeypatch.setattr(linear_scan_module, "_SHARED_OUT", 0)
+    assert torch.equal(linear_scan_module.linear_scan(a, b, h0), alone)

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# numbers from which threads are worth their while: below it one core is done before a sleeping one has woken up
+_SHARED_OUT = 1 << 19
+
 
 def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """All h_t, (T, …), fresh, without gradients.
@@ -23,11 +26,15 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """
     if a.device.type != "cpu":
         return linear_scan_parallel(a, b, h0)
-    from headrace.kernels.linear_scan_numba import scan
+    from headrace.kernels.linear_scan_numba import scan, scan_block
 
     out = torch.empty(b.shape, dtype=b.dtype)
     flat = (b.shape[0], h0.numel())
-    scan(_array(a, flat), _array(b, flat), _array(h0, (-1,)), out.view(flat).numpy())
+    arrays = _array(a, flat), _array(b, flat), _array(h0, (-1,))
+    if out.numel() < _SHARED_OUT:
+        scan_block(*arrays, 0, flat[1], out.view(flat).numpy())
+    else:
+        scan(*arrays, out.view(flat).numpy())
     return out
 
 

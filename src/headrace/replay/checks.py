@@ -105,7 +105,7 @@ def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Non
         )
     if array.dtype != spec.dtype:
         raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
-    if array.device.type != "cpu":
+    if not array.is_cpu:
         raise DeviceError(f"{what}: expected a tensor on the CPU, got {array.device}; call .cpu()")
     if not array.is_contiguous():
         raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")

@@ -156,6 +156,7 @@ class FramePool:
             self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
         )
         self._all = np.arange(num_envs)
+        self._nowhere = np.full(num_envs, NO_ROW)
         self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
         self._seen: _Seen | None = None
 
@@ -206,16 +207,17 @@ class FramePool:
         if doubtful.shape[0]:
             self._compare(obs, ids, doubtful, starts)
         cut = starts & ~fresh
-        prefixes = np.full(n, NO_ROW)
+        prefixes = finals = self._nowhere[:n]
         if starts.any():
+            prefixes = np.full(n, NO_ROW)
             if cut.any():
                 self._break_off(ids[cut], rows[cut])
             self._write_newest(rows[starts], obs, ids[starts])
             if self.history:
                 self._store_history(obs, ids, rows, starts, prefixes)
         ended = (terminated | truncated)[ids]
-        finals = np.full(n, NO_ROW)
         if ended.any():
+            finals = np.full(n, NO_ROW)
             finals[ended] = self.side.take(int(ended.sum()))
             self._reserve()
             self._write_newest(self.first_side_row + finals[ended], final_obs, ids[ended])
