@@ -31,14 +31,17 @@ class Source:
         self.step_of = np.zeros(ENVS, np.int32)
         self.limit = self.rng.integers(60, 181, ENVS)
         self.count = 0
-        self.obs = np.stack([np.repeat(self._frame(e)[None], STACK, 0) for e in range(ENVS)])
+        first = self._frames(np.arange(ENVS))
+        self.obs = np.repeat(first[:, None], STACK, 1)
 
-    def _frame(self, e: int) -> np.ndarray:
-        self.count += 1
-        frame = self.texture[self.count % 512].copy()
-        stamp = np.array([self.episode[e], self.step_of[e]], np.int32).tobytes()
-        frame[:10] = np.frombuffer(np.array([e], np.int16).tobytes() + stamp, np.uint8)
-        return frame.reshape(SIDE, SIDE)
+    def _frames(self, envs: np.ndarray) -> np.ndarray:
+        """A stamped frame of each of these environments."""
+        frames = self.texture[(self.count + np.arange(envs.shape[0])) % 512]
+        self.count += envs.shape[0]
+        frames[:, :2] = envs.astype(np.int16)[:, None].view(np.uint8)
+        frames[:, 2:6] = self.episode[envs][:, None].view(np.uint8)
+        frames[:, 6:10] = self.step_of[envs][:, None].view(np.uint8)
+        return frames.reshape(-1, SIDE, SIDE)
 
     def step(self) -> tuple[np.ndarray, ...]:
         """Observation, true next observation, what follows it, reward, terminated, truncated."""
@@ -46,20 +49,18 @@ class Source:
         true_next = np.empty_like(obs)
         true_next[:, :-1] = obs[:, 1:]
         self.step_of += 1
-        for e in range(ENVS):
-            true_next[e, -1] = self._frame(e)
-        done = self.step_of >= self.limit
+        true_next[:, -1] = self._frames(np.arange(ENVS))
+        ended = (self.step_of >= self.limit).nonzero()[0]
         following = true_next
         terminated, truncated = np.zeros(ENVS, bool), np.zeros(ENVS, bool)
-        if done.any():
+        if ended.size:
+            terminated[ended] = self.episode[ended] % 2 == 0
+            truncated[ended] = ~terminated[ended]
+            self.episode[ended] += 1
+            self.step_of[ended] = 0
+            self.limit[ended] = self.rng.integers(60, 181, ended.size)
             following = true_next.copy()
-            for e in done.nonzero()[0]:
-                terminated[e] = self.episode[e] % 2 == 0
-                truncated[e] = not terminated[e]
-                self.episode[e] += 1
-                self.step_of[e] = 0
-                self.limit[e] = self.rng.integers(60, 181)
-                following[e] = self._frame(e)[None]
+            following[ended] = self._frames(ended)[:, None]
         self.obs = following
         reward = self.rng.standard_normal(ENVS).astype(np.float32)
         return obs, true_next, following, reward, terminated, truncated
