@@ -33,10 +33,11 @@ def test_a_step_is_judged_as_in_plain_torch(data: st.DataObject) -> None:
     reward = torch.rand(len(ids), generator=generator, dtype=torch.float64)
     terminated = torch.rand(len(ids), generator=generator) < 0.4
     diverged = (torch.rand(len(ids), generator=generator) < 0.3) if data.draw(st.booleans()) else None
+    truncated = (torch.rand(len(ids), generator=generator) < 0.3) if data.draw(st.booleans()) else None
 
     fused, plain = _slots(num_envs, seed), _slots(num_envs, seed)
-    got = fused.finish(None if everyone else ids, reward, terminated, diverged, limit=4)
-    expected = plain.finish_reference(ids, reward, terminated, diverged, limit=4)
+    got = fused.finish(None if everyone else ids, reward, terminated, diverged, limit=4, truncated=truncated)
+    expected = plain.finish_reference(ids, reward, terminated, diverged, limit=4, truncated=truncated)
     for name in ("reward", "terminated", "truncated", "ended"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     assert torch.equal(fused.returns, plain.returns)

@@ -49,3 +49,21 @@ def test_a_model_with_the_pgs_solver_is_refused_with_the_way_out() -> None:
 def test_both_simulations_say_what_suspension_costs() -> None:
     assert "skipped" in MujocoSim.suspension_cost
     assert "copied" in MujocoWarpSim.suspension_cost
+
+
+def test_the_mass_of_one_warp_world_is_not_that_of_the_others() -> None:
+    model = make_task("cartpole").model
+    sim, plain = MujocoWarpSim(model, 3), MujocoWarpSim(model, 3)
+    for each in (sim, plain):
+        each.field("subtree_com")
+        each.model_field("body_mass")
+        each.field("qpos")[:, 1] = 0.5
+        each.forward(None)
+    sim.model_field("body_mass")[0, 2] *= 7.0
+    sim.forward(torch.tensor([0]))
+    sim.step(None, 2)
+    plain.step(None, 2)
+    assert torch.equal(sim.field("subtree_com")[1:], plain.field("subtree_com")[1:])
+    assert torch.equal(sim.states(None)[1:], plain.states(None)[1:])
+    # half of the pole's length from the cart, as far as it is the heavier one
+    assert sim.field("subtree_com")[0, 0, 0] > 2 * sim.field("subtree_com")[1, 0, 0] > 0

@@ -202,8 +202,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
         rows = Rows(self.sim, self._slots, ids)
         chosen = actions if ids is None else actions.index_select(0, ids)
-        if chosen.dtype == torch.float32:
-            chosen = chosen.to(torch.float64)
+        chosen = chosen.to(torch.float64 if chosen.is_floating_point() else torch.int64)
         self.timer.start("task")
         self.task.apply_action(rows, chosen)
         self.timer.start("physics")
@@ -211,21 +210,25 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.timer.start("task")
         verdict, diverged = self._judge(ids, chosen, failed)
         step, ended_ids = self._close(ids, verdict, diverged, wanted)
-        if seen is not None:
-            self._show(ids, seen, actions, step)
-        if ended_ids is not None and self.autoreset == "same_step":
-            self._begin(ended_ids, None, observe=None)
-            step = step._replace(obs=self._board.copy())
+        try:
+            if seen is not None:
+                self._show(ids, seen, actions, step)
+        finally:
+            # also when an observer raised: an ended episode must not go on
+            if ended_ids is not None and self.autoreset == "same_step":
+                self._begin(ended_ids, None, observe=None)
+                step = step._replace(obs=self._board.copy())
         self.timer.stop()
         return step
 
     def observe(self, ids: Ids | None = None) -> Obs:
         """The current observation of some environments (None: all), (n, …), rendered now where it was not.
 
-        Nothing advances; the caller owns the tensors.
+        Rows come in the order of the ids, those of a mask in ascending order. Nothing advances; the caller owns the
+        tensors.
         """
         self._check_ready("observe")
-        rows = self._slots.everyone if ids is None else checked_ids(ids, self.num_envs, self.device)
+        rows = self._slots.everyone if ids is None else checked_ids(ids, self.num_envs, self.device, ascending=False)
         if self._board.has_cameras:
             with self.timer.measure("render"):
                 self._board.draw(rows)
@@ -345,7 +348,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             return
         self.timer.start("render")
         shown = read
-        if ended_ids is not None and not (self._wants_final_obs or self._observers):
+        if ended_ids is not None and not (self._wants_final_obs or self._needs("frames")):
             shown = read.clone()
             shown[ended_ids] = False
         self._board.draw(shown.nonzero().squeeze(1))
@@ -379,7 +382,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._board.begin(everyone)
         self._board.write(ids, self.task.observe(Rows(self.sim, self._slots, ids)), None)
         if self._board.has_cameras:
-            read = everyone if observe is None or self._observers else everyone[torch.isin(everyone, observe)]
+            read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
             self._board.draw(read)
         self._roster.unpark(everyone)
         if self._observers:
@@ -396,12 +399,12 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _diverged_rows(self, rows: Rows, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
         """bool (n,): rows whose simulation failed or whose numbers are not finite; None if there are none."""
-        # a sum that float32 can hold has such terms only; anything else is looked at row by row. Not finite is what the
-        # caller would see so: a reward of 1e60, from an action of 1e30, is infinite as float32
-        total = reward.abs().sum()
+        # no number is larger than the norm: all are fine if float32 can hold that, else they are looked at row by row.
+        # Not finite is what the caller would see so: a reward of 1e60, from an action of 1e30, is infinite as float32
+        total = torch.linalg.vector_norm(reward)
         for values in obs.values():
-            total = total + values.sum()
-        if failed is None and abs(float(total)) <= _FLOAT32_MAX:
+            total = total + torch.linalg.vector_norm(values)
+        if failed is None and float(total) <= _FLOAT32_MAX:
             return None
         diverged = ~(reward.abs() <= _FLOAT32_MAX)
         for values in obs.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -13,8 +14,8 @@ from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, I
 from headrace.types import Ids
 
 
-def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids") -> Tensor:
-    """Ids as ascending int64 (n,) on ``device``, from a bool mask (N,) or unique integers in any order."""
+def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids", ascending: bool = True) -> Tensor:
+    """Ids as int64 (n,) on ``device``, from a bool mask (N,) or unique integers; ascending, or in the order given."""
     if isinstance(ids, list | range | tuple):
         # an empty list says nothing of its dtype; a list of bools is a mask
         try:
@@ -36,32 +37,48 @@ def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "i
         raise ShapeError(f"{name}: expected one dimension, got shape {tuple(ids.shape)}; pass a list or a bool mask")
     if ids.dtype.is_floating_point or ids.dtype.is_complex:
         raise DtypeError(f"{name}: expected integers or a bool mask, got {ids.dtype}")
-    ordered = ids.to(device=device, dtype=torch.int64).sort().values
+    given = ids.to(device=device, dtype=torch.int64)
+    ordered = given.sort().values
     if len(ordered) and (int(ordered[0]) < 0 or int(ordered[-1]) >= num_envs):
         bad = int(ordered[0]) if int(ordered[0]) < 0 else int(ordered[-1])
         raise IdError(f"{name}: expected ids in [0, {num_envs}), got {bad}")
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
         raise IdError(f"{name}: expected each id once, got {int(repeated[0])} more than once")
-    return ordered
+    return ordered if ascending else given
+
+
+def as_tensor(values: object, name: str) -> Tensor:
+    """Somebody's array or list as a tensor of its own; a tensor as it is."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        # a copy: torch cannot look at arrays that are read-only or run backwards
+        return torch.from_numpy(np.array(values))
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"{name}: expected an array of numbers, a list or a tensor, got {values!r}") from error
 
 
 def checked_seed(seed: int, *, of_all: bool = True) -> int:
     """A seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise DtypeError(f"seed: expected an integer, got {type(seed).__name__} {seed!r}")
+    try:
+        number = operator.index(seed)
+    except TypeError as error:
+        raise DtypeError(f"seed: expected an integer, got {type(seed).__name__} {seed!r}") from error
+    if isinstance(seed, bool):
+        raise DtypeError(f"seed: expected an integer, got bool {seed!r}")
     if not of_all:
         raise ConfigError(
             "seed: expected a reset of all environments with it, got a reset_mask of some; the others draw their "
             "numbers from the seed that their episodes began with. Use episode_ids to start other episodes"
         )
-    return operator.index(seed)
+    return number
 
 
 def checked_actions(
     actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
 ) -> Tensor:
-    """The actions as given, once they are known to be safe to apply to the active environments.
+    """The actions as given, without a gradient, once they are known to be safe for the active environments.
 
     Args:
         actions: (N, A) floats for a Box space, (N,) integers for a Discrete one.
@@ -75,6 +92,8 @@ def checked_actions(
             f"actions: expected a torch tensor, got {type(actions).__name__}; "
             "use torch.as_tensor(actions), or gymnasium.make_vec for an environment that takes numpy arrays"
         )
+    # the simulator's memory must not become part of a policy's graph
+    actions = actions.detach()
     expected = (num_envs, *(space.shape or ()))
     if tuple(actions.shape) != expected:
         raise ShapeError(

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.batch_env import BatchEnv
+from headrace.envs.ids import as_tensor
 from headrace.envs.registry import make
-from headrace.errors import DtypeError
+from headrace.errors import ConfigError, DtypeError
 from headrace.types import EpisodeEnds, Ids
 
 NumpyObs = dict[str, NDArray[np.float32]]
@@ -49,8 +49,8 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
         self, actions: NDArray[Any], observe: NDArray[np.bool_] | None = None
     ) -> tuple[NumpyObs, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """As :meth:`BatchEnv.step`."""
-        mask = None if observe is None else torch.from_numpy(observe)
-        step = self.batch.step(torch.from_numpy(np.array(actions)), observe=mask)
+        mask = None if observe is None else as_tensor(observe, "observe")
+        step = self.batch.step(as_tensor(actions, "actions"), observe=mask)
         info = _flat_info(cast("Mapping[str, object]", step.info))
         arrays = (step.reward.numpy(), step.terminated.numpy(), step.truncated.numpy())
         return cast("NumpyObs", _as_numpy(step.obs)), *arrays, info
@@ -62,11 +62,11 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
 
     def suspend(self, ids: NDArray[Any] | Ids) -> None:
         """As :meth:`BatchEnv.suspend`."""
-        self.batch.suspend(torch.from_numpy(ids) if isinstance(ids, np.ndarray) else ids)
+        self.batch.suspend(as_tensor(ids, "ids") if isinstance(ids, np.ndarray) else ids)
 
     def resume(self, ids: NDArray[Any] | Ids) -> None:
         """As :meth:`BatchEnv.resume`."""
-        self.batch.resume(torch.from_numpy(ids) if isinstance(ids, np.ndarray) else ids)
+        self.batch.resume(as_tensor(ids, "ids") if isinstance(ids, np.ndarray) else ids)
 
     suspend_envs = suspend
     resume_envs = resume
@@ -82,7 +82,9 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
 
 def make_numpy(task: str, num_envs: int = 1, **kwargs: Any) -> NumpyEnv:
     """The entry point behind ``gymnasium.make_vec("headrace/…")``; takes what :func:`headrace.make` takes."""
-    kwargs.pop("render_mode", None)
+    render_mode = kwargs.pop("render_mode", None)
+    if render_mode not in (None, "rgb_array"):
+        raise ConfigError(f'render_mode: expected "rgb_array", got {render_mode!r}; show what env.render() gives')
     return NumpyEnv(make(task, num_envs, **kwargs))
 
 

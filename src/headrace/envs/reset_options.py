@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.envs.ids import checked_ids
+from headrace.envs.ids import as_tensor, checked_ids
 from headrace.errors import ConfigError, DtypeError, IdError, ShapeError
 
 _OPTIONS = {"reset_mask", "episode_ids", "observe"}
@@ -35,7 +35,7 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
     mask, wanted = options.get("reset_mask"), options.get("episode_ids")
     ids = None
     if mask is not None:
-        mask = torch.as_tensor(mask)
+        mask = as_tensor(mask, "reset_mask")
         if mask.dtype != torch.bool:
             raise DtypeError(f"reset_mask: expected bool ({num_envs},), got {mask.dtype}")
         ids = checked_ids(mask, num_envs, device, name="reset_mask")
@@ -43,12 +43,15 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
     observe = options.get("observe")
     return ResetRequest(
         ids=ids,
-        episode_ids=None if wanted is None else _checked_episode_ids(torch.as_tensor(wanted), ids, num_envs, device),
-        observe=None if observe is None else checked_ids(torch.as_tensor(observe), num_envs, device, name="observe"),
+        episode_ids=None if wanted is None else _checked_episode_ids(wanted, ids, num_envs, device),
+        observe=None
+        if observe is None
+        else checked_ids(as_tensor(observe, "observe"), num_envs, device, name="observe"),
     )
 
 
-def _checked_episode_ids(wanted: Tensor, ids: Tensor | None, num_envs: int, device: torch.device) -> Tensor:
+def _checked_episode_ids(values: object, ids: Tensor | None, num_envs: int, device: torch.device) -> Tensor:
+    wanted = as_tensor(values, "episode_ids")
     if wanted.dtype.is_floating_point or wanted.dtype == torch.bool:
         raise DtypeError(f"episode_ids: expected int64, got {wanted.dtype}")
     count = num_envs if ids is None else len(ids)

@@ -68,7 +68,7 @@ class Rows:
         """MjData ``field``, float64 (n, …); with ``index`` only that part of its second axis, for example one body."""
         key = (field, index)
         # slices cannot be keys before Python 3.12
-        memo = key if not isinstance(index, slice) else (field, (index.start, index.stop, index.step))
+        memo = key if not isinstance(index, slice) else (f"{field}[:]", (index.start, index.stop, index.step))
         if memo not in self._seen:
             view = self._sim.field(field)
             if index is not None:

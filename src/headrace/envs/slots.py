@@ -12,6 +12,7 @@ from headrace.types import EpisodeEnds
 
 _NOTHING = torch.empty(0, dtype=torch.int64)
 _NO_FLAGS = torch.empty(0, dtype=torch.bool)
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,13 @@ class Slots:
             self.steps.index_add_(0, ids, torch.ones_like(ids))
 
     def finish(
-        self, ids: Tensor | None, reward: Tensor, terminated: Tensor, diverged: Tensor | None, limit: int
+        self,
+        ids: Tensor | None,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int = _NO_LIMIT,
+        truncated: Tensor | None = None,
     ) -> Verdict:
         """Add rewards to returns and decide which episodes end.
 
@@ -72,17 +79,24 @@ class Slots:
             terminated: bool (n,); a diverged row is truncated instead.
             diverged: bool (n,), or None for none.
             limit: steps after which an episode is truncated.
+            truncated: bool (n,): episodes that were cut for another reason; None for none.
         """
         acted = self.everyone if ids is None else ids
-        if self._fused:
-            return self._finish_fused(acted, reward, terminated, diverged, limit)
-        return self.finish_reference(acted, reward, terminated, diverged, limit)
+        judge = self._finish_fused if self._fused else self.finish_reference
+        return judge(acted, reward, terminated, diverged, limit, truncated)
 
     def finish_reference(
-        self, ids: Tensor, reward: Tensor, terminated: Tensor, diverged: Tensor | None, limit: int
+        self,
+        ids: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int,
+        truncated: Tensor | None = None,
     ) -> Verdict:
         """:meth:`finish` in torch operations."""
-        truncated = self.steps.index_select(0, ids) >= limit
+        too_long = self.steps.index_select(0, ids) >= limit
+        truncated = too_long if truncated is None else truncated | too_long
         if diverged is not None:
             reward = torch.where(diverged, 0.0, reward)
             terminated = terminated & ~diverged
@@ -142,7 +156,13 @@ class Slots:
         self.returns.index_fill_(0, ids, 0.0)
 
     def _finish_fused(
-        self, ids: Tensor, reward: Tensor, terminated: Tensor, diverged: Tensor | None, limit: int
+        self,
+        ids: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int,
+        truncated: Tensor | None,
     ) -> Verdict:
         from headrace.kernels import episodes
 
@@ -154,6 +174,7 @@ class Slots:
             ids.numpy(),
             reward.numpy(),
             terminated.numpy(),
+            (_NO_FLAGS if truncated is None else truncated).numpy(),
             (_NO_FLAGS if diverged is None else diverged).numpy(),
             limit,
             *(self.steps.numpy(), self.returns.numpy()),

@@ -69,7 +69,9 @@ class Task:
         groups |= {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in observations.items()}
         groups |= {name: spec.space for name, spec in self.pictures.items()}
         self.observation_space = spaces.Dict(groups)
-        low, high = model.actuator_ctrlrange.astype(np.float32).T
+        # MuJoCo keeps (0, 0) as the range of an actuator that has none
+        limited = model.actuator_ctrllimited[:, None].astype(np.bool_)
+        low, high = np.where(limited, model.actuator_ctrlrange, (-np.inf, np.inf)).astype(np.float32).T
         self.action_space: spaces.Box | spaces.Discrete = spaces.Box(low, high, dtype=np.float32)
 
     @property

@@ -23,6 +23,7 @@ def finish_rows(
     ids: I64,
     reward: F64,
     terminated: Flags,
+    truncated: Flags,
     diverged: Flags,
     limit: int,
     steps: I64,
@@ -34,18 +35,18 @@ def finish_rows(
 ) -> int:
     """Add rewards to returns, decide who ended, and scatter rows to environments.
 
-    Inputs: ``ids`` (n,), ``reward`` (n,), ``terminated`` (n,), ``diverged`` (n,) or (0,) for none, ``limit`` steps,
-    ``steps`` (N,). Outputs: ``returns`` (N,) is added to; ``out_*`` (N,) are zero where no row is written; the first m
-    of ``ended`` (n,) are the rows (not environments) that ended. Returns m.
+    Inputs: ``ids`` (n,), ``reward`` (n,), ``terminated`` (n,), ``truncated`` and ``diverged`` (n,) or (0,) for none,
+    ``limit`` steps, ``steps`` (N,). Outputs: ``returns`` (N,) is added to; ``out_*`` (N,) are zero where no row is
+    written; the first m of ``ended`` (n,) are the rows (not environments) that ended. Returns m.
     """
     count = 0
-    any_diverged = diverged.shape[0] > 0
+    any_truncated, any_diverged = truncated.shape[0] > 0, diverged.shape[0] > 0
     for row in range(ids.shape[0]):
         env = ids[row]
         gone = any_diverged and diverged[row]
         gain = 0.0 if gone else reward[row]
         over = terminated[row] and not gone
-        cut = gone or steps[env] >= limit
+        cut = gone or steps[env] >= limit or (any_truncated and truncated[row])
         returns[env] += gain
         out_reward[env] = gain
         out_terminated[env] = over

@@ -20,6 +20,12 @@ _STATE = (
     *("qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"),
 )
 _SOLVERS = {1: "CG", 2: "Newton"}
+# what set_const derives from the fields of a model that are its inputs
+_CONSTANTS = (
+    *("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "geom_aabb", "geom_rbound", "eq_data"),
+    *("tendon_length0", "tendon_invweight0", "cam_pos0", "cam_poscom0", "cam_mat0"),
+    *("light_pos0", "light_poscom0", "light_dir0"),
+)
 
 
 class MujocoWarpSim:
@@ -59,6 +65,7 @@ class MujocoWarpSim:
         self._fields: dict[str, Tensor] = {}
         self._model_fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
+        self._constants: dict[str, Tensor] = {}
         self._derives_constants = False
         self._graphs: dict[int, Any] = {}
         self._closed = False
@@ -80,12 +87,15 @@ class MujocoWarpSim:
             shared = getattr(self._model, name, None)
             if shared is None or not hasattr(shared, "ndim"):
                 raise ConfigError(f"model field {name!r}: expected an array of MuJoCo Warp's model, got no such name")
-            first = self._warp.to_torch(shared)[0]
-            values = first.expand(self.num_envs, *first.shape).clone()
-            setattr(self._model, name, self._warp.from_torch(values, dtype=shared.dtype))
-            self._model_fields[name] = values
-            self._nominal[name] = first.clone()
-            self._derives_constants |= name in mujoco_api.SETCONST_INPUTS
+            self._nominal[name] = self._warp.to_torch(shared)[0].clone()
+            # eq_data is an input and a constant; it may have its rows already
+            known = self._constants.pop(name, None)
+            self._model_fields[name] = self._expanded(name) if known is None else known
+            if name in mujoco_api.SETCONST_INPUTS and not self._derives_constants:
+                # masses of its own call for constants of its own: shared ones would be those of the last to be reset
+                self._derives_constants = True
+                own = [constant for constant in _CONSTANTS if constant not in self._model_fields]
+                self._constants = {constant: self._expanded(constant) for constant in own if self._has(constant)}
             self._graphs.clear()
         return self._model_fields[name]
 
@@ -176,6 +186,7 @@ class MujocoWarpSim:
         self._graphs.clear()
         self._fields.clear()
         self._model_fields.clear()
+        self._constants.clear()
 
     def _substeps(self, count: int, model: Any, data: Any) -> None:
         for _ in range(count):
@@ -204,15 +215,32 @@ class MujocoWarpSim:
             for name in _STATE:
                 self._view(self._scratch, name)[:count] = self.field(name).index_select(0, ids)
             model = self._model
-            if self._model_fields:
-                chosen = {
-                    name: self._warp.from_torch(values.index_select(0, ids), dtype=getattr(model, name).dtype)
-                    for name, values in self._model_fields.items()
+            chosen = {
+                name: values.index_select(0, ids) for name, values in (self._model_fields | self._constants).items()
+            }
+            if chosen:
+                arrays = {
+                    name: self._warp.from_torch(values, dtype=getattr(model, name).dtype)
+                    for name, values in chosen.items()
                 }
-                model = dataclasses.replace(model, **chosen)
+                model = dataclasses.replace(model, **arrays)
             run(model, dataclasses.replace(self._scratch, nworld=count))
+            for name, values in self._constants.items():
+                values[ids] = chosen[name]
             for name in {*_STATE, *self._fields}:
                 self.field(name)[ids] = self._view(self._scratch, name)[:count]
+
+    def _has(self, name: str) -> bool:
+        shared = getattr(self._model, name, None)
+        return shared is not None and shared.size > 0
+
+    def _expanded(self, name: str) -> Tensor:
+        """Give each world its own row of a model's array, (N, …)."""
+        shared = getattr(self._model, name)
+        first = self._warp.to_torch(shared)[0]
+        values = first.expand(self.num_envs, *first.shape).clone()
+        setattr(self._model, name, self._warp.from_torch(values, dtype=shared.dtype))
+        return values
 
     def _view(self, data: Any, name: str) -> Tensor:
         array = getattr(data, name, None)

@@ -16,7 +16,16 @@ from toy_envs import DictEnv, PlainEnv, SpacesEnv
 
 from headrace.envs.bridges import BridgeEnv, bridge
 from headrace.envs.bridges.bridge_env import episode_seeds
-from headrace.errors import ActionError, ConfigError, DtypeError, EnvError, LifecycleError, ShapeError, UnsupportedError
+from headrace.errors import (
+    ActionError,
+    ConfigError,
+    DataError,
+    DtypeError,
+    EnvError,
+    LifecycleError,
+    ShapeError,
+    UnsupportedError,
+)
 from headrace.types import ResetRecord, Step, StepRecord
 
 
@@ -461,3 +470,31 @@ def test_an_observation_that_is_not_what_the_space_says_is_refused() -> None:
         env.reset()
         with pytest.raises(EnvError, match=message):
             env.step(torch.zeros(1, dtype=torch.int64))
+
+
+def test_a_reward_that_no_float32_can_hold_ends_that_episode_only() -> None:
+    class Rich(PlainEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, 1e60 if action == 1 else 0.5, *rest
+
+    env = bridge([Rich] * 2)
+    env.reset()
+    step = env.step(torch.tensor([0, 1]))
+    assert step.reward.tolist() == [0.5, 0.0]
+    assert step.truncated.tolist() == [False, True]
+    assert step.info["ends"].diverged.tolist() == [True]
+    assert step.info["ends"].returns.tolist() == [0.0]
+
+
+def test_a_damaged_snapshot_is_refused_before_anything_is_changed() -> None:
+    env = bridge("CartPole-v1", 2)
+    env.reset()
+    state = dict(env.state_dict())
+    env.step(torch.zeros(2, dtype=torch.int64))
+    before = env.observe()["policy"]
+    state["slots"] = {name: values for name, values in state["slots"].items() if name != "steps"}
+    with pytest.raises(DataError, match=r"slots\.steps"):
+        env.load_state_dict(state)
+    assert torch.equal(env.observe()["policy"], before)
+    assert env.episode_steps.tolist() == [1, 1]

@@ -23,7 +23,7 @@ from headrace.envs.ids import checked_ids, checked_seed
 from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
 from headrace.envs.slots import Slots
-from headrace.envs.snapshot import checked_snapshot
+from headrace.envs.snapshot import check_layout, checked_snapshot
 from headrace.errors import LifecycleError, UnsupportedError
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
@@ -31,6 +31,7 @@ from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, Ste
 Autoreset = Literal["same_step", "disabled"]
 _AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 _CPU = torch.device("cpu")
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
@@ -202,21 +203,29 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._call_backend(lambda: self.backend.step(rows.tolist()))
         self.timer.stop()
         step, ended_ids = self._evaluate(rows, wanted)
-        if before is not None:
-            record = StepRecord(env_ids=rows, episode_ids=acted_in, obs=before, actions=actions, step=step, states=None)
-            for observer in self._observers:
-                observer.after_step(record)
-        if ended_ids is not None and self.autoreset == "same_step":
-            self._begin(ended_ids, None)
-            step = step._replace(obs=self._copy_of_held())
+        try:
+            if before is not None:
+                record = StepRecord(
+                    env_ids=rows, episode_ids=acted_in, obs=before, actions=actions, step=step, states=None
+                )
+                for observer in self._observers:
+                    observer.after_step(record)
+        finally:
+            # also when an observer raised: an ended episode must not go on
+            if ended_ids is not None and self.autoreset == "same_step":
+                self._begin(ended_ids, None)
+                step = step._replace(obs=self._copy_of_held())
         return step
 
     def observe(self, ids: Ids | None = None) -> Obs:
-        """The current observation of some environments (None: all), (n, …), without advancing; the caller owns it."""
+        """The current observation of some environments (None: all), (n, …), without advancing; the caller owns it.
+
+        Rows come in the order of the ids, those of a mask in ascending order.
+        """
         self._check_ready("observe")
         if ids is None:
             return self._copy_of_held()
-        rows = checked_ids(ids, self.num_envs, _CPU).numpy()
+        rows = checked_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
         return {group: torch.from_numpy(held[rows]) for group, held in self._held.items()}
 
     # --- watching, saving, ending -------------------------------------------------------------------------------
@@ -241,12 +250,15 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
             UnsupportedError: the environments cannot be saved faithfully; the message says what is in the way.
         """
         self._check_ready("state_dict")
+        return self._bookkeeping() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
+
+    def _bookkeeping(self) -> dict[str, object]:
+        """The snapshot without the environments themselves."""
         return {
             "task": self.name,
             "num_envs": self.num_envs,
             "seed": self._slots.seed,
             "divergences": self.divergences,
-            "sim": {"envs": self.backend.save(), "knows_success": self._knows_success},
             "slots": {name: values.clone() for name, values in self._slots.tensors().items()},
             "suspended": self._roster.suspended.clone(),
             "parked": self._roster.parked.clone(),
@@ -257,6 +269,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
         self._check_open()
         checked = checked_snapshot(state, self.name, self.num_envs)
+        check_layout(checked, self._bookkeeping())
         self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
         self._knows_success = bool(checked["sim"]["knows_success"])
         for name, values in self._slots.tensors().items():
@@ -292,21 +305,15 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Read the exchange's rows, end episodes, and put the result together; the ids whose episode ended, if any."""
         exchange, slots, ids = self.backend.exchange, self._slots, rows.numpy()
         slots.advance(rows)
-        reward = torch.from_numpy(exchange.reward[ids])
-        terminated = torch.from_numpy(exchange.terminated[ids])
-        truncated = torch.from_numpy(exchange.truncated[ids])
+        reward, terminated, truncated = (
+            torch.from_numpy(values[ids]) for values in (exchange.reward, exchange.terminated, exchange.truncated)
+        )
         diverged = self._diverged_rows(ids)
-        if diverged is None:
-            self._hold(ids)
-        else:
-            reward = torch.where(diverged, 0.0, reward)
-            terminated = terminated & ~diverged
-            truncated = truncated | diverged
-            self._hold(ids[~diverged.numpy()])
-        slots.returns.index_add_(0, rows, reward)
+        self._hold(ids if diverged is None else ids[~diverged.numpy()])
+        verdict = slots.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        ended = (terminated | truncated).nonzero().squeeze(1)
+        ended = verdict.ended
         ended_ids = rows.index_select(0, ended) if len(ended) else None
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
@@ -318,14 +325,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         if wanted is not None:
             observed = wanted & self._mask_of(rows)
             info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
-        step = Step(
-            self._copy_of_held(),
-            self._scattered(rows, reward.to(torch.float32)),
-            self._scattered(rows, terminated),
-            self._scattered(rows, truncated),
-            info,
-        )
-        return step, ended_ids
+        return Step(self._copy_of_held(), verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
 
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids``, with the given identities or the slots' next ones."""
@@ -352,7 +352,8 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
     def _diverged_rows(self, ids: NDArray[np.int64]) -> Tensor | None:
         """bool (n,): rows with a number that is not finite; None if there are none."""
         exchange = self.backend.exchange
-        finite: NDArray[np.bool_] = np.isfinite(exchange.reward[ids])
+        # a reward of 1e60 is infinite as float32, which is what the caller would see
+        finite: NDArray[np.bool_] = np.abs(exchange.reward[ids]) <= _FLOAT32_MAX
         for values in exchange.obs.values():
             if values.dtype.kind == "f":
                 finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
@@ -375,13 +376,6 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         none = torch.zeros(self.num_envs, dtype=torch.bool)
         info: StepInfo = {} if wanted is None else {"observed": none.clone()}
         return Step(self._copy_of_held(), torch.zeros(self.num_envs), none, none.clone(), info)
-
-    def _scattered(self, ids: Tensor, values: Tensor) -> Tensor:
-        if len(ids) == self.num_envs:
-            return values
-        full = torch.zeros(self.num_envs, dtype=values.dtype)
-        full[ids] = values
-        return full
 
     def _mask_of(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool)
