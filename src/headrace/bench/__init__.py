@@ -1,1 +1,67 @@
 """Benchmarks as typed bundles: schema, capture, runs, comparison, report."""
+
+from headrace.bench.benchmark import Benchmark, RunSettings
+from headrace.bench.builders import EpisodeTally, PlayBuilder, RuntimeBuilder, StartupBuilder
+from headrace.bench.bundle_files import bundle_paths, parse_bundle, read_bundle
+from headrace.bench.capture import environment_variables
+from headrace.bench.formatters import FORMATTERS
+from headrace.bench.learning_schema import (
+    CheckpointInfo,
+    EarlyStop,
+    EpisodeCounts,
+    EpisodePlan,
+    Learning,
+    LearningCurve,
+    LibraryDescriptor,
+    PerEnv,
+    PolicyDescriptor,
+    TrainingTime,
+)
+from headrace.bench.schema import (
+    BUNDLES,
+    SCHEMA_VERSION,
+    Bundle,
+    PlayBundle,
+    RunConfig,
+    RuntimeBundle,
+    StartupBundle,
+    TrainingBundle,
+)
+from headrace.bench.statistic import Proportion, Statistic
+from headrace.bench.training_builder import SuccessRule, TrainingBuilder
+
+__all__ = [
+    "BUNDLES",
+    "FORMATTERS",
+    "SCHEMA_VERSION",
+    "Benchmark",
+    "Bundle",
+    "CheckpointInfo",
+    "EarlyStop",
+    "EpisodeCounts",
+    "EpisodePlan",
+    "EpisodeTally",
+    "Learning",
+    "LearningCurve",
+    "LibraryDescriptor",
+    "PerEnv",
+    "PlayBuilder",
+    "PlayBundle",
+    "PolicyDescriptor",
+    "Proportion",
+    "RunConfig",
+    "RunSettings",
+    "RuntimeBuilder",
+    "RuntimeBundle",
+    "StartupBuilder",
+    "StartupBundle",
+    "Statistic",
+    "SuccessRule",
+    "TrainingBuilder",
+    "TrainingBundle",
+    "TrainingTime",
+    "bundle_paths",
+    "environment_variables",
+    "parse_bundle",
+    "read_bundle",
+]
