@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
-import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from headrace.cli.actions import Policy, action_source
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from headrace.envs import BatchEnv
     from headrace.recording import EpisodeRecorder
     from headrace.types import Obs
-
-    Policy = Callable[[Obs], Tensor]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -71,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--steps: expected at least 1, got {arguments.steps}")
     overrides = parse_assignments(arguments.set)
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
-    policy = _policy(arguments.policy, env, arguments.seed)
+    policy = action_source(arguments.policy, env, arguments.seed)
     suspended = round(arguments.suspend_fraction * env.num_envs)
     with _recording(env, arguments.record, arguments.task, overrides) as kept:
         obs, _ = env.reset()
@@ -144,30 +138,3 @@ def _table(task: str, env: BatchEnv, suspended: int, report: dict[str, float]) -
     table.add_row("simulations that diverged", f"{env.divergences:,}")
     table.add_row("a suspended environment costs", env.sim.suspension_cost)
     return table
-
-
-def _policy(name: str, env: BatchEnv, seed: int) -> Policy:
-    import torch
-    from gymnasium import spaces
-
-    space, count = env.single_action_space, env.num_envs
-    if name in ("random", "zero"):
-        generator = torch.Generator(device=env.device).manual_seed(seed)
-        if isinstance(space, spaces.Discrete):
-            top = int(space.n) if name == "random" else 1
-            return lambda _: torch.randint(top, (count,), generator=generator, device=env.device) + int(space.start)
-        box = cast("spaces.Box", space)
-        low, high = (torch.as_tensor(bound, device=env.device) for bound in (box.low, box.high))
-        if name == "zero":
-            return lambda _: torch.zeros((count, *box.shape), device=env.device)
-        return lambda _: low + (high - low) * torch.rand((count, *box.shape), generator=generator, device=env.device)
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"--policy: expected random, zero or module:function, got {name!r}")
-    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return cast("Policy", getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error

@@ -1,0 +1,62 @@
+"""``headrace completion``: a script that makes the shell complete commands, options and tasks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+_BASH = """\
+_headrace() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{commands}"
+  else
+    case "$command" in
+{cases}
+    esac
+  fi
+  COMPREPLY=( $(compgen -W "$words" -- "$word") )
+  if [ ${{#COMPREPLY[@]}} -eq 0 ]; then COMPREPLY=( $(compgen -f -- "$word") ); fi
+}}
+complete -F _headrace headrace
+"""
+_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "completion",
+        help="a script for your shell that completes commands, options and tasks",
+        description='Print the script. For bash:  eval "$(headrace completion bash)"  in ~/.bashrc; zsh the same way.',
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.set_defaults(handler=_handler(commands))
+
+
+def _handler(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],  # pyright: ignore[reportPrivateUsage]  # as above
+) -> Callable[[argparse.Namespace], int]:
+    def complete(arguments: argparse.Namespace) -> int:
+        sys.stdout.write((_ZSH if arguments.shell == "zsh" else "") + bash_script(dict(commands.choices)))
+        return 0
+
+    return complete
+
+
+def bash_script(commands: dict[str, argparse.ArgumentParser]) -> str:
+    """The completion function for bash: words by command, then file names."""
+    from headrace.envs import task_names
+
+    cases: list[str] = []
+    for name, parser in commands.items():
+        words: list[str] = []
+        for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse does not show them otherwise
+            words += action.option_strings
+            if not action.option_strings:
+                words += map(str, action.choices or ())
+            if action.metavar == "TASK":
+                words += task_names()
+        cases.append(f'      {name}) words="{" ".join(words)}" ;;')
+    return _BASH.format(commands=" ".join(commands), cases="\n".join(cases))

@@ -1,0 +1,157 @@
+"""``headrace doctor``: what is installed, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+State = Literal["ok", "absent", "broken"]
+_MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "absent": ("–", "yellow"), "broken": ("✗", "bold red")}
+
+
+class Finding(NamedTuple):
+    """A line of the report: what was looked at, how it is, and what to do if it is not well."""
+
+    subject: str
+    state: State
+    what: str
+    remedy: str = ""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="what is installed, what is missing, and the command that mends it",
+        description=(
+            "Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real picture. An absent "
+            "extra is no fault; exit code 1 means that the core itself does not work."
+        ),
+    )
+    parser.set_defaults(handler=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    del arguments
+    console = Console()
+    with Console(stderr=True).status("looking"):
+        findings = [*core(), *threads(), *works(), *extras(), *opengl(), *gpu()]
+    table = Table(title="headrace doctor")
+    for column in ("", "what", "found", "to mend it"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        mark, style = _MARKS[finding.state]
+        table.add_row(Text(mark, style), finding.subject, Text(finding.what), Text(finding.remedy))
+    console.print(table)
+    broken = [finding.subject for finding in findings if finding.state == "broken"]
+    console.print(f"broken: {', '.join(broken)}" if broken else "The core works.")
+    return 1 if broken else 0
+
+
+def core() -> list[Finding]:
+    """Python, headrace and the libraries that it always needs, against what its package asks for."""
+    fits = sys.version_info >= (3, 11)
+    found = [
+        Finding("python", "ok" if fits else "broken", platform.python_version(), "" if fits else "use Python 3.11"),
+        Finding("headrace", "ok", metadata.version("headrace")),
+    ]
+    return found + [_library(need) for need, extra in _needs() if extra is None]
+
+
+def extras() -> list[Finding]:
+    """One line per extra: all of its packages, or those that are missing."""
+    by_extra: dict[str, list[Finding]] = {}
+    for need, extra in _needs():
+        if extra is not None and extra not in ("dev", "docs"):
+            by_extra.setdefault(extra, []).append(_library(need))
+    found: list[Finding] = []
+    for extra, libraries in sorted(by_extra.items()):
+        unwell = [library for library in libraries if library.state != "ok"]
+        shown = ", ".join(f"{library.subject} {library.what}" for library in unwell or libraries)
+        remedy = f"pip install 'headrace[{extra}]'" if unwell else ""
+        found.append(Finding(f"extra {extra}", "absent" if unwell else "ok", shown, remedy))
+    return found
+
+
+def threads() -> list[Finding]:
+    """Cores and the settings that divide them."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    held = {
+        name: os.environ[name]
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+        if name in os.environ
+    }
+    shown = ", ".join(f"{name}={value}" for name, value in held.items()) or "no limits set"
+    return [Finding("threads", "ok", f"{cores} cores, torch uses {torch.get_num_threads()}, {shown}")]
+
+
+def works() -> list[Finding]:
+    """Step a task and draw a picture of it, for real."""
+    import torch
+
+    import headrace
+
+    env = headrace.make("cartpole-camera", 2, overrides={"pixels": 16})
+    env.reset(seed=0)
+    step = env.step(torch.zeros(2, 1))
+    drawn = int(step.obs["policy"].float().std() > 0)
+    env.close()
+    return [
+        Finding("a step of cartpole", "ok" if bool(step.reward.isfinite().all()) else "broken", "MuJoCo physics"),
+        Finding("a picture of it", "ok" if drawn else "broken", "native camera, no OpenGL needed"),
+    ]
+
+
+def opengl() -> list[Finding]:
+    """The libraries that MuJoCo's own renderer loads; only ``GLCamera`` needs one."""
+    packages = {"EGL": "libegl1 libegl-mesa0 libgl1-mesa-dri", "OSMesa": "libosmesa6"}
+    found: list[Finding] = []
+    for name, debian in packages.items():
+        library = ctypes.util.find_library(name)
+        remedy = "" if library else f"apt-get install {debian}  (only for GLCamera)"
+        found.append(Finding(f"OpenGL, {name}", "ok" if library else "absent", library or "not found", remedy))
+    return found
+
+
+def gpu() -> list[Finding]:
+    """What torch sees. headrace's GPU paths are exercised on the CPU and have not been measured on a GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return [Finding("GPU", "ok", torch.cuda.get_device_name(), "pip install 'headrace[warp]' for sim='warp'")]
+    return [Finding("GPU", "absent", "none that torch can use", "not needed")]
+
+
+def _needs() -> list[tuple[Requirement, str | None]]:
+    """Requirements of the installed package, each with its extra."""
+    found: list[tuple[Requirement, str | None]] = []
+    for line in metadata.requires("headrace") or []:
+        need = Requirement(line)
+        extra = None if need.marker is None else str(need.marker).partition("extra == ")[2].strip("\"'") or None
+        if need.name != "headrace":
+            found.append((need, extra))
+    return found
+
+
+def _library(need: Requirement) -> Finding:
+    """How an installed package meets a requirement."""
+    command = f"pip install '{need.name}{need.specifier}'"
+    try:
+        version = metadata.version(need.name)
+    except metadata.PackageNotFoundError:
+        return Finding(need.name, "broken", "not installed", command)
+    if need.specifier.contains(version, prereleases=True):
+        return Finding(need.name, "ok", version)
+    return Finding(need.name, "broken", f"{version}, expected {need.specifier}", command)
