@@ -16,6 +16,7 @@ IDS = {
     "headrace/Pusher-v0": "pusher",
     "headrace/PusherCamera-v0": "pusher-camera",
     "headrace/PusherGoal-v0": "pusher-goal",
+    "headrace/PusherSolid-v0": "pusher-solid",
 }
 
 

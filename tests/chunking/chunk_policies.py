@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,11 @@ class Broken:
 
     horizon, action_dim, obs_steps = 4, 4, 1
 
-    def __init__(self, fault: str, at: int = 2) -> None:
+    def __init__(self, fault: str, at: int = 2, sign: str = "") -> None:
         self.fault = fault
         self.at = at
+        self.sign = sign
+        """A file that a policy that sleeps writes before it does."""
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         plan = torch.zeros(len(context.env_ids), 4, 4)
@@ -58,6 +61,7 @@ class Broken:
         if self.fault == "infinite":
             plan[bad, 3, 0] = float("inf")
         if self.fault == "sleeps":
+            Path(self.sign).touch()
             time.sleep(60)
         faults = {"rows": plan[:-1], "horizon": plan[:, :3], "width": plan[..., :2], "list": plan.tolist()}
         return faults.get(self.fault, plan)

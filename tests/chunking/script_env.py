@@ -181,6 +181,7 @@ class LateEngine:
         self._reply: Reply | None = None
         self._polls = 0
         self.calls = 0
+        self.sizes: list[int] = []
 
     @property
     def busy(self) -> bool:
@@ -192,6 +193,7 @@ class LateEngine:
         self._reply = Reply(request=request, answer=answer, seconds=0.0)
         self._polls = self.delays[self.calls % len(self.delays)] if self.delays else 0
         self.calls += 1
+        self.sizes.append(len(request.context.env_ids))
 
     def poll(self, *, wait: bool) -> Reply | None:
         self._polls -= 1

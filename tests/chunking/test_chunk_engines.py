@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,17 +120,24 @@ def test_a_policy_that_cannot_be_sent_to_a_process_is_refused_with_advice() -> N
         make_engine("process", policy, Batching())
 
 
-def test_ctrl_c_ends_a_process_in_the_middle_of_a_call() -> None:
+def test_ctrl_c_ends_a_process_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    sleeping = tmp_path / "sleeping"
+
+    def interrupt() -> None:
+        while not sleeping.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     begin = time.perf_counter()
-    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    # the first call is for episode 1, too, and sleeps for a minute
-    policy = Broken("sleeps", at=0)
-    found = evaluate(ScriptEnv(2), policy, episodes=4, execute=4, engine="process", progress=False)
-    timer.join()
+    # the first call is for an odd episode and sleeps for a minute
+    policy = Broken("sleeps", at=0, sign=str(sleeping))
+    found = evaluate(ScriptEnv(2), policy, episodes=(1, 3, 5), execute=4, engine="process", progress=False)
+    thread.join()
     assert found.status == "interrupted"
     assert found.episodes == []
-    assert time.perf_counter() - begin < 30
+    assert time.perf_counter() - begin < 55
 
 
 def _request(count: int = 2) -> Request:

@@ -136,6 +136,18 @@ def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
         assert beside[2] != alone[2]
 
 
+def test_greedy_breaks_up_a_convoy_so_that_model_and_physics_overlap() -> None:
+    """All wait at the start: half is inferred, and plays while the other half is. Inline nothing can overlap."""
+    env, planner = ScriptEnv(8, lambda episode: 40), Planner(4, 4)
+    engine = LateEngine(planner, [0, 3])
+    evaluate(env, planner, episodes=8, execute=4, engine=engine, progress=False)
+    assert engine.sizes[:2] == [4, 4]
+    assert max(engine.sizes) == 4, "the two groups stay out of phase"
+    inline = evaluate(ScriptEnv(8, lambda episode: 40), Planner(4, 4), episodes=8, execute=4, progress=False)
+    assert inline.counters.model_calls == 10
+    assert inline.counters.idle_steps == 0
+
+
 def test_a_slot_without_an_episode_never_acts_and_is_never_inferred() -> None:
     env = ScriptEnv(7)
     planner = Planner(4, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from headrace.chunking import ChunkContext
 from headrace.cli import evaluate
+from headrace.cli.main import main
 from headrace.errors import ConfigError, PolicyError
+from headrace.rollout.act_policy import ActCfg, ActPolicy, save_policy
 from headrace.types import Obs
 
 
@@ -64,9 +67,26 @@ def test_strict_tables_on_disk_are_equal_whatever_the_batch_and_the_engine(tmp_p
     assert list(rows[0]) == ["episode_id", "seed", "reward", "length", "success", "diverged"]
 
 
-def test_a_saved_module_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(Shove(), tmp_path / "policy.pt")
+def test_a_checkpoint_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy(ActPolicy(ActCfg(obs_dim=4, action_dim=1)), tmp_path / "policy.pt", task="cartpole")
     assert _run("--policy", str(tmp_path / "policy.pt"), "--episodes", "2", "--ensemble", "0.01") == 0
+    assert "2 of 2 episodes" in capsys.readouterr().out
+
+
+def test_a_task_with_a_shipped_policy_needs_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "pusher-solid", "--episodes", "3", "--num-envs", "3"]) == 0
+    assert "3 of 3 episodes, completed" in capsys.readouterr().out
+
+
+def test_a_policy_is_found_in_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "planner_of_this_folder.py").write_text(
+        "import torch\ndef plan(obs): return torch.zeros(len(obs['policy']), 8, 1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert _run("--policy", "planner_of_this_folder:plan", "--horizon", "8", "--episodes", "2") == 0
     assert "2 of 2 episodes" in capsys.readouterr().out
 
 
@@ -80,7 +100,8 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "nowhere"], "expected module:name or a checkpoint file that exists, got 'nowhere'"),
+        ([], "--policy: expected one, since we ship none for 'cartpole', only for pusher-solid"),
+        (["--policy", "nowhere.pt"], "expected a checkpoint file or a task's name, got 'nowhere.pt': no such file"),
         (["--policy", "nowhere:nothing"], "cannot be loaded"),
         (["--policy", POLICY, "--admission", "clock"], "--admission: expected one of greedy"),
         (["--policy", POLICY, "--admission", "greedy:hold"], "--admission: expected one of greedy"),

@@ -136,7 +136,9 @@ class Threshold:
 class Greedy:
     """The default. Beside a busy engine: everyone who waits, as soon as it is free. Inline: when no one can act.
 
-    Inline, inferring earlier would only make more and smaller batches.
+    Inline, inferring earlier would only make more and smaller batches. Beside an engine, a batch in which all wait at
+    once, as at the start, would stay a convoy: model and physics would take turns for ever, since environments that
+    get their chunks together wait together again. So half of it is inferred first, and plays while the other half is.
     """
 
     @property
@@ -145,5 +147,12 @@ class Greedy:
         return False
 
     def infer(self, queue: Queue) -> NDArray[np.bool_]:
-        """Who waits."""
-        return queue.waiting if queue.engine_overlaps or queue.nobody_can_act else queue.nobody
+        """Who waits, or the first half of a convoy."""
+        if not queue.engine_overlaps:
+            return queue.waiting if queue.nobody_can_act else queue.nobody
+        if not queue.nobody_can_act:
+            return queue.waiting
+        slots = np.flatnonzero(queue.waiting)
+        half = queue.nobody
+        half[slots[: (len(slots) + 1) // 2]] = True
+        return half

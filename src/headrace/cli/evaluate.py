@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
+import os
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -34,9 +36,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
     parser.add_argument(
         "--policy",
-        required=True,
-        help="module:name of a policy object, class or function; or a checkpoint, a file that torch.save wrote a "
-        "whole policy module to (loading one runs its code: only open your own)",
+        help="a checkpoint that 'headrace imitate' wrote, or module:name of a policy object, class or function "
+        "(default: the policy that we ship for TASK)",
     )
     parser.add_argument("--episodes", type=int, default=100, help="how many, with ids from 0 (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments in the batch (default: 16)")
@@ -78,7 +79,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         overrides=overrides,
     )
     shape = env.single_action_space.shape or (0,)
-    policy = as_chunk_policy(_policy(arguments.policy), horizon=arguments.horizon, action_dim=shape[0])
+    policy = as_chunk_policy(_policy(arguments.policy, arguments.task), horizon=arguments.horizon, action_dim=shape[0])
     usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
     try:
         found = evaluate(
@@ -129,16 +130,25 @@ def _rule(words: str) -> Admission:
     raise ConfigError(f"--admission: expected one of {_RULES}, got {words!r}")
 
 
-def _policy(name: str) -> PolicyLike:
-    """A policy from ``module:name`` (a class is made without arguments), or from a file."""
-    if Path(name).is_file():
-        import torch
+def _policy(name: str | None, task: str) -> PolicyLike:
+    """A policy from ``module:name`` (a class is made without arguments) or a checkpoint, or the task's shipped one."""
+    from headrace.rollout.act_policy import load_chunk_policy, shipped_policies
 
-        # a whole module needs its code, which weights alone do not have; the help says so
-        return cast("PolicyLike", torch.load(name, map_location="cpu", weights_only=False))
+    if name is None:
+        shipped = shipped_policies()
+        if task not in shipped:
+            known = ", ".join(sorted(shipped))
+            raise ConfigError(
+                f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, or a "
+                "checkpoint that 'headrace imitate' wrote"
+            )
+        return load_chunk_policy(task)
     module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"--policy: expected module:name or a checkpoint file that exists, got {name!r}")
+    if not colon or Path(name).is_file():
+        return load_chunk_policy(name)
+    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:

@@ -10,7 +10,7 @@ from typing import cast
 from rich.console import Console
 from rich.text import Text
 
-from headrace.cli import record, run, tasks
+from headrace.cli import completion, doctor, evaluate, imitate, record, run, tasks, view
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -19,7 +19,11 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace tasks                          what there is to simulate
   headrace run ant --num-envs 256         step it and see how fast it is
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
+  headrace view ant                       watch it live in a browser
+  headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
+  headrace imitate pusher-solid --out F   record an expert and train such a policy
   headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
+  headrace doctor                         what is installed, what is missing
 """
 
 
@@ -29,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (tasks, run, record):
+    for module in (tasks, run, view, evaluate, imitate, record, doctor, completion):
         module.add_parser(commands)
     parsed = parser.parse_args(arguments)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)

@@ -147,3 +147,4 @@ _builtin(
 _builtin("pusher", "pusher", "Pusher", "PusherCfg", "push a cylinder to a fixed goal (Gymnasium Pusher-v5)")
 _builtin("pusher-camera", "pusher", "PusherCamera", "PusherCameraCfg", "pusher-goal seen by a camera")
 _builtin("pusher-goal", "pusher", "PusherGoal", "PusherGoalCfg", "push a cylinder to a random goal; ends on success")
+_builtin("pusher-solid", "pusher_solid", "PusherSolid", "PusherSolidCfg", "pusher-goal with an object that has weight")
