@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
 import numba
+import torch
 from numba import config as _config
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# numba picks tbb or omp for "threadsafe" and raises at the first parallel call where only workqueue is there; a layer
+# numba picks tbb or omp for "threadsafe" and raises at the first parallel kernel where only workqueue is there; a layer
 # that the user chose by name stays. The setting is made at run time by numba, so it is reached by name.
 if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009
     setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010
@@ -37,12 +38,26 @@ def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable
     loops with divisions to be vectorised.
     """
 
+    if parallel:
+        _start_threading_layer()
+
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
         compiled = numba.njit(cache=True, nogil=True, parallel=parallel, error_model=error_model)(function)
         return cast("Callable[_P, _R]", compiled)
 
     return compile_
+
+
+def _start_threading_layer() -> None:
+    """Let numba choose its threading layer now, and leave torch's number of threads as it is.
+
+    Starting the OpenMP layer sets the number of threads of the whole process's OpenMP, torch's included: a program that
+    asked torch for one thread would find two, which then wait for each other in every small operation.
+    """
+    threads = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(threads)
 
 
 def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
