@@ -264,6 +264,24 @@ def describe(
 
 
 @kernel()
+def pick(ticket: Float64s, counts: Int64s, length: int, envs: Int64s, positions: Int64s) -> int:
+    """Turn uniform numbers in [0, 1) into stored transitions, each equally likely; gives how many are stored.
+
+    Where that is fewer than there are tickets, nothing is written.
+    """
+    ends = np.empty(counts.shape[0], np.int64)
+    total = 0
+    for e in range(counts.shape[0]):
+        total += min(counts[e], length)
+        ends[e] = total
+    if total >= ticket.shape[0]:
+        spread(ticket, ends, envs, positions)
+        for b in range(ticket.shape[0]):
+            positions[b] += max(counts[envs[b]] - length, 0)
+    return total
+
+
+@kernel()
 def spread(ticket: Float64s, ends: Int64s, envs: Int64s, offset: Int64s) -> None:
     """Turn uniform numbers in [0, 1) into (environment, offset), each of ``ends[-1]`` items equally likely.
 

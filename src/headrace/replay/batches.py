@@ -15,7 +15,7 @@ from headrace.replay.memory import OutputPool
 from headrace.replay.pool import FramePool
 from headrace.replay.rows import Rows
 from headrace.replay.samplers import Picked
-from headrace.replay.spec import ArraySpec, Leaf, StoreSpec
+from headrace.replay.spec import ArraySpec, Leaf, StoreSpec, strides
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -44,11 +44,9 @@ def assemble(
     following: Branch = {}
     for leaf in spec.leaves:
         if spec.n_step == 1:
-            windows = read_runs(pool, leaf, outputs, picked.envs, picked.positions, picked.run)
-            here, there = windows.unbind(1) if picked.run == 1 else (windows[:, :-1], windows[:, 1:])
+            here, there = read_runs(pool, leaf, outputs, picked)
         else:
-            here, there = read_pairs(pool, leaf, outputs, envs, positions, numbers[4])
-            here, there = here.unflatten(0, shape), there.unflatten(0, shape)
+            here, there = read_pairs(pool, leaf, outputs, envs, positions, numbers[4], shape)
         put_leaf(obs, leaf, here)
         put_leaf(following, leaf, there)
     column = (*shape, 1)
@@ -56,7 +54,7 @@ def assemble(
     reward, discount = torch.from_numpy(reals).view(2, *column).unbind()
     done, terminated, truncated, cut = torch.from_numpy(flags).view(4, *column).unbind()
     content: Branch = {
-        "action": read_array(actions, spec.action, numbers[0]).view(*shape, *spec.action.shape),
+        "action": read_array(actions, spec.action, numbers[0], shape),
         "index": index.squeeze(-1),
         "step_count": steps,
         "collector": {"traj_ids": traj.squeeze(-1)},
@@ -88,8 +86,13 @@ def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
     from tensordict import TensorDict
 
     size = torch.Size(shape)
-    source = {name: value if isinstance(value, Tensor) else tree(value, shape) for name, value in content.items()}
-    return TensorDict._new_unsafe(source=source, batch_size=size)  # pyright: ignore[reportPrivateUsage]  # see above
+    new = TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see above
+
+    def grow(branch: Branch) -> TensorDict:
+        source = {name: value if isinstance(value, Tensor) else grow(value) for name, value in branch.items()}
+        return new(source=source, batch_size=size)
+
+    return grow(content)
 
 
 def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
@@ -100,65 +103,62 @@ def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
     branch[last] = value
 
 
-def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, envs: Int64s, positions: Int64s, run: int) -> Tensor:
-    """Observations of ``run`` transitions in a row and the one after them: (B, run + 1, …), windows of one gather.
+def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, picked: Picked) -> tuple[Tensor, Tensor]:
+    """Observations of the picked runs and the ones after them, (B, …) or (B, run, …): windows of one gather.
 
     Neighbouring observations share their frames in memory: clone before writing into one.
     """
-    rows = np.empty((envs.shape[0], run + leaf.frames), np.int64)
+    frames = picked.run + leaf.frames
+    rows = np.empty((picked.envs.shape[0], frames), np.int64)
     arithmetic.windows(
-        envs, positions, pool.steps, pool.flags, pool.final, pool.prefix,
+        picked.envs, picked.positions, pool.steps, pool.flags, pool.final, pool.prefix,
         leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
     )  # fmt: skip
-    return stack_windows(leaf, read_frames(pool.rows[leaf.name], leaf, outputs, rows), run + leaf.frames)
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = leaf.window(frames)
+    if picked.run == 1:
+        shape, stride = (rows.shape[0], *shape), (size, *stride)
+    else:
+        shape, stride = (rows.shape[0], picked.run, *shape), (size, hop, *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, hop)
 
 
 def read_pairs(
-    pool: FramePool, leaf: Leaf, outputs: OutputPool, envs: Int64s, positions: Int64s, ahead: Int64s
+    pool: FramePool,
+    leaf: Leaf,
+    outputs: OutputPool,
+    envs: Int64s,
+    positions: Int64s,
+    ahead: Int64s,
+    batch: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Observations and those ``ahead`` steps later, each (B, …). Memory is one gather, the two do not overlap."""
-    rows = np.empty((envs.shape[0], 2 * leaf.frames), np.int64)
+    """Observations and those ``ahead`` steps later, each (*batch, …). Memory is one gather, the two do not overlap."""
+    frames = 2 * leaf.frames
+    rows = np.empty((envs.shape[0], frames), np.int64)
     arithmetic.observation_pairs(
         envs, positions, ahead, pool.steps, pool.flags, pool.final, pool.prefix,
         leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
     )  # fmt: skip
-    windows = stack_windows(leaf, read_frames(pool.rows[leaf.name], leaf, outputs, rows), 2 * leaf.frames)
-    return windows[:, 0], windows[:, -1]
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = leaf.window(frames)
+    shape, stride = (*batch, *shape), (*(size * step for step in strides(batch)), *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, leaf.frames * hop)
+
+
+def read_observations(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
+    """Observations (B, …) of the rows (B, K) of their frames."""
+    return read_frames(rows, leaf, outputs, index).view(index.shape[0], *leaf.observed.shape)
 
 
 def read_frames(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
-    """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, (B, …)."""
+    """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
     block = outputs.take(index.size * rows.row_bytes)
     rows.read(index, leaf.outer, block)
-    flat = torch.from_numpy(block).view(leaf.frame.dtype)
-    count, frames = index.shape
-    if leaf.stack is None:
-        return flat.view(count, frames, *leaf.frame.shape)
-    shape = list(leaf.frame.shape)
-    axis = leaf.stack.axis(len(shape))
-    if leaf.stack.layout == "new_axis":
-        shape.insert(axis, frames)
-    else:
-        shape[axis] *= frames
-    return flat.view(count, *shape)
+    return torch.from_numpy(block).view(leaf.frame.dtype)
 
 
-def stack_windows(leaf: Leaf, merged: Tensor, frames: int) -> Tensor:
-    """Every window of K frames of (B, …) with F of them merged, as a view (B, F − K + 1, …)."""
-    if leaf.stack is None:
-        return merged
-    rank = len(leaf.frame.shape)
-    axis = 1 + leaf.stack.axis(rank)
-    step = 1 if leaf.stack.layout == "new_axis" else leaf.frame.shape[axis - 1]
-    shape, stride = list(merged.shape), list(merged.stride())
-    shape[axis] = step * leaf.frames
-    shape.insert(1, frames - leaf.frames + 1)
-    stride.insert(1, stride[axis] * step)
-    return merged.as_strided(shape, stride)
-
-
-def read_array(rows: Rows, spec: ArraySpec, index: Int64s) -> Tensor:
-    """Rows (B,) of a plain array, fresh: (B, …)."""
+def read_array(rows: Rows, spec: ArraySpec, index: Int64s, batch: tuple[int, ...]) -> Tensor:
+    """Rows of a plain array, fresh: (*batch, …)."""
     out = np.empty(index.shape[0] * rows.row_bytes, np.uint8)
     rows.read(index[:, None], 1, out)
-    return torch.from_numpy(out).view(spec.dtype).view(index.shape[0], *spec.shape)
+    return torch.from_numpy(out).view(spec.dtype).view(*batch, *spec.shape)

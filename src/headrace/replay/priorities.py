@@ -11,13 +11,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, ShapeError
 from headrace.kernels.compiled import kernel
 from headrace.kernels.gather import Bytes, Int64s
 from headrace.replay.arithmetic import Float64s
 from headrace.replay.memory import Memory
 from headrace.replay.pool import FramePool, Written
-from headrace.replay.samplers import Picked, attachable, attached, stored_positions
+from headrace.replay.samplers import Picked, attachable, attached, refuse_if_short, stored_positions
 from headrace.replay.spec import Json
 
 FAN = 8
@@ -159,11 +159,7 @@ class PrioritizedSampler:
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`~headrace.replay.samplers.Sampler`."""
         pool, tree = attached(self._pool), attached(self._tree)
-        stored, batch_size = int(pool.lengths().sum()), tickets.shape[0]
-        if batch_size > stored:
-            raise LifecycleError(
-                f"sample: expected at least {batch_size} transitions in the buffer, got {stored}; extend() it first"
-            )
+        refuse_if_short(tickets.shape[0], int(pool.lengths().sum()), "transitions", "extend() it first")
         rows = tree.find(tickets)
         weights = (tree.lowest / tree.leaves[rows]) ** self.beta
         envs, slot = np.divmod(rows, pool.slots)

@@ -15,6 +15,7 @@ from headrace import rng
 from headrace.errors import ConfigError, DataError, IdError, ShapeError
 from headrace.kernels.gather import Int64s
 from headrace.replay import disk
+from headrace.replay.arithmetic import Float64s
 from headrace.replay.batches import assemble
 from headrace.replay.checks import NestedObs, check_sizes, check_transition
 from headrace.replay.compressed import CompressedRows
@@ -29,6 +30,25 @@ from headrace.types import StackSpec, Step
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+class _Tickets:
+    """The uniform numbers of draws, made for several draws at a time; which those are changes none of them."""
+
+    _AHEAD = 32
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._first = 0
+        self._made = np.empty((0, 0))
+
+    def of(self, draw: int, count: int) -> Float64s:
+        """Numbers in [0, 1) of this draw, (count,): a function of seed, draw and place."""
+        row = draw - self._first
+        if self._made.shape[1] != count or not 0 <= row < self._made.shape[0]:
+            made = rng.uniform(self._seed, torch.arange(count), "replay", self._AHEAD, draw=draw)
+            self._made, self._first, row = np.ascontiguousarray(made.numpy().T), draw, 0
+        return self._made[row]
 
 
 class ReplayBuffer:
@@ -135,7 +155,7 @@ class ReplayBuffer:
         self._pool.counts[:], self._pool.trajectories[:], self._draws = self._record.read()
         self._pool.recover()
         self._outputs = OutputPool()
-        self._places = torch.arange(0)
+        self._tickets = _Tickets(spec.seed)
         self._lock = threading.Lock()
         sampler.attach(self._pool)
 
@@ -268,10 +288,7 @@ class ReplayBuffer:
         if batch_size < 1:
             raise ShapeError(f"batch_size: expected at least 1, got {batch_size}")
         with self._lock:
-            if self._places.shape[0] != batch_size:
-                self._places = torch.arange(batch_size)
-            tickets = rng.uniform(self.spec.seed, self._places, "replay", 1, draw=self._draws).numpy()[:, 0]
-            picked = self.sampler.draw(tickets)
+            picked = self.sampler.draw(self._tickets.of(self._draws, batch_size))
             self._draws += 1
             return self._batch(picked)
 

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.kernels.gather import ZERO_ROW, Int64s
 from headrace.replay import arithmetic
 from headrace.replay.arithmetic import CUT, ENDED
-from headrace.replay.batches import Branch, put_leaf, read_frames, stack_windows, tree
+from headrace.replay.batches import Branch, put_leaf, read_observations, tree
 from headrace.replay.checks import NestedObs, check_array, check_transition
 from headrace.replay.memory import OutputPool, RamMemory
 from headrace.replay.pool import FramePool
@@ -300,5 +300,4 @@ class RolloutBuffer:
 
     def _read(self, leaf: Leaf, rows: Int64s) -> Tensor:
         """Observations (M, …) of rows (M, K)."""
-        merged = read_frames(self._pool.rows[leaf.name], leaf, self._outputs, np.ascontiguousarray(rows))
-        return stack_windows(leaf, merged, leaf.frames)[:, 0]
+        return read_observations(self._pool.rows[leaf.name], leaf, self._outputs, np.ascontiguousarray(rows))

@@ -83,8 +83,10 @@ class UniformSampler:
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`Sampler`."""
         pool = attached(self._pool)
-        envs, offset = draw_items(tickets, pool.lengths(), "transitions", "extend() it first")
-        return Picked(envs=envs, positions=pool.oldest()[envs] + offset)
+        envs, positions = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
+        stored = arithmetic.pick(tickets, pool.counts, pool.length, envs, positions)
+        refuse_if_short(tickets.shape[0], stored, "transitions", "extend() it first")
+        return Picked(envs=envs, positions=positions)
 
     def config(self) -> dict[str, Json]:
         """See :class:`Sampler`."""
@@ -275,13 +277,16 @@ def stored_positions(pool: FramePool) -> list[Int64s]:
 def draw_items(tickets: Float64s, sizes: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
     """Environment and offset of each draw, every item equally likely; refuses more draws than there are items."""
     ends = np.cumsum(sizes)
-    if tickets.shape[0] > ends[-1]:
-        raise LifecycleError(
-            f"sample: expected at least {tickets.shape[0]} {what} in the buffer, got {int(ends[-1])}; {advice}"
-        )
+    refuse_if_short(tickets.shape[0], int(ends[-1]), what, advice)
     envs, offset = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
     arithmetic.spread(tickets, ends, envs, offset)
     return envs, offset
+
+
+def refuse_if_short(wanted: int, stored: int, what: str, advice: str) -> None:
+    """Raise unless there are as many items as draws."""
+    if wanted > stored:
+        raise LifecycleError(f"sample: expected at least {wanted} {what} in the buffer, got {stored}; {advice}")
 
 
 def attachable(current: FramePool | None, pool: FramePool) -> FramePool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -55,9 +56,24 @@ SpaceLike: TypeAlias = "Space[object] | ArraySpec | Mapping[str, SpaceLike]"
 """One environment's observation or action: a Gymnasium space, an ``ArraySpec``, or a dict of either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(NamedTuple):
+    """Where the observations lie in a block of merged frames of one sample, counted in elements."""
+
+    shape: tuple[int, ...]
+    """Of one observation."""
+    stride: tuple[int, ...]
+    hop: int
+    """From one observation to the next."""
+    size: int
+    """Of the whole block."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One array of the observation, and how its frames stack."""
+    """One array of the observation, and how its frames stack.
+
+    What every sample asks for is worked out once.
+    """
 
     name: str
     """Path, joined with ``/``; empty where the whole observation is one array."""
@@ -65,19 +81,19 @@ class Leaf:
     """What the environment gives: the stack, where there is one."""
     stack: StackSpec | None
 
-    @property
+    @cached_property
     def frames(self) -> int:
         """K: frames in one observation."""
         return 1 if self.stack is None else self.stack.frames
 
-    @property
+    @cached_property
     def frame(self) -> ArraySpec:
         """What is stored: the newest frame."""
         if self.stack is None:
             return self.observed
         return ArraySpec(self.stack.frame_shape(self.observed.shape), self.observed.dtype)
 
-    @property
+    @cached_property
     def outer(self) -> int:
         """Pieces into which a frame is cut so that stacks need no second pass; 1 where frames lie one after another."""
         if self.stack is None:
@@ -85,15 +101,37 @@ class Leaf:
         shape = self.frame.shape
         return math.prod(shape[: self.stack.axis(len(shape))])
 
-    @property
+    @cached_property
     def zero_filled(self) -> bool:
         """Whether stacks begin with zeros rather than with their first frame."""
         return self.stack is not None and self.stack.reset == "zero"
 
-    @property
+    @cached_property
     def path(self) -> tuple[str, ...]:
         """Keys below ``observation`` in a sample."""
         return tuple(self.name.split(LEAF_SEPARATOR)) if self.name else ()
+
+    def window(self, frames: int) -> Window:
+        """Layout of a block in which ``frames`` frames are merged along the stacking axis."""
+        found = self._windows.get(frames)
+        if found is None:
+            found = self._windows[frames] = self._window(frames)
+        return found
+
+    @cached_property
+    def _windows(self) -> dict[int, Window]:
+        return {}
+
+    def _window(self, frames: int) -> Window:
+        shape = self.frame.shape
+        size = frames * math.prod(shape)
+        if self.stack is None:
+            return Window(shape, strides(shape), math.prod(shape), size)
+        axis = self.stack.axis(len(shape))
+        merged = StackSpec(frames=frames, dim=axis, layout=self.stack.layout).stacked_shape(shape)
+        stride = strides(merged)
+        step = 1 if self.stack.layout == "new_axis" else shape[axis]
+        return Window(self.observed.shape, stride, step * stride[axis], size)
 
     def to_json(self) -> Json:
         """The JSON form; :meth:`from_json` reads it back."""
@@ -174,6 +212,11 @@ class StoreSpec:
             )
         except KeyError as error:
             raise DataError(f"manifest: entry {error} is missing; this is not a replay store") from error
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements between neighbours along each axis of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def array_spec(space: SpaceLike, what: str) -> ArraySpec:
