@@ -10,6 +10,7 @@ from typing import cast
 from rich.console import Console
 from rich.text import Text
 
+from headrace import __version__
 from headrace.cli import completion, doctor, evaluate, imitate, record, run, tasks, view
 from headrace.errors import HeadraceError
 
@@ -27,15 +28,21 @@ headrace steps batches of simulated robots and computes nothing that nobody will
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
+def build_parser() -> argparse.ArgumentParser:
+    """Every command with its options; nothing heavy is imported for it."""
     parser = argparse.ArgumentParser(
         prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (tasks, run, view, evaluate, imitate, record, doctor, completion):
         module.add_parser(commands)
-    parsed = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
+    parsed = build_parser().parse_args(arguments)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
         return handler(parsed)
