@@ -4,7 +4,7 @@ from headrace.bench.benchmark import Benchmark, RunSettings
 from headrace.bench.builders import EpisodeTally, PlayBuilder, RuntimeBuilder, StartupBuilder
 from headrace.bench.bundle_files import bundle_paths, parse_bundle, read_bundle
 from headrace.bench.capture import environment_variables
-from headrace.bench.formatters import FORMATTERS
+from headrace.bench.formatters import FORMATTERS, summary_text
 from headrace.bench.learning_schema import (
     CheckpointInfo,
     EarlyStop,
@@ -64,4 +64,5 @@ __all__ = [
     "environment_variables",
     "parse_bundle",
     "read_bundle",
+    "summary_text",
 ]

@@ -1,0 +1,65 @@
+"""The forms in which a result is written, any number of them in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.bench.bundle_files import bundle_text, write_atomically
+from headrace.bench.formatters.phases import json_text, omniperf_text, osmo_text
+from headrace.bench.formatters.summary import summary_text
+from headrace.bench.formatters.tensorboard import require_tensorboard, write_tensorboard
+from headrace.bench.schema import Bundle, Kind
+from headrace.errors import UnknownNameError
+
+__all__ = ["FORMATTERS", "Form", "checked_formatters", "output_path", "summary_text", "write_formats"]
+
+
+class Form(NamedTuple):
+    """How one form is written."""
+
+    suffix: str
+    """What the name of the file has after the kind: ``runtime`` + ``_osmo.json``."""
+    write: Callable[[Bundle, Path], None]
+    """Writes a bundle to a path, whole or not at all."""
+    require: Callable[[], object] | None = None
+    """Raises if a library is missing; asked before the run."""
+
+
+def _text(make: Callable[[Bundle], str]) -> Callable[[Bundle, Path], None]:
+    return lambda bundle, path: write_atomically(path, make(bundle))
+
+
+FORMATTERS: dict[str, Form] = {
+    "schema": Form(".json", _text(bundle_text)),
+    "json": Form("_json.json", _text(json_text)),
+    "omniperf": Form("_omniperf.json", _text(omniperf_text)),
+    "osmo": Form("_osmo.json", _text(osmo_text)),
+    "summary": Form("_summary.txt", _text(summary_text)),
+    "tensorboard": Form("_tensorboard", write_tensorboard, require_tensorboard),
+}
+
+
+def checked_formatters(names: Sequence[str]) -> tuple[str, ...]:
+    """Formatter names, each once, in the order given; an unknown one raises an error that suggests the nearest."""
+    for name in names:
+        if name not in FORMATTERS:
+            raise UnknownNameError("formatter", name, FORMATTERS)
+        require = FORMATTERS[name].require
+        if require is not None:
+            require()
+    return tuple(dict.fromkeys(names))
+
+
+def output_path(formatter: str, kind: Kind, folder: Path) -> Path:
+    """Where a formatter writes: the bundle to ``runtime.json``, other forms to names with a suffix."""
+    return folder / f"{kind}{FORMATTERS[formatter].suffix}"
+
+
+def write_formats(bundle: Bundle, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write a bundle in every form asked for; returns the files."""
+    paths = [output_path(name, bundle.kind, folder) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        FORMATTERS[name].write(bundle, path)
+    return paths
