@@ -11,7 +11,15 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs import BatchEnv
-from headrace.rollout.ppo import PPO, Normalizer, Policy, PPOCfg
+from headrace.rollout.actor_critic import (
+    NetworkCfg,
+    Normalizer,
+    PictureNormalizer,
+    Policy,
+    load_actor_critic,
+    save_actor_critic,
+)
+from headrace.rollout.ppo import PPO, PPOCfg
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +95,10 @@ def test_what_is_loaded_acts_as_what_was_saved(memory: str, tmp_path: Path) -> N
     learner = PPO(env, PPOCfg(memory=memory, steps=8, epochs=1))
     for _ in learner.learn(2):
         pass
-    learner.policy.save(tmp_path / "policy.pt")
-    loaded = Policy.load(tmp_path / "policy.pt")
+    save_actor_critic(learner.policy, tmp_path / "policy.pt", task="cartpole", overrides={"episode_length": 7})
+    saved = load_actor_critic(tmp_path / "policy.pt")
+    loaded = saved.policy
+    assert (saved.task, saved.overrides) == ("cartpole", {"episode_length": 7})
     # the observation normaliser moved from where it began, and came along
     assert isinstance(loaded.encoder, Normalizer)
     assert loaded.encoder.count > 60
@@ -97,9 +107,33 @@ def test_what_is_loaded_acts_as_what_was_saved(memory: str, tmp_path: Path) -> N
     state = torch.randn_like(learner.policy.initial_state(4))
     for ours, theirs in zip(learner.policy.act(obs, state), loaded.act(obs, state), strict=True):
         assert torch.equal(ours, theirs)
-    torch.save({"weights": {}}, tmp_path / "other.pt")
-    with pytest.raises(errors.DataError, match=r"written by Policy.save"):
-        Policy.load(tmp_path / "other.pt")
+    if memory == "none":
+        assert torch.equal(saved.act(obs), learner.policy.act(obs, state)[0])
+    else:
+        with pytest.raises(errors.ConfigError, match="has a memory"):
+            saved.act(obs)
+
+
+def test_files_that_are_not_policies_are_refused_with_the_reason(tmp_path: Path) -> None:
+    policy = Policy({"policy": (4,)}, [-1.0], [1.0], NetworkCfg())
+    save_actor_critic(policy, tmp_path / "good.pt", task="cartpole")
+    good = torch.load(tmp_path / "good.pt", weights_only=True)
+    bad = {
+        "expected a file written by save_actor_critic": {"weights": {}},
+        "expected version 1 of the format, got 2": good | {"version": 2},
+        "do not fit": good | {"network": good["network"] | {"low": [-1.0] * 2, "high": [1.0] * 2}},
+    }
+    for reason, content in bad.items():
+        torch.save(content, tmp_path / "bad.pt")
+        with pytest.raises(errors.DataError, match=reason):
+            load_actor_critic(tmp_path / "bad.pt")
+    (tmp_path / "bad.pt").write_text("words")
+    with pytest.raises(errors.DataError, match="expected a file written by"):
+        load_actor_critic(tmp_path / "bad.pt")
+    with pytest.raises(errors.ConfigError, match="no such file"):
+        load_actor_critic(tmp_path / "absent.pt")
+    with pytest.raises(errors.UnknownNameError, match="unknown shipped policy 'carpole'"):
+        load_actor_critic("carpole")
 
 
 def test_a_seed_decides_everything_and_leaves_torchs_own_random_numbers_alone() -> None:
@@ -158,6 +192,23 @@ def test_normalizer_has_the_moments_of_all_it_has_seen() -> None:
     torch.testing.assert_close(normalizer.mean, everything.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(normalizer.variance, everything.var(0, unbiased=False), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(normalizer.denormalize(normalizer(parts[0])), parts[0], rtol=1e-4, atol=1e-4)
+
+
+def test_pictures_are_centred_and_their_channels_made_independent_and_equally_strong() -> None:
+    torch.manual_seed(0)
+    base, change = torch.rand(200, 6, 5, 1), 0.02 * torch.rand(200, 6, 5, 1)
+    pictures = torch.cat((base, base + change), -1).movedim(-1, 1)  # two frames that hardly differ
+    normalizer = PictureNormalizer(6, 5, 2)
+    assert torch.equal(normalizer(pictures), pictures)
+    normalizer.update(pictures)
+    seen = normalizer(pictures)
+    torch.testing.assert_close(seen.mean(0), torch.zeros(2, 6, 5), rtol=0, atol=1e-4)
+    rows = seen.movedim(1, -1).flatten(0, -2)
+    # the floor of one grey level takes a share of the variance of the difference, 1e-5 of 1.7e-5 + 1e-5
+    covariance = rows.T @ rows / len(rows)
+    assert covariance[0, 1].abs() < 1e-3
+    assert covariance[1, 1] == pytest.approx(1, abs=1e-3)
+    assert 0.5 < covariance[0, 0] < 0.8
 
 
 def test_tasks_it_cannot_learn_are_refused() -> None:

@@ -1,8 +1,22 @@
 """The loops: collect, evaluate with chunks, the small PPO."""
 
 from headrace.rollout.act_policy import load_chunk_policy
+from headrace.rollout.actor_critic import SavedPolicy, load_actor_critic, save_actor_critic
 from headrace.rollout.episode_plan import EpisodePlan
 from headrace.rollout.evaluate import evaluate
 from headrace.rollout.evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout.ppo import PPO, PPOCfg
 
-__all__ = ["Counters", "EpisodePlan", "EpisodeResult", "Evaluation", "evaluate", "load_chunk_policy"]
+__all__ = [
+    "PPO",
+    "Counters",
+    "EpisodePlan",
+    "EpisodeResult",
+    "Evaluation",
+    "PPOCfg",
+    "SavedPolicy",
+    "evaluate",
+    "load_actor_critic",
+    "load_chunk_policy",
+    "save_actor_critic",
+]

@@ -8,26 +8,24 @@ on vectors or images, is improved on whole slices of a few environments at a tim
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.envs import BatchEnv
-from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.learning import GRU, Estimate, MinGRU, gae, rollout_values
+from headrace.errors import ConfigError, LifecycleError
+from headrace.learning import Estimate, gae, rollout_values
 from headrace.replay import ArraySpec, Rollout, RolloutBuffer
-from headrace.types import Obs
+from headrace.rollout.actor_critic import NetworkCfg, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOCfg:
-    """Settings of the learner and its policy."""
+class PPOCfg(NetworkCfg):
+    """Settings of the learner, and sizes of its policy."""
 
     steps: int = 32
     epochs: int = 5
@@ -39,13 +37,10 @@ class PPOCfg:
     learning_rate: float = 1e-3
     target_kl: float = 0.01
     """How far an epoch may move the policy: beyond twice this the learning rate falls, below half of it it rises."""
+    max_learning_rate: float = 1e-2
+    """How far it may rise; 1e-3 for pictures."""
     entropy_weight: float = 0.0
     max_grad_norm: float = 1.0
-    hidden: tuple[int, ...] = (64, 64)
-    memory: Literal["none", "gru", "min_gru"] = "none"
-    memory_size: int = 64
-    image_features: int = 128
-    initial_std: float = 0.6
     seed: int = 0
 
 
@@ -57,107 +52,6 @@ class Report(NamedTuple):
     mean_return: float
     kl: float
     value_loss: float
-
-
-class Normalizer(nn.Module):
-    """Running mean and variance of every element; buffers, so they are saved with the weights."""
-
-    mean: Tensor
-    variance: Tensor
-    count: Tensor
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        start = {"mean": torch.zeros(size), "variance": torch.ones(size), "count": torch.tensor(1e-4).double()}
-        for name, value in start.items():
-            self.register_buffer(name, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero mean and unit variance, cut at ±10."""
-        return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """The inverse, without the cut."""
-        return x * (self.variance + 1e-8).sqrt() + self.mean
-
-    @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        """Take rows (n, size) in, n at least 1."""
-        share = len(rows) / (float(self.count) + len(rows))
-        shift, spread = rows.mean(0) - self.mean, rows.var(0, unbiased=False) - self.variance
-        self.mean += shift * share
-        self.variance += (spread + shift.square() * (1 - share)) * share
-        self.count += len(rows)
-
-
-class Policy(nn.Module):
-    """Actor and critic. The actor sees the group ``policy``; the critic sees ``critic`` where the task has it.
-
-    Keeps no state of environments: the caller hands the memory back in, ``initial_state`` begins it.
-    """
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(self, groups: Mapping[str, tuple[int, ...]], low: list[float], high: list[float], cfg: PPOCfg) -> None:
-        super().__init__()
-        self.made_of = {"groups": dict(groups), "low": low, "high": high, "cfg": asdict(cfg)}
-        self.encoder, width = _encoder(groups["policy"], cfg)
-        memory = {"gru": GRU, "min_gru": MinGRU}.get(cfg.memory)
-        self.memory = None if memory is None else memory(width, cfg.memory_size)
-        self.memory_size = cfg.memory_size if memory else 0
-        width = self.memory_size or width
-        self.critic_encoder, critic_width = _encoder(groups["critic"], cfg) if "critic" in groups else (None, width)
-        self.actor = _mlp(width, cfg.hidden, len(low), last_gain=0.01)
-        self.critic = _mlp(critic_width, cfg.hidden, 1, last_gain=1.0)
-        self.log_std = nn.Parameter(torch.full((len(low),), math.log(cfg.initial_std)))
-        self.value_scale = Normalizer(1)
-        self.register_buffer("low", torch.tensor(low))
-        self.register_buffer("high", torch.tensor(high))
-
-    def initial_state(self, envs: int) -> Tensor:
-        """The memory before an episode, (1, envs, memory_size); of width 0 without memory."""
-        return self.low.new_zeros((1, envs, self.memory_size))
-
-    def features(
-        self, obs: Obs, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What actor and critic read, and the memory after it: of a step, or of a slice where ``reset`` is (T, n)."""
-        sliced = reset is not None and reset.dim() == 2
-
-        def encode(encoder: nn.Module, group: Tensor) -> Tensor:
-            rows = encoder(_channels_first(group.flatten(0, 1) if sliced else group))
-            return rows.unflatten(0, group.shape[:2]) if sliced else rows
-
-        seen = encode(self.encoder, obs["policy"])
-        if self.memory is not None:
-            seen, state = (self.memory if sliced else self.memory.step)(seen, state, reset, active)
-        return seen, seen if self.critic_encoder is None else encode(self.critic_encoder, obs["critic"]), state
-
-    def distribution(self, features: Tensor) -> torch.distributions.Normal:
-        """Of actions before they are cut to their bounds."""
-        mean = self.actor(features)
-        return torch.distributions.Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-
-    @torch.no_grad()
-    def act(self, obs: Obs, state: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The deterministic action (n, A) within its bounds, and the memory after it."""
-        seen, _, state = self.features(obs, state, reset)
-        return self.actor(seen).clamp(self.low, self.high), state
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Weights, normalisers and what is needed to build the policy again, in one file."""
-        torch.save({"made_of": self.made_of, "weights": self.state_dict()}, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Policy:
-        """A policy from :meth:`save`. Nothing in the file is executed."""
-        data: Any = torch.load(path, map_location=device, weights_only=True)
-        if not isinstance(data, dict) or set(data) != {"made_of", "weights"}:
-            raise DataError(f"{path}: expected a file written by Policy.save")
-        made = data["made_of"] | {"cfg": PPOCfg(**data["made_of"]["cfg"])}
-        (policy := cls(**made).to(device)).load_state_dict(data["weights"])
-        return policy
 
 
 class PPO:
@@ -224,11 +118,9 @@ class PPO:
             kl, value_loss = float(sums[0] / sums[2]), float(sums[1] / sums[2])
             factor = 1 / 1.5 if kl > 2 * self.cfg.target_kl else 1.5 if kl < self.cfg.target_kl / 2 else 1.0
             for group in self.optimizer.param_groups:
-                group["lr"] = min(max(group["lr"] * factor, 1e-5), 1e-2)
+                group["lr"] = min(max(group["lr"] * factor, 1e-5), self.cfg.max_learning_rate)
         # after learning, so that the policy that is compared with itself is the same function
-        for group, encoder in (("policy", self.policy.encoder), ("critic", self.policy.critic_encoder)):
-            if isinstance(encoder, Normalizer):
-                encoder.update(rollout.obs[group][rollout.active])
+        self.policy.update_normalizers(rollout.obs, rollout.active)
         return kl, value_loss
 
     @torch.no_grad()
@@ -272,28 +164,3 @@ class PPO:
         self.optimizer.step()
         # the first is an estimate of the KL divergence that is never negative
         return torch.stack((((ratio - 1) - log_ratio).sum(), value_error.sum(), live.sum())).detach().cpu()
-
-
-def _channels_first(rows: Tensor) -> Tensor:
-    """Pictures (n, H, W, C) or (n, C, H, W), uint8 or float, for convolutions; vectors as they are."""
-    rows = rows / 255 - 0.5 if rows.dtype == torch.uint8 else rows
-    return rows.movedim(-1, 1) if rows.dim() == 4 and rows.shape[-1] < rows.shape[1] else rows
-
-
-def _encoder(shape: tuple[int, ...], cfg: PPOCfg) -> tuple[nn.Module, int]:
-    """What turns a group into features, and how many."""
-    if len(shape) < 2:
-        return Normalizer(math.prod(shape)), math.prod(shape)
-    picture, size = _channels_first(torch.zeros(1, *shape)), cfg.image_features
-    first, second = nn.Conv2d(picture.shape[1], 16, 8, 4), nn.Conv2d(16, 32, 4, 2)
-    trunk = nn.Sequential(first, nn.ELU(), second, nn.ELU(), nn.Flatten())
-    return trunk.extend([nn.Linear(trunk(picture).shape[1], size), nn.LayerNorm(size), nn.ELU()]), size
-
-
-def _mlp(width: int, hidden: tuple[int, ...], out: int, *, last_gain: float) -> nn.Sequential:
-    sizes = (width, *hidden)
-    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ELU())]
-    last = nn.Linear(sizes[-1], out)
-    nn.init.orthogonal_(last.weight, last_gain)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)
