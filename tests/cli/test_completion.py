@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,13 @@ def test_bash_completes_commands_tasks_and_options(
 def test_zsh_takes_the_same_script_through_its_own_door(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
     assert "bashcompinit" in capsys.readouterr().out
+
+
+@pytest.mark.system
+def test_a_real_zsh_takes_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    ask = 'autoload -Uz compinit && compinit -u -d dump; source ./script; print -r -- "$_comps[headrace]"'
+    answer = subprocess.run(["zsh", "-fc", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "_headrace" in answer.stdout
+    assert answer.stderr == ""
