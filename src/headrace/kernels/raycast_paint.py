@@ -42,7 +42,7 @@ def find_normals(scene: RaycastScene, scratch: RaycastScratch, z: F32) -> None:
         at = end
 
 
-@kernel(checked_division=False)
+@inline
 def paint_line(
     scene: RaycastScene,
     scratch: RaycastScratch,

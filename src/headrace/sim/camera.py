@@ -240,6 +240,10 @@ def pose_layout(model: Model, *, randomized: bool = False) -> PoseLayout:
     return PoseLayout(state=state, geoms=raw.ngeom, cameras=raw.ncam, lights=raw.nlight, randomized=randomized)
 
 
+_BODIES_PER_THREAD = 2048
+"""About a millisecond of kinematics."""
+
+
 class PoseReader:
     """Turns joint positions into :class:`ScenePoses`, for any number of rows.
 
@@ -263,7 +267,9 @@ class PoseReader:
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
             return
-        self._batch = new_batch(self._kinematic, rows, self._threads)
+        # few bodies are placed sooner than a second thread wakes up, while the camera's threads still hold the cores
+        threads = min(self._threads, 1 + rows * self._kinematic.nbody // _BODIES_PER_THREAD)
+        self._batch = new_batch(self._kinematic, rows, threads)
         self._capacity = rows
         self._state = [self._batch.bind(name) for name in ("qpos", "mocap_pos", "mocap_quat")]
         fields = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
