@@ -105,6 +105,8 @@ def main() -> int:
         lines.append(cells)
     console.print(table)
     facts = describe(samplers)
+    most = max((float(result["neighbours"]) for _, _, result in rows), default=0.0)
+    facts.append(f"other processes kept at most {most:.2f} cores busy during a measurement")
     for fact in facts:
         console.print(fact)
     bars = check(rows, samplers, frames)

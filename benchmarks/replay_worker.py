@@ -88,6 +88,24 @@ def verdict(values: list[bool]) -> str:
 ROUNDS = 4
 
 
+class Neighbours:
+    """How much of the machine other processes took meanwhile."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    def share(self) -> float:
+        """Cores that others kept busy, on average since this was made."""
+        (all_, own, clock), (all_0, own_0, clock_0) = self._now(), self._start
+        return max((all_ - all_0) - (own - own_0), 0.0) / (clock - clock_0)
+
+    def _now(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+        own = psutil.Process().cpu_times()
+        return busy, own.user + own.system, time.perf_counter()
+
+
 def measure(frames: int, batches: int, extend: Callable, sample: Callable, read: Callable, nbytes: Callable) -> dict:
     """Fill; then rounds of writes to the full buffer (in groups of 64, as some libraries write in blocks) and samples.
 
@@ -102,6 +120,7 @@ def measure(frames: int, batches: int, extend: Callable, sample: Callable, read:
     for _ in range(3):
         sample()
     writes, reads = [], []
+    neighbours = Neighbours()
     for _ in range(ROUNDS):
         groups, times = [], []
         for _ in range(3):
@@ -125,6 +144,7 @@ def measure(frames: int, batches: int, extend: Callable, sample: Callable, read:
         "extend_us": 1e6 * float(min(writes)),
         "inside": verdict(seen["inside"]),
         "ends": verdict(seen["ends"]),
+        "neighbours": neighbours.share(),
     }
 
 

@@ -30,15 +30,18 @@ NO_ROW = -1
 
 
 @kernel()
-def begin(ids: Int64s, counts: Int64s, flags: Flags, rows: Int64s, nexts: Int64s, fresh: Bools) -> None:
-    """Rows of this write and of the frame after it, and whether a new trajectory must begin."""
+def begin(ids: Int64s, counts: Int64s, flags: Flags, rows: Int64s, nexts: Int64s, fresh: Bools) -> int:
+    """Rows of this write and of the frame after it, and whether a new trajectory must begin; gives how many must."""
     slots = flags.shape[1]
+    some = 0
     for i in range(ids.shape[0]):
         e = ids[i]
         count = counts[e]
         rows[i] = e * slots + count % slots
         nexts[i] = e * slots + (count + 1) % slots
         fresh[i] = count == 0 or (flags[e, (count - 1) % slots] & ENDED) != 0
+        some += fresh[i]
+    return some
 
 
 @kernel()
@@ -222,14 +225,18 @@ def describe(
     flags: Flags,
     trajectory: Int32s,
     steps: Int32s,
-    numbers: Int64s,
+    rows: Int64s,
+    ids: Int64s,
+    places: Int64s,
     reals: Float32s,
     done: Bools,
 ) -> None:
     """Identity and n-step outcome of each transition.
 
     ```
-    numbers  = row; index p · N + e; trajectory id k · N + e; step in the trajectory; m                  (5, B)
+    rows     = row                                                                                       (B,)
+    ids      = index p · N + e; trajectory id k · N + e                                                  (2, B)
+    places   = step in the trajectory; m                                                                 (2, B)
     reals    = Σ_{k<m} γᵏ r_{p+k}, summed forwards in float64; γᵐ                                        (2, B)
     done     = done, terminated, truncated, cut of transition p + m − 1                                  (4, B)
     m        = steps until the trajectory ends, is cut, or reaches the write head; at most n
@@ -240,10 +247,10 @@ def describe(
     for b in range(envs.shape[0]):
         e, p = envs[b], positions[b]
         slot = p % slots
-        numbers[0, b] = e * slots + slot
-        numbers[1, b] = p * num_envs + e
-        numbers[2, b] = np.int64(trajectory[e, slot]) * num_envs + e
-        numbers[3, b] = steps[e, slot]
+        rows[b] = e * slots + slot
+        ids[0, b] = p * num_envs + e
+        ids[1, b] = np.int64(trajectory[e, slot]) * num_envs + e
+        places[0, b] = steps[e, slot]
         total, weight, m = 0.0, 1.0, 0
         while True:
             slot = p % slots
@@ -254,7 +261,7 @@ def describe(
             if m == n_step or flag & ENDED or p + 1 == counts[e]:
                 break
             p += 1
-        numbers[4, b] = m
+        places[1, b] = m
         reals[0, b] = total
         reals[1, b] = weight
         done[0, b] = (flag & (TERMINATED | TRUNCATED)) != 0

@@ -33,12 +33,14 @@ def assemble(
     if picked.run > 1:
         envs = np.repeat(envs, picked.run)
         positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
-    count = envs.shape[0]
-    numbers, reals = np.empty((5, count), np.int64), np.empty((2, count), np.float32)
-    flags = np.empty((4, count), np.bool_)
+    count, column = envs.shape[0], (*shape, 1)
+    rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
+    places, reals = np.empty((2, *column), np.int64), np.empty((2, *column), np.float32)
+    flags = np.empty((4, *column), np.bool_)
+    ahead = places.reshape(2, count)
     arithmetic.describe(
         envs, positions, spec.n_step, spec.gamma, pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
-        numbers, reals, flags,
+        rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
     obs: Branch = {}
     following: Branch = {}
@@ -46,31 +48,29 @@ def assemble(
         if spec.n_step == 1:
             here, there = read_runs(pool, leaf, outputs, picked)
         else:
-            here, there = read_pairs(pool, leaf, outputs, envs, positions, numbers[4], shape)
+            here, there = read_pairs(pool, leaf, outputs, envs, positions, ahead[1], shape)
         put_leaf(obs, leaf, here)
         put_leaf(following, leaf, there)
-    column = (*shape, 1)
-    _, index, traj, steps, m = torch.from_numpy(numbers).view(5, *column).unbind()
-    reward, discount = torch.from_numpy(reals).view(2, *column).unbind()
-    done, terminated, truncated, cut = torch.from_numpy(flags).view(4, *column).unbind()
+    index, traj = torch.from_numpy(ids).unbind()
+    done, terminated, truncated, cut = torch.from_numpy(flags).unbind()
+    following |= {
+        "reward": torch.from_numpy(reals[0]),
+        "done": done,
+        "terminated": terminated,
+        "truncated": truncated,
+        "cut": cut,
+    }
     content: Branch = {
-        "action": read_array(actions, spec.action, numbers[0], shape),
-        "index": index.squeeze(-1),
-        "step_count": steps,
-        "collector": {"traj_ids": traj.squeeze(-1)},
+        "action": read_array(actions, spec.action, rows, shape),
+        "index": index,
+        "step_count": torch.from_numpy(places[0]),
+        "collector": {"traj_ids": traj},
         **obs,
-        "next": {
-            **following,
-            "reward": reward,
-            "done": done,
-            "terminated": terminated,
-            "truncated": truncated,
-            "cut": cut,
-        },
+        "next": following,
     }
     if spec.n_step > 1:
-        content["steps_to_next_obs"] = m
-        content["gamma"] = discount
+        content["steps_to_next_obs"] = torch.from_numpy(places[1])
+        content["gamma"] = torch.from_numpy(reals[1])
     if picked.weights is not None:
         content["_weight"] = torch.from_numpy(picked.weights)
     if picked.burn_in:
@@ -89,7 +89,7 @@ def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
     new = TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see above
 
     def grow(branch: Branch) -> TensorDict:
-        source = {name: value if isinstance(value, Tensor) else grow(value) for name, value in branch.items()}
+        source = {name: grow(value) if isinstance(value, dict) else value for name, value in branch.items()}
         return new(source=source, batch_size=size)
 
     return grow(content)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,10 @@ from headrace.types import Step
 
 NestedObs: TypeAlias = "Tensor | Mapping[str, NestedObs]"
 """One tensor (N, …), or names to such, nested as deep as the space is."""
+
+
+_NUMBER = ArraySpec((), torch.float32)
+_FLAG = ArraySpec((), torch.bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +52,24 @@ def check_transition(
     flat = flatten_obs(leaves, obs, "obs", num_envs)
     flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
     check_array(action, action_spec, "action", num_envs)
-    check_array(step.reward, ArraySpec((), torch.float32), "step.reward", num_envs)
-    for name, flags in (("step.terminated", step.terminated), ("step.truncated", step.truncated)):
-        check_array(flags, ArraySpec((), torch.bool), name, num_envs)
+    check_array(step.reward, _NUMBER, "step.reward", num_envs)
+    check_array(step.terminated, _FLAG, "step.terminated", num_envs)
+    check_array(step.truncated, _FLAG, "step.truncated", num_envs)
     if active is not None:
-        check_array(active, ArraySpec((), torch.bool), "active", num_envs)
+        check_array(active, _FLAG, "active", num_envs)
     terminated, truncated = step.terminated.numpy(), step.truncated.numpy()
     done = terminated | truncated
     if active is not None:
         done = done & active.numpy()
     final = flat_next
-    if autoreset == "same_step" and done.any():
+    if autoreset == "same_step" and np.count_nonzero(done):
         if "final_obs" not in step.info or "_final_obs" not in step.info:
             raise LifecycleError(
                 "step.info: expected final_obs and _final_obs in a step that ends an episode; keep final_obs=True when "
                 'you make the environment, or say autoreset="disabled" if step.obs is the last observation itself'
             )
         given = step.info["_final_obs"]
-        check_array(given, ArraySpec((), torch.bool), "step.info['_final_obs']", num_envs)
+        check_array(given, _FLAG, "step.info['_final_obs']", num_envs)
         missing = (done & ~given.numpy()).nonzero()[0].tolist()
         if missing:
             raise ShapeError(f"step.info['_final_obs']: expected every environment that ended, missing {missing}")

@@ -21,7 +21,7 @@ MakeRows = Callable[[str, int, int], Rows]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What one write did, for whoever keeps an index: n rows. The arrays are the receiver's."""
+    """What one write did, for whoever keeps an index: n rows. The arrays are borrowed: read them, keep copies."""
 
     env_ids: Int64s
     positions: Int64s
@@ -157,6 +157,8 @@ class FramePool:
         )
         self._all = np.arange(num_envs)
         self._nowhere = np.full(num_envs, NO_ROW)
+        self._none = np.zeros(num_envs, np.bool_)
+        self._flat_steps = self.steps.reshape(-1)
         self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
         self._seen: _Seen | None = None
 
@@ -201,22 +203,26 @@ class FramePool:
         ids = self._all if active is None else active.nonzero()[0]
         n = ids.shape[0]
         rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
-        starts = fresh.copy()
+        beginning = arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
+        starts, cut = fresh, self._none[:n]
         doubtful = self._doubtful(obs, ids, fresh)
         if doubtful.shape[0]:
+            starts = fresh.copy()
             self._compare(obs, ids, doubtful, starts)
-        cut = starts & ~fresh
+            cut = starts & ~fresh
+            beginning = np.count_nonzero(starts)
         prefixes = finals = self._nowhere[:n]
-        if starts.any():
+        if beginning:
             prefixes = np.full(n, NO_ROW)
-            if cut.any():
+            if np.count_nonzero(cut):
                 self._break_off(ids[cut], rows[cut])
             self._write_newest(rows[starts], obs, ids[starts])
             if self.history:
                 self._store_history(obs, ids, rows, starts, prefixes)
-        ended = (terminated | truncated)[ids]
-        if ended.any():
+        ended = terminated | truncated
+        if active is not None:
+            ended = ended[ids]
+        if np.count_nonzero(ended):
             finals = np.full(n, NO_ROW)
             finals[ended] = self.side.take(int(ended.sum()))
             self._reserve()
@@ -236,7 +242,7 @@ class FramePool:
             env_ids=ids,
             positions=positions,
             rows=rows,
-            steps=self.steps.reshape(-1)[rows],
+            steps=self._flat_steps[rows],
             ended=ended,
             cut=cut,
         )

@@ -150,7 +150,8 @@ class ReplayBuffer:
         slots = self._pool.first_side_row
         self._actions = MappedRows(memory, "actions", max(spec.action.nbytes, 1), slots)
         self._reward_block = memory.allocate("rewards", slots * 4)
-        self._rewards = self._reward_block.view(np.float32).reshape(spec.num_envs, -1)
+        self._flat_rewards = self._reward_block.view(np.float32)
+        self._rewards = self._flat_rewards.reshape(spec.num_envs, -1)
         self._record = disk.CommitRecord(memory, spec.num_envs)
         self._pool.counts[:], self._pool.trajectories[:], self._draws = self._record.read()
         self._pool.recover()
@@ -276,7 +277,8 @@ class ReplayBuffer:
             write = pool.write(
                 checked.obs, checked.next_obs, checked.final_obs, checked.terminated, checked.truncated, checked.active
             )
-            self._rewards.reshape(-1)[write.rows] = checked.reward.numpy()[write.env_ids]
+            reward = checked.reward.numpy()
+            self._flat_rewards[write.rows] = reward if checked.active is None else reward[write.env_ids]
             self._actions.write(write.rows, checked.action, write.env_ids)
             self.sampler.written(write)
             if isinstance(self._memory, FileMemory):

@@ -1,0 +1,97 @@
+"""Estimators beside TorchRL's, where both mean the same: truncations included, but for V-trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.learning import gae, monte_carlo, td0, td_lambda, vtrace
+
+functional = pytest.importorskip("torchrl.objectives.value.functional")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+GAMMA, LAM = 0.93, 0.8
+# TorchRL rounds discounts to float32 on the way: 1e-7 of numbers of size 1, summed over 17 steps
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def rollout(truncated: float = 0.15) -> dict[str, Tensor]:
+    """(T, N) = (17, 6); next values are those that follow within an episode, others at its end."""
+    random = torch.Generator().manual_seed(5)
+
+    def chance(p: float) -> Tensor:
+        return torch.rand(17, 6, generator=random) < p
+
+    ended, cut = chance(0.1), chance(truncated)
+    reward, value, final, log_ratio = (torch.randn(17, 6, generator=random, dtype=torch.float64) for _ in range(4))
+    following = torch.cat((value[1:], final[-1:]))
+    next_value = torch.where(ended | cut, final, following)
+    return {
+        "reward": reward,
+        "value": value,
+        "next_value": next_value,
+        "terminated": ended,
+        "truncated": cut & ~ended,
+        "log_ratio": log_ratio,
+    }
+
+
+def theirs(data: dict[str, Tensor]) -> dict[str, Tensor]:
+    """TorchRL's layout and names: (N, T, 1), ``done`` for either end."""
+    there = {name: tensor.T.unsqueeze(-1) for name, tensor in data.items()}
+    return {
+        "state_value": there["value"],
+        "next_state_value": there["next_value"],
+        "reward": there["reward"],
+        "done": there["terminated"] | there["truncated"],
+        "terminated": there["terminated"],
+    }
+
+
+def back(tensor: Tensor) -> Tensor:
+    return tensor.squeeze(-1).T
+
+
+def inputs(data: dict[str, Tensor]) -> list[Tensor]:
+    return [data[name] for name in ("reward", "value", "next_value", "terminated", "truncated")]
+
+
+@pytest.mark.parametrize("form", ["generalized_advantage_estimate", "vec_generalized_advantage_estimate"])
+def test_gae_is_torchrls(form: str) -> None:
+    data = rollout()
+    advantage, target = getattr(functional, form)(GAMMA, LAM, **theirs(data))
+    ours = gae(*inputs(data), gamma=GAMMA, lam=LAM)
+    torch.testing.assert_close(ours.advantage, back(advantage), **CLOSE)
+    torch.testing.assert_close(ours.value_target, back(target), **CLOSE)
+
+
+def test_td0_is_torchrls() -> None:
+    data, peer = rollout(), theirs(rollout())
+    target = functional.td0_return_estimate(
+        GAMMA, peer["next_state_value"], peer["reward"], terminated=peer["terminated"]
+    )
+    torch.testing.assert_close(td0(*inputs(data), gamma=GAMMA).value_target, back(target), **CLOSE)
+
+
+@pytest.mark.parametrize("lam", [0.0, LAM, 1.0])
+def test_td_lambda_and_monte_carlo_are_torchrls(lam: float) -> None:
+    data, peer = rollout(), theirs(rollout())
+    target = functional.td_lambda_return_estimate(
+        GAMMA, lam, peer["next_state_value"], peer["reward"], done=peer["done"], terminated=peer["terminated"]
+    )
+    torch.testing.assert_close(td_lambda(*inputs(data), gamma=GAMMA, lam=lam).value_target, back(target), **CLOSE)
+    if lam == 1.0:
+        torch.testing.assert_close(monte_carlo(*inputs(data), gamma=GAMMA).value_target, back(target), **CLOSE)
+
+
+def test_vtrace_is_torchrls_without_truncations() -> None:
+    """At a truncation TorchRL's advantage bootstraps with the next episode's first value; ours with the true one."""
+    data = rollout(truncated=0.0)
+    log_pi = data["log_ratio"].T.unsqueeze(-1)
+    advantage, target = functional.vtrace_advantage_estimate(
+        GAMMA, log_pi, torch.zeros_like(log_pi), **theirs(data), rho_thresh=1.2, c_thresh=0.9
+    )
+    ours = vtrace(*inputs(data), data["log_ratio"], gamma=GAMMA, rho_clip=1.2, c_clip=0.9)
+    torch.testing.assert_close(ours.value_target, back(target), **CLOSE)
+    torch.testing.assert_close(ours.advantage, back(advantage), **CLOSE)
