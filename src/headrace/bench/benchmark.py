@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -21,8 +22,11 @@ from headrace.bench.bundle_files import check_writable
 from headrace.bench.capture import git_state, hardware, load_average, versions
 from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.bench.monitor import ResourceMonitor
-from headrace.bench.schema import Bundle, RunConfig, RunError, RunIdentity, Status
+from headrace.bench.schema import Bundle, Kind, RunConfig, RunError, RunIdentity, Status
 from headrace.errors import ConfigError, LifecycleError
+
+LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
+"""Environment variables by which a sweep tells its runs what they are."""
 
 B = TypeVar("B", bound=Builder)
 
@@ -42,8 +46,7 @@ class RunSettings:
     framework: str | None = None
     max_iterations: int | None = None
     label: str | None = None
-    sweep_id: str | None = None
-    repetition: int | None = None
+    """A name for the side of a comparison; a sweep gives its runs one by the environment."""
 
 
 class Benchmark(Generic[B]):
@@ -82,15 +85,7 @@ class Benchmark(Generic[B]):
         self.builder = builder
         self.settings = settings
         self.output = output
-        self.formatters = checked_formatters(formatters)
-        for name in self.formatters:
-            path = output_path(name, builder.kind, output)
-            if path.exists():
-                raise ConfigError(
-                    f"output: expected a folder without {path.name}, got {str(output)!r}, which has one; "
-                    "remove it or choose another folder with --output"
-                )
-        check_writable(output)
+        self.formatters = check_output(output, builder.kind, formatters)
         self.monitor = ResourceMonitor(monitor_interval)
         self.paths: list[Path] = []
         """The files that were written."""
@@ -114,7 +109,7 @@ class Benchmark(Generic[B]):
         self._load = load_average()
         self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
-        self._signals.enter_context(_handled((signal.SIGTERM,), _terminate))
+        self._signals.enter_context(terminable())
         self.monitor.start()
         return self
 
@@ -135,7 +130,13 @@ class Benchmark(Generic[B]):
         settings = self.settings
         status, reason, details = _outcome(error, self._reason)
         return RunIdentity(
-            run_id=run_id(settings, self.builder.kind, self._began_utc),
+            run_id=run_id(
+                framework=settings.framework or self.builder.kind,
+                physics=settings.config.physics_backend,
+                task=settings.task,
+                seed=settings.seed,
+                began=self._began_utc,
+            ),
             framework=settings.framework,
             config=settings.config,
             task=settings.task,
@@ -149,17 +150,34 @@ class Benchmark(Generic[B]):
             status_reason=reason,
             error=details,
             command=list(sys.argv),
-            label=settings.label,
-            sweep_id=settings.sweep_id,
-            repetition=settings.repetition,
+            label=settings.label or os.environ.get(LABEL),
+            sweep_id=os.environ.get(SWEEP_ID),
+            repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
         )
 
 
-def run_id(settings: RunSettings, kind: str, began: datetime) -> str:
+def run_id(*, framework: str, physics: str, task: str, seed: int, began: datetime) -> str:
     """``{framework or kind}_{physics}_{task}_{stamp}_seed{n}``, fit for a file name."""
     stamp = began.strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    parts = (settings.framework or kind, settings.config.physics_backend, settings.task, stamp, f"seed{settings.seed}")
-    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in parts)
+    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (framework, physics, task, stamp, f"seed{seed}"))
+
+
+def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[str, ...]:
+    """Raise an error now if the files of a run could not be written to ``output`` afterwards.
+
+    Returns:
+        The formatters, each once.
+    """
+    names = checked_formatters(formatters)
+    for name in names:
+        path = output_path(name, kind, output)
+        if path.exists():
+            raise ConfigError(
+                f"output: expected a folder without {path.name}, got {str(output)!r}, which has one; "
+                "remove it or choose another folder with --output"
+            )
+    check_writable(output)
+    return names
 
 
 def _outcome(error: BaseException | None, reason: str | None) -> tuple[Status, str | None, RunError | None]:
@@ -184,6 +202,11 @@ def _iso(moment: datetime) -> str:
 def _terminate(number: int, frame: FrameType | None) -> None:
     del number, frame
     raise TerminatedError
+
+
+def terminable() -> contextlib.AbstractContextManager[None]:
+    """In the block, SIGTERM raises as Ctrl-C does, so that what was begun is ended in order."""
+    return _handled((signal.SIGTERM,), _terminate)
 
 
 @contextlib.contextmanager

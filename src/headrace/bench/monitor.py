@@ -111,8 +111,8 @@ class _Processes:
         return total if asked else None
 
     def memory_gb(self) -> float:
-        """Resident memory; pages that processes share are counted in each."""
-        self._refresh()
+        """Resident memory; pages that processes share are counted in each. Children as of the last ``cpu_percent``:
+        looking for them is what a sample costs most."""
         total = self._own.memory_info().rss
         for child in list(self._known.values()):
             try:

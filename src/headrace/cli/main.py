@@ -11,7 +11,20 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace import __version__
-from headrace.cli import completion, doctor, evaluate, imitate, record, run, tasks, view
+from headrace.cli import (
+    compare,
+    completion,
+    doctor,
+    evaluate,
+    imitate,
+    record,
+    run,
+    runtime,
+    startup,
+    sweep,
+    tasks,
+    view,
+)
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -24,6 +37,8 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
   headrace imitate pusher-solid --out F   record an expert and train such a policy
   headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
+  headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
+  headrace compare runs/a runs/b          improved, regressed, unchanged or inconclusive; 'sweep' makes the runs
   headrace doctor                         what is installed, what is missing
 """
 
@@ -35,7 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (tasks, run, view, evaluate, imitate, record, doctor, completion):
+    modules = (
+        *(tasks, run, view, evaluate, imitate, record),
+        *(runtime, startup, compare, sweep),
+        *(doctor, completion),
+    )
+    for module in modules:
         module.add_parser(commands)
     return parser
 

@@ -1,0 +1,117 @@
+"""``headrace runtime``: how fast an environment steps, as a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from headrace.cli.bench_options import (
+    add_output_options,
+    add_target_options,
+    checked_output,
+    overrides_of,
+    progress_bar,
+    run_config,
+    run_settings,
+    show_bundle,
+)
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.bench import RuntimeBuilder
+    from headrace.bench.stepping import WarmupRule
+    from headrace.bench.targets import AnyEnv
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "runtime",
+        help="measure how fast an environment steps, as a bundle",
+        description=(
+            "Step TASK with random or zero actions, warm until the step time is steady, then measure each step: where "
+            "its time goes (physics, rendering, task), CPU and memory. Writes runtime.json, also after Ctrl-C or a "
+            "crash. Compare such files with 'headrace compare'."
+        ),
+    )
+    add_target_options(parser)
+    parser.add_argument("--num-steps", type=int, default=1000, help="measured steps of the batch (default: 1000)")
+    parser.add_argument(
+        "--warmup-steps", type=int, default=50, help="at least so many before; more until steady (default: 50)"
+    )
+    parser.add_argument("--actions", choices=("random", "zero"), default="random", help="(default: random)")
+    parser.add_argument(
+        "--timing",
+        choices=("host_return", "synchronized"),
+        default="host_return",
+        help="host_return: until env.step returned; synchronized: until the device has done the work "
+        "(default: host_return; no difference on a CPU)",
+    )
+    add_output_options(parser)
+    parser.set_defaults(handler=_runtime)
+
+
+def _runtime(arguments: argparse.Namespace) -> int:
+    from headrace.bench import Benchmark, RuntimeBuilder
+    from headrace.bench.stepping import WarmupRule
+    from headrace.bench.targets import (
+        check_request,
+        import_environments,
+        make_target,
+        parse_target,
+        rendering_backend,
+        target_cfg,
+    )
+
+    # everything that can be refused without importing torch comes first
+    target = parse_target(arguments.task)
+    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
+    if arguments.num_steps < 1:
+        raise ConfigError(f"--num-steps: expected at least 1, got {arguments.num_steps}")
+    rule = WarmupRule(steps=arguments.warmup_steps)
+    folder, forms = checked_output(arguments, target, "runtime")
+
+    builder = RuntimeBuilder(arguments.num_envs, mode=arguments.timing)
+    with builder.startup.phase("python_imports"):
+        import_environments(target)
+    with builder.startup.phase("task_config"):
+        overrides = overrides_of(arguments)
+        cfg = target_cfg(target, overrides)
+    config = run_config(arguments, target, overrides)
+    settings = run_settings(arguments, config)
+    with Benchmark(builder, settings, output=folder, formatters=forms) as run:
+        with builder.startup.phase("env_creation"):
+            env = make_target(
+                target,
+                cfg,
+                arguments.num_envs,
+                seed=arguments.seed,
+                threads=arguments.threads,
+                device=arguments.device,
+                sim=arguments.sim,
+                overrides=overrides,
+            )
+        run.settings = dataclasses.replace(
+            settings, config=config.model_copy(update={"rendering_backend": rendering_backend(env)})
+        )
+        with closing(env):
+            _measure(env, builder, arguments, rule)
+    show_bundle(run.bundle, run.paths)
+    return 0
+
+
+def _measure(env: AnyEnv, builder: RuntimeBuilder, arguments: argparse.Namespace, rule: WarmupRule) -> None:
+    from headrace.bench.actions import action_maker
+    from headrace.bench.stepping import Stepper
+
+    actions = action_maker(arguments.actions, env.single_action_space, env.num_envs, env.device, seed=arguments.seed)
+    stepper = Stepper(env, actions, builder)
+    with builder.startup.phase("first_step"):
+        env.reset()
+        stepper.step()
+    with progress_bar("warming up", rule.limit * rule.steps) as update:
+        stepper.warm_up(rule, update)
+    with progress_bar("measuring", arguments.num_steps) as update:
+        stepper.run(arguments.num_steps, update)
