@@ -128,7 +128,8 @@ def describe(samplers: dict[str, float | str]) -> list[str]:
         "n_step": "3-step (8 frames a sample instead of 5)",
         "prioritized": "prioritised",
         "prioritized_update": "update of 256 priorities",
-        "slices": "16 slices of 16 (20 frames a slice)",
+        "slices": "16 slices of 16 (20 frames a slice, 256 transitions)",
+        "slices_64": "64 slices of 16 (1,280 frames, as uniform; 1,024 transitions)",
         "single": "uniform, single frames (2 frames a sample)",
         "single_n_step": "3-step, single frames (2 frames a sample)",
         "memcpy": "memcpy of 9.0 MB out of memory as large as the buffer",
@@ -176,7 +177,8 @@ def check(
         bar("batches/s over TorchRL", speed(memory) / speed(peers["TorchRL 0.14.1"]), 20)
     times = {name: float(value) for name, value in samplers.items()}
     bar("uniform, of the memcpy limit", times["memcpy"] / times["uniform"], 0.45)
-    bar("slices over uniform, per transition", times["uniform"] / times["slices"], 1.0)
+    bar("slices over uniform, 256 transitions", times["uniform"] / times["slices"], 1.0)
+    bar("slices over uniform, 1,280 frames moved", times["uniform"] / times["slices_64"], 1.0)
     bar("prioritised over uniform", times["uniform"] / times["prioritized"], 0.7)
     bar("3-step over one-step, single frames", times["single"] / times["single_n_step"], 0.9)
     bar(

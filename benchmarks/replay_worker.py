@@ -365,7 +365,8 @@ def run_samplers(frames: int, batches: int) -> dict:
     memory.fill_(1)
     to = torch.zeros(MOVED, dtype=torch.uint8)
     rng = np.random.default_rng(0)
-    times: dict[str, list[float]] = {name: [] for name in (*buffers, "prioritized_update", "memcpy", "memcpy_hot")}
+    others = ("prioritized_update", "slices_64", "memcpy", "memcpy_hot")
+    times: dict[str, list[float]] = {name: [] for name in (*buffers, *others)}
 
     def timed(name: str, action: Callable) -> object:
         start = time.perf_counter()
@@ -385,6 +386,8 @@ def run_samplers(frames: int, batches: int) -> dict:
                 index, priority = batch["index"], torch.rand(BATCH)
                 timed("prioritized_update", partial(buffer.update_priorities, index, priority))
             del batch
+        # as many frames as 256 transitions alone
+        timed("slices_64", lambda: buffers["slices"].sample(64))
     return {name: 1e3 * float(np.median(values[2:])) for name, values in times.items()}
 
 

@@ -10,6 +10,7 @@ Copies go through the C library's ``memcpy``, which is what bounds their speed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 from numba.core import types as _types
 from numpy.typing import NDArray
 
-from headrace.kernels.compiled import inline, kernel, prange
+from headrace.kernels.compiled import inline, kernel, max_threads, prange
 
 Int64s: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -101,17 +102,56 @@ def _gather_serial(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, out
 
 
 @kernel(parallel=True)
-def _gather_parallel(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
+def _gather_parallel(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes, threads: int
+) -> None:
     size = rows.shape[1] * row_bytes
     base = out.ctypes.data
-    # a few pieces a thread, each with its own scratch
-    pieces = min(rows.shape[0], 16)
-    for piece in prange(pieces):
+    samples = rows.shape[0]
+    # Threads begin at different samples and go on into each other's where those are late. Two that take the same one
+    # write the same bytes, so nothing has to be locked.
+    taken = np.zeros(samples, dtype=np.uint8)
+    for thread in prange(threads):
         scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
-        first = piece * rows.shape[0] // pieces
-        last = (piece + 1) * rows.shape[0] // pieces
-        for b in range(first, last):
-            _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+        first = thread * samples // threads
+        for k in range(samples):
+            b = first + k if first + k < samples else first + k - samples
+            if taken[b] == 0:
+                taken[b] = 1
+                _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+
+
+class Pace:
+    """Whether threads pay at the moment.
+
+    A team is as slow as its last member: where another program has one of the cores, a copy of half a millisecond waits
+    for a time slice of several. One call that is far slower than the best so far sends the next ones to one thread.
+    """
+
+    _FAR = 4.0
+    _ALONE = 64
+
+    def __init__(self) -> None:
+        self._best = 0.0
+        self._alone = 0
+
+    def together(self) -> bool:
+        """Whether the next copy should use threads."""
+        if self._alone:
+            self._alone -= 1
+            return False
+        return True
+
+    def took(self, seconds: float, nbytes: int) -> None:
+        """A copy with threads has taken so long."""
+        rate = nbytes / max(seconds, 1e-9)
+        if rate * self._FAR < self._best:
+            self._alone = self._ALONE
+        self._best = max(self._best, rate)
+
+
+_paces: dict[tuple[int, int], Pace] = {}
+"""By bytes of a row and pieces of it: what is quick for one kind of copy is slow for another."""
 
 
 def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
@@ -121,10 +161,17 @@ def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int,
     frames can be concatenated along an inner axis without a second pass. ``outer == 1`` is (B, F, frame).
     ``ZERO_ROW`` reads as zeros.
     """
-    if rows.size * row_bytes < _PARALLEL_READ:
+    nbytes = rows.size * row_bytes
+    if nbytes < _PARALLEL_READ:
         _gather_serial(shards, shift, row_bytes, rows, outer, out)
-    else:
-        _gather_parallel(shards, shift, row_bytes, rows, outer, out)
+        return
+    pace = _paces.setdefault((row_bytes, outer), Pace())
+    if not pace.together():
+        _gather_serial(shards, shift, row_bytes, rows, outer, out)
+        return
+    start = time.perf_counter()
+    _gather_parallel(shards, shift, row_bytes, rows, outer, out, max_threads())
+    pace.took(time.perf_counter() - start, nbytes)
 
 
 @kernel()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,8 +22,7 @@ _NUMBER = ArraySpec((), torch.float32)
 _FLAG = ArraySpec((), torch.bool)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
+class Transition(NamedTuple):
     """One step of all N environments, checked. Tensors are borrowed from the caller."""
 
     obs: dict[str, Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -19,8 +19,7 @@ MakeRows = Callable[[str, int, int], Rows]
 """(name, bytes of a row, rows to reserve) → rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(NamedTuple):
     """What one write did, for whoever keeps an index: n rows. The arrays are borrowed: read them, keep copies."""
 
     env_ids: Int64s

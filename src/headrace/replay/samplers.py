@@ -6,8 +6,7 @@ prioritised sampler is in :mod:`headrace.replay.priorities`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ from headrace.replay.spec import Json
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class Picked(NamedTuple):
     """The transitions of one batch, as positions in their environments."""
 
     envs: Int64s
