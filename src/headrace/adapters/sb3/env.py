@@ -1,0 +1,108 @@
+"""Stable-Baselines3's ``VecEnv`` over ``BatchEnv``: numpy arrays, one ``info`` per environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from torch import Tensor
+
+from headrace.adapters.stepping import LearnerEnv, channels_first, picture
+from headrace.types import Obs, Step
+
+Array = NDArray[Any]
+
+
+class Sb3Env(VecEnv):
+    """The group ``policy`` and nothing else: SB3 has one observation for actor and critic.
+
+    Pictures stay uint8, channels first. An ended environment's info has ``terminal_observation`` (the true last one),
+    ``TimeLimit.truncated`` and ``episode``.
+    """
+
+    def __init__(self, core: LearnerEnv) -> None:
+        self.core = core
+        self._picture = picture(core.shape)
+        box = cast("spaces.Dict", core.env.single_observation_space).spaces["policy"]
+        seen: spaces.Space[Any] = spaces.Box(0, 255, channels_first(core.shape), np.uint8) if self._picture else box
+        self.render_mode = "rgb_array"  # asked for by the constructor below
+        super().__init__(core.num_envs, seen, spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32))
+        self._actions: Tensor | None = None
+
+    def array(self, obs: Obs) -> Array:
+        """The observation of SB3, from the groups."""
+        rows = obs["policy"]
+        if self._picture and rows.shape[-1] < rows.shape[1]:
+            rows = rows.movedim(-1, 1).contiguous()
+        return rows.cpu().numpy()
+
+    def reset(self) -> Array:
+        """Begin episodes everywhere."""
+        return self.array(self.core.reset())
+
+    def step_async(self, actions: Array) -> None:
+        """Take the actions of the coming step."""
+        self._actions = torch.from_numpy(actions).to(self.core.device)
+
+    def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
+        """Observation, reward, dones, infos."""
+        step = self.core.step(cast("Tensor", self._actions))
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if "ends" in step.info:
+            self._tell(step, infos)
+        return self.array(step.obs), step.reward.cpu().numpy(), (step.terminated | step.truncated).cpu().numpy(), infos
+
+    def _tell(self, step: Step, infos: list[dict[str, Any]]) -> None:
+        ends = step.info.get("ends")
+        if ends is None:
+            return
+        final = self.array(step.info["final_obs"]) if "final_obs" in step.info else None
+        cut = step.truncated & ~step.terminated
+        for place, slot in enumerate(ends.env_ids.tolist()):
+            info = infos[slot]
+            info["episode"] = {"r": float(ends.returns[place]), "l": int(ends.lengths[place])}
+            info["TimeLimit.truncated"] = bool(cut[slot])
+            if final is not None:
+                info["terminal_observation"] = final[slot]
+            if ends.success is not None:
+                info["is_success"] = bool(ends.success[place])
+
+    def close(self) -> None:
+        """The environment is its maker's to close."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute that all environments share, once per environment."""
+        value = getattr(self if attr_name == "render_mode" else self.core.env, attr_name)
+        return [value] * len(self._slots(indices))
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Not possible for one environment of a batch."""
+        del value, indices
+        raise AttributeError(f"Sb3Env: {attr_name!r} cannot be set per environment; set it on the BatchEnv")
+
+    def env_method(
+        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
+    ) -> list[Any]:
+        """Not possible for one environment of a batch."""
+        del method_args, indices, method_kwargs
+        raise AttributeError(f"Sb3Env: {method_name!r} cannot be called per environment; call it on the BatchEnv")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """No Gymnasium wrapper is inside."""
+        del wrapper_class
+        return [False] * len(self._slots(indices))
+
+    def get_images(self) -> Sequence[Array | None]:
+        """A picture of each environment."""
+        return list(self.core.env.render_each())
+
+    def _slots(self, indices: VecEnvIndices) -> list[int]:
+        if indices is None:
+            return list(range(self.num_envs))
+        return [indices] if isinstance(indices, int) else list(indices)
