@@ -53,6 +53,32 @@ def _write_advantage(carry: Floats, value: Floats, active: Flags, advantage: Flo
 
 
 @kernel()
+def _gae_row_awake(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    gamma: Number,
+    decay: Number,
+    following: Floats,
+    advantage: Floats,
+) -> None:
+    """A_t of a row in which every step counts, from ``following`` = A_{t+1}."""
+    zero = gamma - gamma
+    for n in range(advantage.shape[0]):
+        bootstrap = zero if terminated[n] else next_value[n]
+        carried = zero if terminated[n] | truncated[n] else following[n]
+        advantage[n] = reward[n] + gamma * bootstrap - value[n] + decay * carried
+
+
+@kernel()
+def _sum_row(first: Floats, second: Floats, out: Floats) -> None:
+    for n in range(out.shape[0]):
+        out[n] = first[n] + second[n]
+
+
+@kernel()
 def gae_block(
     reward: Floats,
     value: Floats,
@@ -71,6 +97,24 @@ def gae_block(
     """Write GAE into ``advantage`` and ``value_target``."""
     steps = reward.shape[0]
     carry = np.zeros(hi - lo, dtype=reward.dtype)
+    if active_step == 0:
+        for back in range(steps):
+            t = steps - 1 - back
+            now = advantage[t, lo:hi]
+            _gae_row_awake(
+                reward[t, lo:hi],
+                value[t, lo:hi],
+                next_value[t, lo:hi],
+                terminated[t, lo:hi],
+                truncated[t, lo:hi],
+                gamma,
+                gamma * lam,
+                carry,
+                now,
+            )
+            _sum_row(now, value[t, lo:hi], value_target[t, lo:hi])
+            carry = now
+        return
     for back in range(steps):
         t = steps - 1 - back
         live = active[t * active_step, lo:hi]
