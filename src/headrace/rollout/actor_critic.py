@@ -105,6 +105,9 @@ class PictureNormalizer(nn.Module):
 class Policy(nn.Module):
     """Actor and critic. The actor sees the group ``policy``; the critic sees ``critic`` where the task has it.
 
+    Where the actor sees pictures and the critic numbers, ``guess`` reads those numbers off the actor's features: a
+    target to learn from while training, unused when acting.
+
     Keeps no state of environments: the caller hands the memory back in, ``initial_state`` begins it.
     """
 
@@ -125,6 +128,9 @@ class Policy(nn.Module):
         self.critic_encoder, critic_width = _encoder(groups["critic"], cfg) if "critic" in groups else (None, width)
         self.actor = _mlp(width, cfg.hidden, len(low), last_gain=0.01)
         self.critic = _mlp(critic_width, cfg.hidden, 1, last_gain=1.0)
+        # pictures learn to see what the critic is told
+        told = isinstance(self.critic_encoder, Normalizer) and not isinstance(self.encoder, Normalizer)
+        self.guess = nn.Linear(width, critic_width) if told else None
         self.log_std = nn.Parameter(torch.full((len(low),), math.log(cfg.initial_std)))
         self.value_scale = Normalizer(1)
         self.register_buffer("low", torch.tensor(low))

@@ -40,6 +40,8 @@ class PPOCfg(NetworkCfg):
     max_learning_rate: float = 1e-2
     """How far it may rise; 1e-3 for pictures."""
     entropy_weight: float = 0.0
+    guess_weight: float = 1.0
+    """Of the error in ``Policy.guess``, where there is one."""
     max_grad_norm: float = 1.0
     seed: int = 0
 
@@ -158,6 +160,8 @@ class PPO:
         wanted = policy.value_scale(goal.value_target[:, envs][live][:, None])
         value_error = (policy.critic(watched[live]) - wanted).square()
         loss = 0.5 * value_error.mean() - objective.mean() - self.cfg.entropy_weight * chosen.entropy().sum(-1).mean()
+        if policy.guess is not None:
+            loss = loss + self.cfg.guess_weight * (policy.guess(seen[live]) - watched[live]).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(policy.parameters(), self.cfg.max_grad_norm)
