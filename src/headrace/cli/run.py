@@ -48,6 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
     )
     parser.add_argument(
+        "--frame-stack", type=int, metavar="K", help="frames in an observation of a camera task, oldest first"
+    )
+    parser.add_argument(
         "--record",
         metavar="FOLDER",
         help="keep every finished episode there (observations, actions, rewards, flags, physics states); see 'record'",
@@ -63,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--suspend-fraction: expected a share from 0 to 1, got {arguments.suspend_fraction}")
     if arguments.steps < 1:
         raise ConfigError(f"--steps: expected at least 1, got {arguments.steps}")
-    overrides = parse_assignments(arguments.set)
+    overrides = parse_assignments(arguments.set) | _frame_stack(arguments.task, arguments.frame_stack)
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
     policy = action_source(arguments.policy, env, arguments.seed)
     suspended = round(arguments.suspend_fraction * env.num_envs)
@@ -78,6 +81,23 @@ def _run(arguments: argparse.Namespace) -> int:
         table.add_row("episodes recorded", f"{kept.committed:,} in {arguments.record}")
     Console().print(table)
     return 0
+
+
+def _frame_stack(task: str, frames: int | None) -> dict[str, object]:
+    """What sets the frame stack of a camera task, whether it is written as a class or as a table."""
+    from headrace.envs.registry import task_cfg
+    from headrace.envs.terms import TableCfg
+
+    if frames is None:
+        return {}
+    cfg = task_cfg(task)
+    if isinstance(cfg, TableCfg):
+        paths = [f"pictures.{name}.frames" for name in cfg.pictures]
+    else:
+        paths = ["frame_stack"] if hasattr(cfg, "frame_stack") else []
+    if not paths:
+        raise ConfigError(f"--frame-stack: expected a task seen by a camera, got {task!r}; try cartpole-camera")
+    return dict.fromkeys(paths, frames)
 
 
 @contextmanager
