@@ -24,13 +24,12 @@ the first steps above that of the process before, with the last observation stil
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -77,7 +76,7 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     parts = arguments.part or list("abcd")
     count, seconds = (3, 0.3) if arguments.quick else (9, 0.6)
     results: list[Result] = []
@@ -111,32 +110,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _cameras(quick: bool, console: Any, failures: list[str]) -> list[str]:
-    """Part (a) lives in a file of its own; each of its rows is a dataclass whose fields are the columns."""
-    from rich.table import Table
-
-    if importlib.util.find_spec("vision_camera") is None:
-        failures.append("(a) cameras: benchmarks/vision_camera.py is not there")
-        return []
+    """Part (a) lives in a file of its own."""
     import vision_camera
 
     rows = vision_camera.camera_rows(quick)
     failures += [f"(a) {failure}" for failure in vision_camera.camera_checks(rows)]
-    if not rows:
-        return []
-    heads = [field.name for field in fields(rows[0])]
-    cells = [[_cell(value) for value in astuple(row)] for row in rows]
-    table = Table(*heads, title="(a) cameras")
-    for row in cells:
-        table.add_row(*row)
+    table, lines = vision_camera.camera_table(rows)
     console.print(table)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in cells), ""]
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    return [*lines, ""]
 
 
 def _measured(
