@@ -12,7 +12,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Iterable
@@ -23,8 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headrace.errors import DataError
+from headrace.recording.block_file import BlockBuffer, BlockFile
 from headrace.recording.fields import Array, Field
-from headrace.recording.zip_writer import Member, write_zip
+from headrace.recording.zip_writer import Member, zip_pieces
 
 FORMAT = "headrace-episode"
 VERSION = 1
@@ -62,7 +62,7 @@ class EpisodeMeta:
 
 
 def write_episode_file(
-    path: Path, meta: EpisodeMeta, columns: Iterable[tuple[Field, Iterable[Array]]]
+    path: Path, meta: EpisodeMeta, columns: Iterable[tuple[Field, Iterable[Array]]], buffer: BlockBuffer
 ) -> tuple[int, str]:
     """Write an episode and wait until the disk has it.
 
@@ -70,6 +70,7 @@ def write_episode_file(
         path: a file that does not exist yet.
         meta: what the episode is.
         columns: each field with its rows in order, in contiguous pieces of any length.
+        buffer: borrowed while it is written.
 
     Returns:
         Size in bytes and SHA-256 of the file.
@@ -87,11 +88,10 @@ def write_episode_file(
         if missing:
             raise DataError(f"{field.name}: expected rows for the whole episode, {missing} bytes are missing")
         members.append(Member(f"{field.name}.npy", pieces))
-    with path.open("xb") as raw:
-        written = write_zip(raw, members)
-        raw.flush()
-        os.fsync(raw.fileno())
-    return written
+    with BlockFile(path, buffer) as file:
+        for piece in zip_pieces(members):
+            file.write(piece)
+    return file.size, file.sha256()
 
 
 @functools.lru_cache(maxsize=256)

@@ -104,7 +104,7 @@ class EpisodeRecorder:
         self._num_envs = 0
         self._episodes: NDArray[np.int64] = np.empty(0, np.int64)
         self._seeds: list[int] = []
-        self._lengths: list[int] = []
+        self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._returns: NDArray[np.float64] = np.empty(0)
         self._first_states: Array | None = None
         self._at_exit = _close_at_exit(self)
@@ -176,9 +176,8 @@ class EpisodeRecorder:
         slots = env_ids[rows]
         if len(slots):
             layout = self._layout or self._plan(record)
-            layout.write(record, slots, rows, self._lengths)
-            for slot in slots.tolist():
-                self._lengths[slot] += 1
+            layout.write(record, slots, rows, self._lengths[slots])
+            self._lengths[slots] += 1
             self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
         self._end_episodes(record, env_ids)
         self._in_step = False
@@ -224,7 +223,7 @@ class EpisodeRecorder:
         self._num_envs = int(first.shape[0])
         self._episodes = np.full(self._num_envs, -1, np.int64)
         self._seeds = [0] * self._num_envs
-        self._lengths = [0] * self._num_envs
+        self._lengths = np.zeros(self._num_envs, np.int64)
         self._returns = np.zeros(self._num_envs)
         self._writer = BackgroundWriter(
             self.store, capacity=self.cfg.queue_episodes or self._num_envs, stall_s=self.cfg.stall_s
@@ -265,7 +264,7 @@ class EpisodeRecorder:
             episode_id=episode_id,
             seed=seed,
             attempt=attempt,
-            length=self._lengths[slot],
+            length=int(self._lengths[slot]),
             success=success,
             diverged=diverged,
             episode_return=float(self._returns[slot]),
@@ -276,7 +275,7 @@ class EpisodeRecorder:
                     meta=meta,
                     group="failed" if self.cfg.keep == "failed_apart" and not success else "episodes",
                     fields=self._layout.fields,
-                    lanes=tuple((lane, lane.take(slot)) for lane in self._layout.lanes),
+                    lanes=tuple((lane, lane.take(slot, meta.length)) for lane in self._layout.lanes),
                     extras=self._layout.extra_rows(record, slot, self._first_states),
                 )
             )
@@ -313,7 +312,7 @@ class EpisodeRecorder:
         self._returns[slot] = 0.0
         if self._layout is not None:
             for lane in self._layout.lanes:
-                lane.take(slot)
+                lane.drop(slot)
 
     def _drop_running(self) -> None:
         for slot in range(self._num_envs):

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DataError
 from headrace.recording.episode_file import EpisodeFile
 from headrace.recording.fields import Array, Field, as_array, choose_observations, flatten
-from headrace.recording.pages import Lane, make_lanes
+from headrace.recording.pages import Lane, Slots, make_lanes
 from headrace.types import StepRecord
 
 
@@ -29,7 +28,13 @@ class StepLayout:
             extra = "last" if name in self._observations else ("first" if name == "states" else "")
             fields.append(Field(name=name, dtype=values.dtype, shape=tuple(values.shape[1:]), extra=extra))
         self.fields = tuple(fields)
-        self.lanes: list[Lane] = make_lanes(fields, num_envs)
+        self._packed, self._paged = make_lanes(fields, num_envs)
+        self._everyone = num_envs
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Where the rows of running episodes are."""
+        return [*([self._packed] if self._packed else []), *self._paged]
 
     def _sources(self, record: StepRecord) -> dict[str, tuple[Array, bool]]:
         """Field → (values, whether they have a row per environment or only per row that acted)."""
@@ -51,25 +56,22 @@ class StepLayout:
                 found[name] = as_array(values, name), False
         return found
 
-    def write(self, record: StepRecord, slots: NDArray[np.int64], rows: NDArray[np.int64], lengths: list[int]) -> None:
-        """Copy one step: environments ``slots``, which are ``rows`` of the record, to their next free row."""
+    def write(self, record: StepRecord, slots: Slots, rows: Slots, steps: Slots) -> None:
+        """Copy one step: environments ``slots``, which are ``rows`` of the record, to their steps ``steps``."""
         sources = self._sources(record)
-        slot_list = slots.tolist()
-        steps = [lengths[slot] for slot in slot_list]
-        for lane in self.lanes:
-            first = lane.fields[0]
-            if len(lane.fields) == 1:
-                values, per_env = sources[first.name]
-                self._check(first, values)
-                flat = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
-                lane.write(slot_list, steps, flat, slot_list if per_env else rows.tolist())
-                continue
-            packed = np.empty(len(slots), lane.dtype)
-            for field in lane.fields:
+        for field in self.fields:
+            self._check(field, sources[field.name][0])
+        everyone = len(slots) == self._everyone
+        if self._packed is not None:
+            packed = np.empty(len(slots), self._packed.dtype)
+            for field in self._packed.fields:
                 values, per_env = sources[field.name]
-                self._check(field, values)
-                packed[field.name] = values[slots] if per_env else values[rows]
-            lane.write(slot_list, steps, packed.view(np.uint8).reshape(len(slots), lane.width), range(len(slots)))
+                packed[field.name] = values if everyone else values[slots if per_env else rows]
+            self._packed.write(slots, steps, packed)
+        for lane in self._paged:
+            values, per_env = sources[lane.fields[0].name]
+            flat = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+            lane.write(slots, steps, flat, slots if per_env else rows)
 
     def _check(self, field: Field, values: Array) -> None:
         if values.dtype != field.dtype or tuple(values.shape[1:]) != field.shape:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
+from headrace.recording.block_file import BlockBuffer
 from headrace.recording.episode_file import EpisodeMeta, file_digest, write_episode_file
 from headrace.recording.fields import Array, Field
 from headrace.recording.journal import JournalEntry, append_lines, read_journal, sync_folder, truncate
@@ -95,6 +96,7 @@ class EpisodeStore:
         self._journal = self.path / "journal.jsonl"
         self.entries: list[JournalEntry] = []
         self._keys: set[tuple[int, int, int]] = set()
+        self._buffer = BlockBuffer()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path}: expected a folder, got a file; choose another path")
         if not resume and self.path.exists() and any(self.path.iterdir()):
@@ -197,7 +199,7 @@ class EpisodeStore:
         target = folder / episode.meta.file_name
         part = target.with_name(f"{target.name}.part")
         try:
-            size, digest = write_episode_file(part, episode.meta, episode.columns())
+            size, digest = write_episode_file(part, episode.meta, episode.columns(), self._buffer)
             part.rename(target)
         except BaseException:
             part.unlink(missing_ok=True)

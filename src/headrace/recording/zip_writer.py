@@ -1,4 +1,4 @@
-"""A zip archive of stored members, written front to back in one go and hashed on the way.
+"""A zip archive of stored members, as pieces to be written front to back in one go.
 
 ``zipfile`` needs half a millisecond of Python for a small archive, which is time taken from the thread that steps. Here
 sizes and checksums are known before the first byte is written, so that nothing is patched later. Dates are fixed.
@@ -6,12 +6,11 @@ sizes and checksums are known before the first byte is written, so that nothing 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 Piece: TypeAlias = "bytes | memoryview"
 
@@ -22,7 +21,6 @@ _TIME = 0
 _FLAGS = 0x800  # names are UTF-8
 _MODE = 0o100644 << 16
 _UNIX = 3 << 8
-_JOIN_UP_TO = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,8 @@ class Member:
     pieces: Sequence[Piece]
 
 
-def write_zip(file: BinaryIO, members: Iterable[Member]) -> tuple[int, str]:
-    """Write an archive; returns its size and SHA-256."""
+def zip_pieces(members: Iterable[Member]) -> list[Piece]:
+    """The bytes of an archive, in order; the members' pieces are among them, not copied."""
     out: list[Piece] = []
     directory: list[bytes] = []
     offset = 0
@@ -50,16 +48,7 @@ def write_zip(file: BinaryIO, members: Iterable[Member]) -> tuple[int, str]:
         out += member.pieces
         offset += len(header) + size
     listing = b"".join(directory)
-    out += [listing, _end(len(directory), len(listing), offset)]
-    total = sum(map(len, out))
-    # a small archive is one write and one update; copying a large one together would cost more than it saves
-    if total <= _JOIN_UP_TO:
-        out = [b"".join(out)]
-    digest = hashlib.sha256()
-    for piece in out:
-        digest.update(piece)
-        file.write(piece)
-    return total, digest.hexdigest()
+    return [*out, listing, _end(len(directory), len(listing), offset)]
 
 
 def _local_header(name: bytes, size: int, checksum: int) -> bytes:
