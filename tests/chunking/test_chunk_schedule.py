@@ -148,6 +148,29 @@ def test_greedy_breaks_up_a_convoy_so_that_model_and_physics_overlap() -> None:
     assert inline.counters.idle_steps == 0
 
 
+def test_greedy_takes_the_step_that_brings_the_many_before_it_asks_for_the_few() -> None:
+    """Episode 0 ends a step before the first chunks of the others do: nobody is asked for until those are dry."""
+
+    def queue(waiting: list[int], due_next: list[int]) -> Queue:
+        masks = [np.isin(np.arange(8), slots) for slots in (waiting, due_next)]
+        return Queue(
+            running=np.ones(8, np.bool_),
+            waiting=masks[0],
+            can_act=~masks[0],
+            due_next=masks[1],
+            engine_overlaps=True,
+            steps=3,
+        )
+
+    assert np.flatnonzero(Greedy().infer(queue([0], [1, 2]))).tolist() == []
+    assert np.flatnonzero(Greedy().infer(queue([0], [1]))).tolist() == [0]
+    env, planner = ScriptEnv(8, lambda episode: 3 if episode == 0 else 40), Planner(4, 4)
+    engine = LateEngine(planner, [0])
+    evaluate(env, planner, episodes=9, execute=4, engine=engine, progress=False)
+    # the first half and the second; then, of the first half, the one that ended waits a step for its three fellows
+    assert engine.sizes[:3] == [4, 4, 4]
+
+
 def test_a_slot_without_an_episode_never_acts_and_is_never_inferred() -> None:
     env = ScriptEnv(7)
     planner = Planner(4, 4)

@@ -8,14 +8,25 @@ from importlib.resources import files
 import pytest
 import torch
 
-from headrace.chunking import Batching, ChunkPolicy
+from headrace.chunking import (
+    Admission,
+    All,
+    Any,
+    Batching,
+    ChunkPolicy,
+    Clock,
+    EngineName,
+    Greedy,
+    Subset,
+    Threshold,
+)
 from headrace.envs import make
 from headrace.errors import DataError
 from headrace.rollout import act_policy, evaluate, load_chunk_policy
 from headrace.rollout.act_policy import ActPolicy, shipped_policies
 from headrace.rollout.evaluation import EpisodeResult
 from headrace.rollout.imitation import MeanAction
-from headrace.statistics import Interval
+from headrace.statistics import Interval, wilson_interval
 
 TASK = "pusher-solid"
 HELD_OUT = 987_654
@@ -60,15 +71,72 @@ def test_the_shipped_policy_scores_what_the_manifest_says() -> None:
     assert measured.high >= stated["low"]
 
 
-def table(num_envs: int) -> list[EpisodeResult]:
-    env = make(TASK, num_envs, autoreset="disabled", final_obs=False)
-    strict = Batching(mode="strict", size=8)
-    policy = load_chunk_policy(TASK)
-    return evaluate(env, policy, episodes=8, execute=16, seed=2, batching=strict, progress=False).episodes
+def strict_table(
+    episodes: int, num_envs: int, *, threads: int = 1, engine: EngineName = "inline", rule: Admission | None = None
+) -> list[EpisodeResult]:
+    env = make(TASK, num_envs, threads=threads, autoreset="disabled", final_obs=False)
+    found = evaluate(
+        env,
+        load_chunk_policy(TASK),
+        episodes=episodes,
+        execute=16,
+        seed=2,
+        admission=rule,
+        engine=engine,
+        batching=Batching(mode="strict", size=8),
+        progress=False,
+    )
+    env.close()
+    return found.episodes
 
 
-def test_its_results_do_not_depend_on_the_number_of_environments() -> None:
-    assert table(3) == table(8)
+@pytest.fixture(scope="module")
+def alone() -> list[EpisodeResult]:
+    return strict_table(66, 1)
+
+
+def test_the_reference_has_episodes_that_differ(alone: list[EpisodeResult]) -> None:
+    assert len({episode.reward for episode in alone}) == 66
+    assert len({episode.length for episode in alone}) > 10
+
+
+RULES: list[Admission] = [Greedy(), Subset(), Any(), All(), Clock(5), Threshold(3)]
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "engine", "rule", "threads"),
+    [
+        (3, "inline", All(), 1),
+        (16, "thread", Greedy(), 2),
+        (64, "inline", Greedy(), 2),
+        (64, "thread", Clock(5), 1),
+        (16, "inline", Threshold(3), 1),
+        (3, "thread", Subset(), 1),
+    ],
+)
+def test_its_strict_table_is_the_same_to_the_last_bit_whatever_the_batch(
+    num_envs: int, engine: EngineName, rule: Admission, threads: int, alone: list[EpisodeResult]
+) -> None:
+    assert strict_table(66, num_envs, engine=engine, rule=rule, threads=threads) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_envs", [1, 3, 16, 64])
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_its_strict_table_is_the_same_in_every_combination(
+    rule: Admission, engine: EngineName, num_envs: int, threads: int, alone: list[EpisodeResult]
+) -> None:
+    assert strict_table(66, num_envs, engine=engine, rule=rule, threads=threads) == alone
+
+
+def test_in_fast_mode_it_scores_within_its_strict_interval(alone: list[EpisodeResult]) -> None:
+    env = make(TASK, 16, autoreset="disabled", final_obs=False)
+    fast = evaluate(env, load_chunk_policy(TASK), episodes=66, execute=16, seed=2, engine="thread", progress=False)
+    strict = wilson_interval(sum(bool(episode.success) for episode in alone), 66)
+    assert fast.success_rate is not None
+    assert strict.low <= fast.success_rate.value <= strict.high
 
 
 def test_a_checkpoint_that_was_tampered_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ class Queue:
     """Slots that want a chunk and are not being inferred already."""
     can_act: NDArray[np.bool_]
     """Slots that have an action to play and may play it before the model answers."""
+    due_next: NDArray[np.bool_]
+    """Of these, slots that will wait after one more step."""
     engine_overlaps: bool
     """Whether the model runs beside the physics. If so, it is free: a rule is not asked while it is busy."""
     steps: int
@@ -136,9 +138,13 @@ class Threshold:
 class Greedy:
     """The default. Beside a busy engine: everyone who waits, as soon as it is free. Inline: when no one can act.
 
-    Inline, inferring earlier would only make more and smaller batches. Beside an engine, a batch in which all wait at
-    once, as at the start, would stay a convoy: model and physics would take turns for ever, since environments that
-    get their chunks together wait together again. So half of it is inferred first, and plays while the other half is.
+    Inline, inferring earlier would only make more and smaller batches. Beside an engine there are two exceptions:
+
+    - A batch in which all wait at once, as at the start, would stay a convoy: model and physics would take turns for
+      ever, since environments that get their chunks together wait together again. So half of it is inferred first,
+      and plays while the other half is.
+    - If one more step would more than double those who wait, that step comes first: a call for the few who are early
+      would keep the many waiting for the whole of its fixed part.
     """
 
     @property
@@ -147,11 +153,12 @@ class Greedy:
         return False
 
     def infer(self, queue: Queue) -> NDArray[np.bool_]:
-        """Who waits, or the first half of a convoy."""
+        """Who waits, the first half of a convoy, or nobody yet."""
         if not queue.engine_overlaps:
             return queue.waiting if queue.nobody_can_act else queue.nobody
         if not queue.nobody_can_act:
-            return queue.waiting
+            many_come = np.count_nonzero(queue.due_next) > np.count_nonzero(queue.waiting)
+            return queue.nobody if many_come else queue.waiting
         slots = np.flatnonzero(queue.waiting)
         half = queue.nobody
         half[slots[: (len(slots) + 1) // 2]] = True

@@ -177,10 +177,12 @@ class ChunkLoop:
         waiting = cursors.due
         if not waiting.any():
             return
+        can_act = cursors.has_action if self._rule.holds else cursors.has_action & ~waiting
         queue = Queue(
             running=cursors.running,
             waiting=waiting,
-            can_act=cursors.has_action if self._rule.holds else cursors.has_action & ~waiting,
+            can_act=can_act,
+            due_next=can_act & (cursors.steps_to_due <= 1),
             engine_overlaps=self._engine.overlaps,
             steps=self._counters.batch_steps,
         )

@@ -1,0 +1,522 @@
+"""The contestants of benchmarks/chunking.py: ours, the two restated schedulers, and the closed forms."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import headrace
+from headrace.chunking import (
+    Admission,
+    All,
+    Batching,
+    ChunkContext,
+    Clock,
+    Greedy,
+    ProcessEngine,
+    Subset,
+    Threshold,
+    as_chunk_policy,
+)
+from headrace.chunking import Any as AnyRule
+from headrace.envs.rows import Rows
+from headrace.envs.tasks.ant import Ant, AntCfg
+from headrace.envs.tasks.cartpole import CartpoleCamera, CartpoleCameraCfg
+from headrace.rollout import evaluate
+from headrace.types import Obs, Step
+
+EXECUTE = 16
+ENDLESS = 10**6  # episodes in the plan: the clock ends a measurement, not the plan
+ANT_OBS, ANT_ACTION = 27, 8
+LAYER_WIDTH = 128
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    sizes: tuple[int, ...]
+    rounds: int
+    seconds: float
+    settle: int
+    """Steps of the batch before the clock starts."""
+    turns: int
+    """Turns of model and physics that are measured at least."""
+    tries: int
+    """Measurements at most, while other programs disturb."""
+    every_rule: bool
+
+    @staticmethod
+    def quick() -> Effort:
+        return Effort((16,), 1, 0.6, 40, turns=2, tries=1, every_rule=False)
+
+    @staticmethod
+    def full() -> Effort:
+        return Effort((16, 64), 3, 1.2, 64, turns=3, tries=2, every_rule=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting with one number of environments."""
+
+    setting: str
+    num_envs: int
+    q: float
+    model_steps: float
+    """What a full-batch call costs, in steps of physics."""
+    same_cores: bool
+    every_rule: bool
+    decimation: int
+    """Physics steps an action."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; ratios are medians over rounds of the ratio within a round."""
+
+    setting: str
+    num_envs: int
+    scheduler: str
+    rate: float
+    times_any: float | None = None
+    times_synced: float | None = None
+    of_bound: float | None = None
+    wasted: int | None = None
+    held: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One window of one contestant."""
+
+    rate: float
+    wasted: int = 0
+    held: int = 0
+    others: float = 0.0
+    """Share of the machine that other programs took meanwhile."""
+    p: float = 0.0
+    """Seconds of a full step, measured just before and just after."""
+
+
+# --- environments whose episodes end at random -----------------------------------------------------------------------
+
+
+class RandomEnds:
+    """Ends an episode after each step with probability ``q``, from the episode's own stream."""
+
+    q = 1 / 50
+
+    def terminated(self, rows: Rows) -> Tensor:
+        return rows.uniform("end", 1, draw=rows.steps)[:, 0] < self.q
+
+
+class EndingAnt(RandomEnds, Ant):
+    """``ant`` that ends at random only."""
+
+
+class EndingCartpoleCamera(RandomEnds, CartpoleCamera):
+    """``cartpole-camera`` that ends at random only."""
+
+
+def make_ants(case: Case, autoreset: str) -> Any:
+    task = EndingAnt(AntCfg(episode_length=10_000, decimation=case.decimation))
+    task.q = case.q
+    return headrace.make(task, case.num_envs, threads=2, autoreset=autoreset, final_obs=False)  # type: ignore[arg-type]  # a literal
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Transformer(nn.Module):
+    """Tokens of the observation, one per action of the chunk, through ``depth`` layers."""
+
+    horizon, action_dim, obs_steps = EXECUTE, ANT_ACTION, 1
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(ANT_OBS, LAYER_WIDTH)
+        self.steps = nn.Parameter(torch.randn(EXECUTE, LAYER_WIDTH))
+        layer = nn.TransformerEncoderLayer(LAYER_WIDTH, 4, 4 * LAYER_WIDTH, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.leave = nn.Linear(LAYER_WIDTH, ANT_ACTION)
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        tokens = self.enter(obs["policy"].clamp(-5.0, 5.0))[:, None] + self.steps
+        return torch.tanh(0.01 * self.leave(self.layers(tokens)) + context.noise(EXECUTE, ANT_ACTION))
+
+
+@dataclass(frozen=True)
+class ElsewhereModel:
+    """Takes ``fixed + per_row · k`` seconds off the CPU for k rows."""
+
+    fixed: float
+    per_row: float
+    horizon: int = EXECUTE
+    action_dim: int = ANT_ACTION
+    obs_steps: int = 1
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        del obs
+        begin = time.perf_counter()
+        plan = torch.tanh(context.noise(EXECUTE, ANT_ACTION))
+        until = begin + self.fixed + self.per_row * len(context.env_ids)
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return plan
+
+
+def context_of(num_envs: int, calls: int) -> ChunkContext:
+    ids, zeros = torch.arange(num_envs), torch.zeros(num_envs, dtype=torch.int64)
+    rest = torch.zeros(num_envs, EXECUTE, ANT_ACTION)
+    return ChunkContext(
+        seed=0, env_ids=ids, episode_ids=ids, chunk_index=zeros + calls, rest=rest, rest_length=zeros, delay=zeros
+    )
+
+
+def seconds_per_call(policy: Any, env: Any, rows: int, repeats: int = 5) -> float:
+    obs = {name: values[:rows] for name, values in env.observe().items()}
+    times = []
+    for call in range(repeats + 1):
+        begin = time.perf_counter()
+        policy(obs, context_of(rows, call))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def fitting_model(case: Case, p: float, env: Any) -> Any:
+    """A model whose full-batch call takes ``model_steps`` times p."""
+    target = case.model_steps * p
+    if not case.same_cores:
+        return as_chunk_policy(ElsewhereModel(target / 2, target / 2 / case.num_envs))
+    few, many = (seconds_per_call(as_chunk_policy(Transformer(d)), env, case.num_envs) for d in (1, 5))
+    per_layer = (many - few) / 4
+    return as_chunk_policy(Transformer(max(1, round((target - few) / per_layer) + 1)))
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+class Window:
+    """An environment that lets an evaluation settle, times it, and ends it as Ctrl-C would."""
+
+    def __init__(self, env: Any, effort: Effort, counts_holds: bool) -> None:
+        self._env = env
+        self._effort = effort
+        self._last = torch.full((env.num_envs, env.single_action_space.shape[0]), math.nan) if counts_holds else None
+        self._steps = 0
+        self._begin = 0.0
+        self.useful = self.held = 0
+        self.seconds = 0.0
+        self.on_begin: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, actions: Tensor, observe: Tensor | None = None) -> Step:
+        if self._steps == self._effort.settle:
+            self.on_begin()
+            self._begin = time.perf_counter()
+        timed = self._steps >= self._effort.settle
+        if timed and (spent := time.perf_counter() - self._begin) > self._effort.seconds:
+            self.seconds = spent
+            raise KeyboardInterrupt
+        self._steps += 1
+        ids = self._env._roster.ids
+        acting = self._env.num_envs if ids is None else len(ids)
+        if self._last is not None:
+            # planned actions never repeat: a row that does, or that is zero, is held
+            still = (actions == self._last).all(1) | (actions == 0).all(1)
+            held = int(still.sum() if ids is None else still[ids].sum())
+            self._last = actions.clone()
+            acting -= held
+            self.held += held if timed else 0
+        self.useful += acting if timed else 0
+        return self._env.step(actions, observe=observe)
+
+
+def ours(env: Any, policy: Any, rule: Admission, engine: Any, effort: Effort) -> Measured:
+    window = Window(env, effort, rule.holds)
+    found = evaluate(
+        window, policy, episodes=range(ENDLESS), execute=EXECUTE, admission=rule, engine=engine, progress=False
+    )
+    assert found.status == "interrupted"
+    return Measured(window.useful / window.seconds, found.counters.rows_wasted, window.held)
+
+
+def restated(env: Any, policy: Any, effort: Effort, *, synced: bool) -> Measured:
+    """The schedulers of others: a full batch whenever any needs a chunk, or whenever all do, with hold actions."""
+    count = env.num_envs
+    obs, _ = env.reset(seed=0)
+    chunk = torch.zeros(count, EXECUTE, ANT_ACTION)
+    # any: out of phase, as after a long run; it would take hundreds of steps to get there
+    row = torch.full((count,), EXECUTE) if synced else torch.arange(count) % EXECUTE
+    action = torch.zeros(count, ANT_ACTION)
+    everyone = torch.arange(count)
+    useful = wasted = held = calls = 0
+    begin, steps = 0.0, 0
+    while True:
+        if steps == effort.settle:
+            begin = time.perf_counter()
+            useful = wasted = held = 0
+        if steps > effort.settle and (spent := time.perf_counter() - begin) > effort.seconds:
+            return Measured(useful / spent, wasted, held)
+        needs = row >= EXECUTE
+        if bool(needs.all() if synced else needs.any()):
+            fresh = policy(obs, context_of(count, calls))
+            calls += 1
+            chunk = torch.where(needs[:, None, None], fresh, chunk)
+            row = torch.where(needs, 0, row)
+            wasted += count - int(needs.sum())
+            needs = row >= EXECUTE
+        action = torch.where(needs[:, None], action, chunk[everyone, row.clamp(max=EXECUTE - 1)])
+        obs, _, terminated, truncated, _ = env.step(action)
+        row = torch.where(needs, row, row + 1)
+        row[terminated | truncated] = EXECUTE
+        idle = int(needs.sum())
+        held += idle
+        useful += count - idle
+        steps += 1
+
+
+class Probe:
+    """Measures p, a full step of settled environments with actions as the policies plan them, again and again."""
+
+    def __init__(self, env: Any, effort: Effort) -> None:
+        self.env = env
+        self._plans = [torch.tanh(context_of(env.num_envs, call).noise(EXECUTE, ANT_ACTION)) for call in range(8)]
+        self._steps = 0
+        env.reset(seed=0)
+        for _ in range(2 * effort.settle):
+            self._step()
+
+    def _step(self) -> None:
+        self.env.step(self._plans[self._steps // EXECUTE % 8][:, self._steps % EXECUTE])
+        self._steps += 1
+
+    def seconds(self) -> float:
+        steps, begin = 0, time.perf_counter()
+        while (spent := time.perf_counter() - begin) < 0.5 or steps < EXECUTE:
+            self._step()
+            steps += 1
+        return spent / steps
+
+
+def cpu_seconds() -> float:
+    """What all processes of the machine have used so far."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for disks
+
+
+def undisturbed(measure: Callable[[], Measured], tries: int) -> Measured:
+    """Measure, and again while other programs take more than a tenth of the machine; gives the quietest."""
+    found: list[Measured] = []
+    for _ in range(tries):
+        everyone, mine, begin = cpu_seconds(), time.process_time(), time.perf_counter()
+        one = measure()
+        others = (cpu_seconds() - everyone) - (time.process_time() - mine)
+        share = max(0.0, others / (time.perf_counter() - begin) / (os.cpu_count() or 1))
+        found.append(replace(one, others=share))
+        if share < 0.1:
+            break
+    return min(found, key=lambda one: one.others)
+
+
+def case_rows(case: Case, effort: Effort) -> list[Row]:
+    """Measure every contestant of a setting, interleaved."""
+    free, parking, spare = (make_ants(case, mode) for mode in ("same_step", "disabled", "same_step"))
+    free.reset(seed=0)
+    probe = Probe(spare, effort)
+    p = probe.seconds()
+    policy = fitting_model(case, p, free)
+    whole, quarter = (seconds_per_call(policy, free, rows) for rows in (case.num_envs, case.num_envs // 4))
+    # a few turns of model and physics at least
+    effort = replace(effort, seconds=max(effort.seconds, effort.turns * (EXECUTE * p + whole)))
+    contestants = _contestants(case, effort, free, parking, policy)
+    barred = {"any, full batch (restated)", "synced, hold (restated)", "Greedy, inline", "Greedy, thread"}
+    found: dict[str, list[Measured]] = {name: [] for name in contestants}
+    for index in range(effort.rounds):
+        order = list(contestants) if index % 2 == 0 else list(reversed(contestants))
+        for name in order:
+            if index == 0 or name in barred:
+                before = probe.seconds()
+                one = undisturbed(contestants[name], effort.tries if name in barred else 1)
+                found[name].append(replace(one, p=(before + probe.seconds()) / 2))
+    p = statistics.median(one.p for name in barred for one in found[name])
+    bounds = closed_forms(case, p, whole)
+    others = statistics.median(one.others for name in barred for one in found[name])
+    per_row = max(0.0, (whole - quarter) / (case.num_envs * 0.75))
+    note = (
+        f"{case.setting}, N = {case.num_envs}: p = {p * 1e3:.2f} ms, I(N) = {whole * 1e3:.1f} ms "
+        f"(a = {(whole - per_row * case.num_envs) * 1e3:.1f} ms, b = {per_row * 1e3:.3f} ms); bounds: "
+        + ", ".join(f"{name} {bounds[name]:,.0f}" for name in bounds)
+        + f"; other programs took {others:.0%} of the machine"
+    )
+    for env in (free, parking, spare):
+        env.close()
+    return [_row(case, name, found, whole, note) for name in contestants]
+
+
+def _contestants(case: Case, effort: Effort, free: Any, parking: Any, policy: Any) -> dict[str, Callable[[], Measured]]:
+    quarter = max(1, case.num_envs // 4)
+    rules: list[tuple[str, Admission, str]] = [
+        ("Greedy, inline", Greedy(), "inline"),
+        ("Greedy, thread", Greedy(), "thread"),
+    ]
+    if case.every_rule:
+        for engine in ("inline", "thread"):
+            rules += [
+                (f"Any, {engine}", AnyRule(), engine),
+                (f"Subset, {engine}", Subset(), engine),
+                (f"Threshold({quarter}), {engine}", Threshold(quarter), engine),
+                (f"Clock({EXECUTE}), {engine}", Clock(EXECUTE), engine),
+                (f"All, {engine}", All(), engine),
+            ]
+        rules += [
+            (f"Clock({EXECUTE}) hold, inline", Clock(EXECUTE, holds=True), "inline"),
+            ("All hold, inline", All(holds=True), "inline"),
+        ]
+    contestants: dict[str, Callable[[], Measured]] = {
+        "any, full batch (restated)": lambda: restated(free, policy, effort, synced=False),
+        "synced, hold (restated)": lambda: restated(free, policy, effort, synced=True),
+    }
+    for name, rule, engine in rules:
+        contestants[name] = lambda rule=rule, engine=engine: ours(parking, policy, rule, engine, effort)
+    if case.every_rule:
+        contestants["Greedy, process"] = lambda: _in_process(parking, policy, effort)
+    return contestants
+
+
+def _in_process(env: Any, policy: Any, effort: Effort) -> Measured:
+    import functools
+    import pickle
+
+    engine = ProcessEngine(functools.partial(pickle.loads, pickle.dumps(policy)), Batching())
+    try:
+        # the process loads torch during a first, short evaluation
+        ours(env, policy, Greedy(), engine, Effort((), 1, 0.0, 1, turns=0, tries=1, every_rule=False))
+        return ours(env, policy, Greedy(), engine, effort)
+    finally:
+        engine.close()
+
+
+def closed_forms(case: Case, p: float, whole: float) -> dict[str, float]:
+    """Useful steps per second that each scheduler can reach."""
+    n, useful = case.num_envs, (1 - (1 - case.q) ** EXECUTE) / case.q
+    overlapped = min(n / p, useful * n / whole)
+    return {
+        "any": n / (p + whole * (1 - (1 - 1 / useful) ** n)),
+        "synced": n * useful / (EXECUTE * p + whole),
+        "suspended": n / (p + whole / useful),
+        **({} if case.same_cores else {"overlapped": overlapped}),
+    }
+
+
+def _row(case: Case, name: str, found: dict[str, list[Measured]], whole: float, note: str) -> Row:
+    mine = found[name]
+    form = "suspended"
+    if name.lower().startswith("any"):
+        form = "any"
+    elif "hold" in name:
+        form = "synced"
+    elif not name.endswith("inline") and not case.same_cores:
+        form = "overlapped"
+
+    def over(other: str) -> float:
+        return statistics.median(a.rate / b.rate for a, b in zip(mine, found[other], strict=False))
+
+    return Row(
+        setting=case.setting,
+        num_envs=case.num_envs,
+        scheduler=name,
+        rate=statistics.median(one.rate for one in mine),
+        times_any=over("any, full batch (restated)"),
+        times_synced=over("synced, hold (restated)"),
+        of_bound=statistics.median(one.rate / closed_forms(case, one.p, whole)[form] for one in mine),
+        wasted=max(one.wasted for one in mine),
+        held=max(one.held for one in mine),
+        note=note,
+    )
+
+
+# --- (c) -------------------------------------------------------------------------------------------------------------
+
+
+class NoThought:
+    """Plans a fixed chunk and counts the time it takes, which is excluded."""
+
+    horizon, action_dim, obs_steps = EXECUTE, 1, 1
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        del obs
+        begin = time.perf_counter()
+        plan = torch.full((len(context.env_ids), EXECUTE, 1), 0.1)
+        self.seconds += time.perf_counter() - begin
+        return plan
+
+
+def camera_rows(frames: int, effort: Effort) -> list[Row]:
+    rows: list[Row] = []
+    for num_envs in effort.sizes:
+        free, parking = (_cartpoles(num_envs, frames, mode) for mode in ("same_step", "disabled"))
+        every, demand, shares, physics, drawing = [], [], [], 0.0, 0.0
+        for _ in range(effort.rounds + 2):
+            physics = _camera_seconds(free, effort, draws=False)
+            step = _camera_seconds(free, effort, draws=True)
+            drawing = step - physics
+            policy = NoThought()
+            window = Window(parking, effort, counts_holds=False)
+            window.on_begin = lambda policy=policy: setattr(policy, "seconds", 0.0)
+            evaluate(window, policy, episodes=range(ENDLESS), execute=EXECUTE, progress=False)
+            every.append(num_envs / step)
+            demand.append(window.useful / (window.seconds - policy.seconds))
+            allowed = (physics + drawing) / (physics + frames * drawing / EXECUTE)
+            shares.append(demand[-1] / every[-1] / allowed)
+        setting = f"(c) camera 64², K = {frames}"
+        note = (
+            f"{setting}, N = {num_envs}: p = {physics * 1e3:.2f} ms, r = {drawing * 1e3:.2f} ms; "
+            f"on demand is {statistics.median(a / b for a, b in zip(demand, every, strict=True)):.1f} × every step"
+        )
+        rows += [
+            Row(setting, num_envs, "a picture every step", statistics.median(every)),
+            Row(
+                *(setting, num_envs, "on demand (Greedy, inline)", statistics.median(demand)),
+                of_bound=statistics.median(shares),
+                note=note,
+            ),
+        ]
+        free.close()
+        parking.close()
+    return rows
+
+
+def _cartpoles(num_envs: int, frames: int, autoreset: str) -> Any:
+    task = EndingCartpoleCamera(CartpoleCameraCfg(pixels=64, frame_stack=frames, episode_length=10_000))
+    task.q = 1 / 150
+    return headrace.make(task, num_envs, threads=2, autoreset=autoreset, final_obs=False)  # type: ignore[arg-type]  # a literal
+
+
+def _camera_seconds(env: Any, effort: Effort, *, draws: bool) -> float:
+    """Seconds of a step of the batch, with or without pictures."""
+    env.reset(seed=0)
+    observe = None if draws else torch.zeros(env.num_envs, dtype=torch.bool)
+    action = torch.full((env.num_envs, 1), 0.1)
+    for _ in range(5):
+        env.step(action, observe=observe)
+    steps, begin = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < effort.seconds / 2:
+        env.step(action, observe=observe)
+        steps += 1
+    return spent / steps
