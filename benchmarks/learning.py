@@ -77,7 +77,7 @@ def _report(arguments: argparse.Namespace) -> int:
         short += missed
     _print(rows)
     if arguments.markdown:
-        Path(arguments.markdown).write_text(_markdown(rows))
+        Path(arguments.markdown).write_text(_markdown(rows, short))
     for line in short:
         print(f"SHORT  {line}", file=sys.stderr)
     return 1 if short and arguments.check else 0
@@ -350,9 +350,27 @@ def _print(rows: list[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def _markdown(rows: list[Row]) -> str:
+def _markdown(rows: list[Row], short: list[str]) -> str:
     head = "| section | case | contestant | median | against headrace |\n|---|---|---|---:|---:|\n"
-    return head + "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    table = head + "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    bars = "\n".join(f"- **falls short**: {line}" for line in short) or "All of them hold."
+    return f"""# Value estimation and recurrent training side by side
+
+Made by `python benchmarks/learning.py --check --markdown docs/benchmarks/learning.md` (peers: `make bench-setup`).
+One thread of two cores. Contestants take turns in one process, with the same weights and inputs, and have to agree
+before they are timed. Memory is the peak of a process that does one forward and backward and nothing else.
+
+{table}
+GAE is measured beside the copy of as many bytes as it reads and writes; TorchRL is the quicker of its loop and its
+vectorised form. "Two passes" is V(s) and V(s') evaluated apart.
+
+## Bars
+
+GAE at least 3 times as fast as the fastest peer; recurrent forward and backward at least 1.5 times as fast as the
+faster of TorchRL's `pad` and `scan`, with no more memory than `pad`; one forward at most 0.6 of the time of two.
+
+{bars}
+"""
 
 
 if __name__ == "__main__":

@@ -218,6 +218,7 @@ def observation_pairs(
 def describe(
     envs: Int64s,
     positions: Int64s,
+    run: int,
     n_step: int,
     gamma: float,
     counts: Int64s,
@@ -231,7 +232,7 @@ def describe(
     reals: Float32s,
     done: Bools,
 ) -> None:
-    """Identity and n-step outcome of each transition.
+    """Identity and n-step outcome of ``run`` transitions in a row from each position on; B counts all of them.
 
     ```
     rows     = row                                                                                       (B,)
@@ -244,8 +245,8 @@ def describe(
     "cut" is set at the write head too, where nothing says how the trajectory goes on.
     """
     num_envs, slots = flags.shape
-    for b in range(envs.shape[0]):
-        e, p = envs[b], positions[b]
+    for b in range(envs.shape[0] * run):
+        e, p = envs[b // run], positions[b // run] + b % run
         slot = p % slots
         rows[b] = e * slots + slot
         ids[0, b] = p * num_envs + e

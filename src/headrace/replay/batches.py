@@ -29,17 +29,14 @@ def assemble(
 ) -> TensorDict:
     """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
     shape = (picked.envs.shape[0],) if picked.run == 1 else (picked.envs.shape[0], picked.run)
-    envs, positions = picked.envs, picked.positions
-    if picked.run > 1:
-        envs = np.repeat(envs, picked.run)
-        positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
-    count, column = envs.shape[0], (*shape, 1)
+    count, column = picked.envs.shape[0] * picked.run, (*shape, 1)
     rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
     places, reals = np.empty((2, *column), np.int64), np.empty((2, *column), np.float32)
     flags = np.empty((4, *column), np.bool_)
     ahead = places.reshape(2, count)
     arithmetic.describe(
-        envs, positions, spec.n_step, spec.gamma, pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
+        picked.envs, picked.positions, picked.run, spec.n_step, spec.gamma,
+        pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
         rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
     obs: Branch = {}
@@ -48,7 +45,7 @@ def assemble(
         if spec.n_step == 1:
             here, there = read_runs(pool, leaf, outputs, picked)
         else:
-            here, there = read_pairs(pool, leaf, outputs, envs, positions, ahead[1], shape)
+            here, there = read_pairs(pool, leaf, outputs, picked, ahead[1], shape)
         put_leaf(obs, leaf, here)
         put_leaf(following, leaf, there)
     index, traj = torch.from_numpy(ids).unbind()
@@ -127,13 +124,16 @@ def read_pairs(
     pool: FramePool,
     leaf: Leaf,
     outputs: OutputPool,
-    envs: Int64s,
-    positions: Int64s,
+    picked: Picked,
     ahead: Int64s,
     batch: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """Observations and those ``ahead`` steps later, each (*batch, …). Memory is one gather, the two do not overlap."""
     frames = 2 * leaf.frames
+    envs, positions = picked.envs, picked.positions
+    if picked.run > 1:
+        envs = np.repeat(envs, picked.run)
+        positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
     rows = np.empty((envs.shape[0], frames), np.int64)
     arithmetic.observation_pairs(
         envs, positions, ahead, pool.steps, pool.flags, pool.final, pool.prefix,

@@ -117,6 +117,25 @@ def _drop(items: Int32s, heads: Int64s, sizes: Int64s, envs: Int64s, slots: Int6
             sizes[e] -= 1
 
 
+@kernel()
+def _draw(
+    tickets: Float64s, items: Int32s, heads: Int64s, sizes: Int64s, counts: Int64s, slots: int, envs: Int64s, at: Int64s
+) -> int:
+    """Environment and position of each draw, every item equally likely; gives how many items there are.
+
+    Where that is fewer than there are tickets, nothing is written.
+    """
+    ends = np.cumsum(sizes)
+    total = ends[-1]
+    if total >= tickets.shape[0]:
+        arithmetic.spread(tickets, ends, envs, at)
+        for b in range(tickets.shape[0]):
+            e = envs[b]
+            newest = counts[e] - 1
+            at[b] = newest - (newest - items[e, (heads[e] + at[b]) % items.shape[1]]) % slots
+    return total
+
+
 class _Queues:
     """One first-in first-out queue of ring slots per environment: items enter when they become valid and leave when
     their first transition is pushed out.
@@ -135,11 +154,12 @@ class _Queues:
         """Remove the oldest item of each environment, if it is this position."""
         _drop(self.items, self.heads, self.sizes, envs, positions % self._slots)
 
-    def positions(self, envs: Int64s, offset: Int64s, counts: Int64s) -> Int64s:
-        """Positions of the ``offset``-th items."""
-        slot = self.items[envs, (self.heads[envs] + offset) % self.items.shape[1]]
-        newest = counts[envs] - 1
-        return newest - (newest - slot) % self._slots
+    def draw(self, tickets: Float64s, counts: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
+        """Environment and position of one item a ticket; refuses more draws than there are items."""
+        envs, at = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
+        stored = _draw(tickets, self.items, self.heads, self.sizes, counts, self._slots, envs, at)
+        refuse_if_short(tickets.shape[0], stored, what, advice)
+        return envs, at
 
 
 class SliceSampler:
@@ -183,10 +203,10 @@ class SliceSampler:
         """See :class:`Sampler`."""
         pool, starts = attached(self._pool), attached(self._starts)
         run = self.length + self.burn_in
-        envs, offset = draw_items(
-            tickets, starts.sizes, f"slices of {run} transitions", "no stored trajectory is that long: use shorter ones"
+        envs, positions = starts.draw(
+            tickets, pool.counts, f"slices of {run} transitions", "no stored trajectory is that long: use shorter ones"
         )
-        return Picked(envs=envs, positions=starts.positions(envs, offset, pool.counts), run=run, burn_in=self.burn_in)
+        return Picked(envs=envs, positions=positions, run=run, burn_in=self.burn_in)
 
     def config(self) -> dict[str, Json]:
         """See :class:`Sampler`."""
@@ -245,10 +265,9 @@ class TrajectorySampler:
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`Sampler`."""
         pool, starts = attached(self._pool), attached(self._starts)
-        envs, offset = draw_items(
-            tickets, starts.sizes, "whole trajectories", "none has both its first and its last transition stored"
+        envs, first = starts.draw(
+            tickets, pool.counts, "whole trajectories", "none has both its first and its last transition stored"
         )
-        first = starts.positions(envs, offset, pool.counts)
         sizes = self._sizes[envs, first % pool.slots].astype(np.int64)
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return Picked(envs=np.repeat(envs, sizes), positions=np.repeat(first, sizes) + within)
@@ -270,15 +289,6 @@ class TrajectorySampler:
 def stored_positions(pool: FramePool) -> list[Int64s]:
     """Positions of the stored transitions, oldest first, per environment."""
     return [np.arange(low, high) for low, high in zip(pool.oldest(), pool.counts, strict=True)]
-
-
-def draw_items(tickets: Float64s, sizes: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
-    """Environment and offset of each draw, every item equally likely; refuses more draws than there are items."""
-    ends = np.cumsum(sizes)
-    refuse_if_short(tickets.shape[0], int(ends[-1]), what, advice)
-    envs, offset = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
-    arithmetic.spread(tickets, ends, envs, offset)
-    return envs, offset
 
 
 def refuse_if_short(wanted: int, stored: int, what: str, advice: str) -> None:
