@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headrace.bench.builders import EpisodeTally, PlayBuilder, RuntimeBuilder, StartupBuilder
     from headrace.bench.bundle_files import bundle_paths, parse_bundle, read_bundle
     from headrace.bench.capture import environment_variables
+    from headrace.bench.comparison import CompareCfg, Comparison, compare
     from headrace.bench.formatters import FORMATTERS, summary_text
     from headrace.bench.learning_schema import (
         CheckpointInfo,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         PolicyDescriptor,
         TrainingTime,
     )
+    from headrace.bench.libraries import LIBRARIES, describe_library
     from headrace.bench.schema import (
         BUNDLES,
         SCHEMA_VERSION,
@@ -39,10 +41,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BUNDLES",
     "FORMATTERS",
+    "LIBRARIES",
     "SCHEMA_VERSION",
     "Benchmark",
     "Bundle",
     "CheckpointInfo",
+    "CompareCfg",
+    "Comparison",
     "EarlyStop",
     "EpisodeCounts",
     "EpisodePlan",
@@ -67,6 +72,8 @@ __all__ = [
     "TrainingBundle",
     "TrainingTime",
     "bundle_paths",
+    "compare",
+    "describe_library",
     "environment_variables",
     "parse_bundle",
     "read_bundle",
@@ -83,6 +90,8 @@ _HOMES = {
         *("CheckpointInfo", "EarlyStop", "EpisodeCounts", "EpisodePlan", "Learning", "LearningCurve"),
         *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
     ),
+    "comparison": ("CompareCfg", "Comparison", "compare"),
+    "libraries": ("LIBRARIES", "describe_library"),
     "schema": (
         *("BUNDLES", "SCHEMA_VERSION", "Bundle", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle"),
         "TrainingBundle",

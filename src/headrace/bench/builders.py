@@ -5,6 +5,7 @@ A builder never fails for want of data: a run that was interrupted in its first 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from headrace.bench.learning_schema import (
@@ -32,6 +33,7 @@ from headrace.bench.schema import (
 )
 from headrace.bench.statistic import Proportion, Statistic
 from headrace.bench.step_times import StartupClock, StepTimes
+from headrace.errors import DataError
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -78,6 +80,8 @@ class EpisodeTally:
 
     def add(self, env_id: int, reward: float, length: int, success: bool | None, ended: Ended) -> None:
         """An episode has ended in environment ``env_id``."""
+        if not math.isfinite(reward):
+            raise DataError(f"episode of environment {env_id}: expected a finite reward, got {reward}")
         self.env_ids.append(env_id)
         self.rewards.append(reward)
         self.lengths.append(length)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from headrace.bench.metrics import Metric, metrics
-from headrace.bench.schema import Bundle, Kind, StartupBundle
+from headrace.bench.schema import Bundle, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench.significance import holm, least_p, rank_sum_p, shift
 from headrace.bench.statistic import Better, Proportion
 from headrace.errors import ConfigError, DataError, UnknownNameError
@@ -173,8 +173,12 @@ def _traits(bundle: Bundle) -> dict[Difference, dict[str, object]]:
     timing = None if isinstance(bundle, StartupBundle) else bundle.runtime.environment_step_timing
     settings: dict[str, object] = {"num_envs": run.num_envs, "max_iterations": run.max_iterations}
     settings |= run.config.model_dump()
-    if not isinstance(bundle, StartupBundle) and bundle.kind == "runtime":
-        settings["steps"] = bundle.runtime.iterations_completed
+    if isinstance(bundle, RuntimeBundle):
+        settings["num_steps"] = bundle.runtime.iterations_completed
+    if isinstance(bundle, TrainingBundle) and bundle.library is not None:
+        settings["hyper-parameters"] = bundle.library.settings
+    if isinstance(bundle, PlayBundle) and bundle.plan is not None:
+        settings |= bundle.plan.model_dump(exclude={"shorter_than_episode"})
     return {
         "task": {"kind": bundle.kind, "task": run.task},
         "library": {"library": run.framework},

@@ -45,13 +45,13 @@ class StartupRequest:
 
     def as_json(self, answer: Path, *, profiled: bool) -> str:
         """For the worker's standard input."""
-        module = self.target.text.rpartition(":")[0] if self.target.kind == "task" else ""
+        target = self.target
         return json.dumps(
             {
-                "text": self.target.text,
-                "kind": self.target.kind,
-                "name": self.target.name,
-                "module": module,
+                "text": target.text,
+                "kind": target.kind,
+                "name": target.name,
+                "module": target.module,
                 "num_envs": self.num_envs,
                 "set": self.assignments,
                 "preset": self.preset,

@@ -92,7 +92,7 @@ class StepTimes:
         """Where the time of ``env.step`` went; None if nothing was stepped."""
         if not self._seconds:
             return None
-        seconds = np.array(self._seconds)
+        seconds = _positive(self._seconds)
         split = self._split()
         physics, render, task = (None if split is None else split[name] for name in ("physics", "render", "task"))
         outside = None if physics is None else np.maximum(seconds - physics, 0.0)
@@ -114,7 +114,7 @@ class StepTimes:
 
     def runtime(self, startup: StartupTime, episodes: EpisodeCounts | None) -> Runtime:
         """The runtime of a loop without learning: an iteration is one step of the batch, choosing actions included."""
-        loops = np.diff(np.array(self._loops)) if len(self._loops) > 1 else np.empty(0)
+        loops = _positive(np.diff(np.array(self._loops)).tolist())
         frames, wall = np.array(self._frames), float(loops.sum())
         even = len(set(self._frames)) == 1
         return Runtime(
@@ -123,7 +123,7 @@ class StepTimes:
             total_wall_time_s=wall,
             steps_per_iteration=self._frames[0] if even else None,
             iteration_time_s=_time(loops),
-            collection_fps=_fps(frames / np.array(self._seconds)),
+            collection_fps=_fps(frames / _positive(self._seconds)),
             total_fps=_fps(frames / loops) if len(frames) else None,
             iterations_per_s=len(frames) / wall if wall else None,
             environment_step_timing=self.timing(),
@@ -146,6 +146,11 @@ class StepTimes:
         nothing = np.zeros(len(self._seconds))
         task = sum((values for stage, values in spent.items() if stage not in ("physics", "render")), nothing)
         return {"physics": spent["physics"], "render": spent.get("render", nothing), "task": task}
+
+
+def _positive(seconds: list[float]) -> NDArray[np.float64]:
+    """At least a nanosecond each: a clock may stand still for a step that does nothing."""
+    return np.maximum(np.array(seconds, dtype=np.float64), 1e-9)
 
 
 def _time(values: NDArray[np.float64] | None) -> Statistic | None:

@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, DataError
 
 _GRACE = 30.0
 _BAD_REQUEST = 2
+_MAIN = "import sys; from headrace.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def _run(sweep: Sweep, turn: Turn, folder: Path) -> Outcome:
-    command = [sys.executable, "-m", "headrace.cli.main", *sweep.command, *turn.side.arguments]
+    command = [sys.executable, "-c", _MAIN, *sweep.command, *turn.side.arguments]
     command += ["--seed", str(turn.seed), "--output", str(folder.absolute())]
     variables = {LABEL: turn.side.label, SWEEP_ID: sweep.sweep_id, REPETITION: str(turn.repetition)}
     source = turn.side.source

@@ -31,6 +31,8 @@ class Target:
     kind: Literal["task", "gym"]
     name: str
     """Registered name of the task, or Gymnasium id."""
+    module: str | None = None
+    """What to import first: it registers the name."""
 
     @property
     def physics(self) -> str:
@@ -39,24 +41,25 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """``ant``, ``gym:CartPole-v1``, or ``module:task`` for a task that importing a module registers.
+    """``ant``, ``gym:CartPole-v1``; ``module:task`` and ``gym:module:Id-v0`` for what importing a module registers.
 
     An unknown name raises an error that suggests the nearest; for names of ours and of Gymnasium nothing heavy is
     imported to know that.
     """
+    module, colon, name = text.removeprefix(_GYM).rpartition(":")
+    if colon:
+        import_users_module(module, text)
     if text.startswith(_GYM):
-        return Target(text=text, kind="gym", name=_gym_id(text.removeprefix(_GYM)))
-    module, colon, name = text.rpartition(":")
-    if not colon:
-        if name not in IDS.values():
-            raise UnknownNameError("task", name, IDS.values())
-        return Target(text=text, kind="task", name=name)
-    import_users_module(module, text)
-    from headrace.envs import task_names
+        _check_gym_id(name)
+        return Target(text=text, kind="gym", name=name, module=module or None)
+    known = list(IDS.values())
+    if colon:
+        from headrace.envs import task_names
 
-    if name not in task_names():
-        raise UnknownNameError("task", name, task_names())
-    return Target(text=text, kind="task", name=name)
+        known = task_names()
+    if name not in known:
+        raise UnknownNameError("task", name, known)
+    return Target(text=text, kind="task", name=name, module=module or None)
 
 
 def import_users_module(module: str, text: str) -> None:
@@ -143,19 +146,15 @@ def rendering_backend(env: AnyEnv) -> str | None:
     return "native" if env.device.type == "cpu" else "warp"
 
 
-def _gym_id(name: str) -> str:
+def _check_gym_id(name: str) -> None:
     import gymnasium
 
-    module, colon, _ = name.partition(":")
-    if colon:
-        import_users_module(module, name)
     try:
         gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv as error:
         raise UnknownNameError("Gymnasium environment", name, gymnasium.registry) from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"{name!r}: Gymnasium does not accept this id: {error}") from error
-    return name
 
 
 def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from headrace.bench.learning_schema import (
 from headrace.bench.schema import EnvironmentStepTiming, Kind, Runtime, TrainingBundle
 from headrace.bench.statistic import Proportion, Statistic
 from headrace.bench.step_times import StartupClock
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -130,6 +131,8 @@ class TrainingBuilder:
                 f"TrainingBuilder.iteration: expected as many lengths and successes as rewards ({count}), "
                 f"got {len(lengths)} and {'none' if successes is None else len(successes)}"
             )
+        if not all(map(math.isfinite, rewards)):
+            raise DataError(f"TrainingBuilder.iteration: expected finite rewards, got {list(rewards)}")
         self._done.append(
             _Iteration(
                 frames=frames,

@@ -13,7 +13,7 @@ from rich.text import Text
 from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from headrace.bench.comparison import CompareCfg, Comparison
+    from headrace.bench.comparison import CompareCfg, Comparison, Difference
     from headrace.bench.schema import Bundle
 
 _SEPARATOR = "vs"
@@ -65,7 +65,8 @@ def rule_of(arguments: argparse.Namespace, allow: Sequence[str] = ()) -> Compare
     for name in arguments.allow:
         if name not in DIFFERENCES:
             raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
-    allowed = frozenset(name for name in DIFFERENCES if name in (*arguments.allow, *allow))
+    named = (*arguments.allow, *allow)
+    allowed: frozenset[Difference] = frozenset(name for name in DIFFERENCES if name in named)
     return CompareCfg(
         min_effect=arguments.min_effect, alpha=arguments.alpha, allow=allowed, metrics=tuple(arguments.metric)
     )

@@ -1,0 +1,111 @@
+"""Where results come from, and what runs use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.capture import environment_variables, git_state, hardware, versions
+from headrace.bench.monitor import ResourceMonitor
+from headrace.errors import ConfigError
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=T", "-c", "user.email=t@example.com"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_git_state_is_that_of_the_users_project(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    (tmp_path / "a").write_text("1")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-qm", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert git_state(tmp_path) == (commit, "trunk", False)
+    (tmp_path / "a").write_text("2")
+    assert git_state(tmp_path) == (commit, "trunk", True)
+    git(tmp_path, "checkout", "-q", "--detach")
+    assert git_state(tmp_path).branch is None
+
+
+def test_a_folder_without_git_has_no_state(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == (None, None, None)
+
+
+def test_versions_and_hardware_name_what_is_there() -> None:
+    found = versions(git_state(Path.cwd()))
+    assert found.headrace == "0.1.0"
+    assert found.torch is not None
+    assert found.torch.startswith("2.")
+    assert found.packages["numba"]
+    machine = hardware((1.0, 2.0, 3.0))
+    assert machine.cpu_count == os.cpu_count()
+    assert machine.cpu_name
+    assert machine.ram_gb > 0.5
+    assert machine.load_average == (1.0, 2.0, 3.0)
+
+
+def test_variables_that_matter_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    found = environment_variables()
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert "SECRET_TOKEN" not in found
+    assert "MUJOCO_GL" not in found
+
+
+def test_the_monitor_sees_the_processor_and_the_memory_of_children_too() -> None:
+    own = ResourceMonitor(0.05)
+    own.start()
+    alone = own.resources().ram_gb
+    child = subprocess.Popen([sys.executable, "-c", "x = bytearray(200_000_000); print(flush=True); input()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        begin = time.process_time()
+        while time.process_time() - begin < 0.2:
+            pass
+    finally:
+        own.stop()
+        child.communicate(b"\n")
+    found = own.resources()
+    assert alone is not None
+    assert found.ram_gb is not None
+    assert found.ram_gb.peak > alone.mean + 0.18
+    assert found.cpu_util_pct is not None
+    assert found.cpu_util_pct.peak > 1.0
+    assert found.problems == []
+
+
+def test_a_gauge_that_fails_is_told_once_and_the_others_go_on() -> None:
+    asked = []
+
+    def broken() -> float:
+        asked.append(1)
+        raise RuntimeError("no driver")
+
+    monitor = ResourceMonitor(0.01, gauges={"gpu_util_pct": broken, "ram_gb": lambda: 2.0, "gpu_mem_gb": lambda: None})
+    monitor.start()
+    time.sleep(0.05)
+    monitor.stop()
+    found = monitor.resources()
+    assert found.problems == ["gpu_util_pct: RuntimeError: no driver"]
+    assert len(asked) == 1
+    assert found.gpu_util_pct is None
+    assert found.gpu_mem_gb is None, "not there is null, not 0"
+    assert found.ram_gb is not None
+    assert found.ram_gb.n >= 2
+    monitor.stop()
+
+
+def test_an_interval_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        ResourceMonitor(0.0)

@@ -1,0 +1,184 @@
+"""Bundles, as others read them: the published JSON Schema, golden files, older and newer versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from examples import EXAMPLES, play_bundle, runtime_bundle
+
+from headrace.bench import BUNDLES, SCHEMA_VERSION, json_schema, parse_bundle, read_bundle
+from headrace.bench.bundle_files import bundle_paths, bundle_text
+from headrace.bench.json_schema import VERSIONS, digest, json_schemas, write_schemas
+from headrace.errors import ConfigError, DataError
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def validator(kind: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads((PUBLISHED / f"{kind}.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_the_published_schema_is_that_of_the_code(kind: str) -> None:
+    """If this fails: python -m headrace.bench.json_schema docs/schema"""
+    assert json.loads((PUBLISHED / f"{kind}.json").read_text()) == json_schemas()[f"{kind}.json"]
+
+
+def test_fields_do_not_change_without_a_new_version() -> None:
+    """If this fails: raise SCHEMA_VERSION, keep a golden file of the old one, teach upgrade.py to read it."""
+    published = json.loads((PUBLISHED / VERSIONS).read_text())
+    assert published[SCHEMA_VERSION] == digest(json_schemas())
+
+
+def test_publishing_other_fields_under_the_same_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_schemas(tmp_path)
+    changed = json_schemas()
+    del changed["play.json"]["properties"]["per_env"]  # type: ignore[attr-defined]
+    monkeypatch.setattr(json_schema, "json_schemas", lambda: changed)
+    with pytest.raises(ConfigError, match="raise SCHEMA_VERSION"):
+        write_schemas(tmp_path)
+
+
+def test_another_wording_needs_no_new_version() -> None:
+    changed = json_schemas()
+    changed["play.json"]["description"] = "said better"
+    assert digest(changed) == digest(json_schemas())
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_kind_of_bundle_is_valid_for_others(kind: str) -> None:
+    validator(kind).validate(json.loads(bundle_text(EXAMPLES[kind]())))
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_golden_bundles_stay_valid_and_read_back_to_the_letter(kind: str) -> None:
+    path = GOLDEN / f"{kind}-{SCHEMA_VERSION}.json"
+    validator(kind).validate(json.loads(path.read_text()))
+    bundle = read_bundle(path)
+    assert bundle.kind == kind
+    assert bundle_text(bundle) == path.read_text()
+
+
+def test_the_published_schema_can_say_no() -> None:
+    data = json.loads(bundle_text(runtime_bundle()))
+    assert validator("runtime").is_valid(data)
+    for path, value in (
+        (("run", "status"), "fine"),
+        (("run", "num_envs"), "many"),
+        (("runtime", "total_wall_time_s"), None),
+        (("surprise",), 1),
+    ):
+        broken = json.loads(json.dumps(data))
+        where = broken
+        for name in path[:-1]:
+            where = where[name]
+        where[path[-1]] = value
+        assert not validator("runtime").is_valid(broken), path
+
+
+def test_nan_and_infinity_are_refused() -> None:
+    data = json.loads(bundle_text(runtime_bundle()))
+    data["runtime"]["total_wall_time_s"] = float("nan")
+    with pytest.raises(DataError, match="total_wall_time_s"):
+        parse_bundle(json.dumps(data))
+
+
+# --- versions ---
+
+
+def test_a_newer_schema_is_refused_with_a_word_on_what_to_do() -> None:
+    data = json.loads(bundle_text(runtime_bundle()))
+    data["schema_version"] = "3.7"
+    with pytest.raises(DataError, match=r"2\.0 or older .* got '3\.7'; .*upgrade"):
+        parse_bundle(json.dumps(data))
+
+
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_bundles_of_schema_1_are_read(kind: str) -> None:
+    bundle = read_bundle(GOLDEN / f"{kind}-1.3.json")
+    assert bundle.kind == kind
+    assert bundle.schema_version == SCHEMA_VERSION
+    assert bundle.versions.packages["isaaclab"] == "3.0.0"
+    validator(kind).validate(json.loads(bundle_text(bundle)))
+
+
+def test_what_schema_1_did_not_keep_is_null() -> None:
+    bundle = read_bundle(GOLDEN / "training-1.3.json")
+    assert bundle.kind == "training"
+    fps = bundle.runtime.total_fps
+    assert fps is not None
+    assert (fps.mean, fps.std, fps.peak, fps.n, fps.samples, fps.interval) == (1000.0, 10.0, 1100.0, None, None, None)
+    assert bundle.success_rate is not None
+    assert (bundle.success_rate.rate, bundle.success_rate.n) == (0.25, None)
+    assert bundle.resources.gpu_util_pct is None
+    timing = bundle.runtime.environment_step_timing
+    assert timing is not None
+    assert timing.measurement_mode == "synchronized"
+    assert bundle.extra["note"] == "kept"
+
+
+# --- files that are no bundles ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "not JSON"),
+        ("[1, 2]", "with schema_version and run"),
+        ("{}", "with schema_version and run"),
+        ('{"schema_version": "2.0", "run": {}, "kind": "dance"}', "one of runtime"),
+        ('{"schema_version": "2.0", "run": {}, "kind": "play"}', "not a valid play bundle"),
+        ('{"schema_version": [2], "run": {}}', "schema_version 2.0 or older"),
+    ],
+)
+def test_a_file_that_is_no_bundle_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "thing.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_bundle(path)
+    assert "thing.json" in str(caught.value)
+
+
+def test_a_picture_and_a_missing_file_are_no_bundles(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(DataError, match="not text"):
+        read_bundle(tmp_path / "picture.png")
+    with pytest.raises(DataError, match="No such file"):
+        read_bundle(tmp_path / "nothing.json")
+
+
+def test_a_folder_means_the_bundles_anywhere_in_it(tmp_path: Path) -> None:
+    for name in ("b/runtime.json", "a/0/play.json", "a/0/play_osmo.json", "notes.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert bundle_paths(tmp_path) == [tmp_path / "a/0/play.json", tmp_path / "b/runtime.json"]
+    with pytest.raises(DataError, match="found none"):
+        bundle_paths(_empty(tmp_path))
+    with pytest.raises(DataError, match="nothing there"):
+        bundle_paths(tmp_path / "nowhere")
+
+
+def _empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def test_per_env_figures_are_counted_by_hand() -> None:
+    bundle = play_bundle()
+    assert bundle.per_env.episodes == [2, 0, 0, 1]
+    assert bundle.per_env.reward_mean == [15.0, None, None, 3.0]
+    assert bundle.per_env.length_mean == [15.0, None, None, 3.0]
+    assert bundle.per_env.successes == [1, 0, 0, 0]
+    assert (bundle.success_rate.successes, bundle.success_rate.n) == (1, 3)
+    assert bundle.runtime.episodes.model_dump() == {
+        "completed": 3, "terminated": 1, "truncated": 1, "diverged": 1, "unfinished": 2
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Training bundles: curves, time split, early stop, whatever has happened when the run ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from examples import origin
+
+from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
+from headrace.errors import ConfigError, DataError
+
+
+def builder(**more: object) -> TrainingBuilder:
+    """One second passes with every look at the clock."""
+    made = TrainingBuilder(clock=itertools.count(0.0).__next__, **more)  # type: ignore[arg-type]
+    made.begin()
+    return made
+
+
+def built(made: TrainingBuilder) -> TrainingBundle:
+    return made.build(origin("training"))
+
+
+def test_curves_hold_over_iterations_without_an_episode() -> None:
+    made = builder(ema_alpha=0.5)
+    made.iteration(frames=10, collection_s=0.25, learning_s=0.5)
+    made.iteration(frames=10, collection_s=0.25, learning_s=0.5, rewards=[4.0, 8.0], lengths=[4, 8])
+    made.iteration(frames=10, collection_s=0.25, learning_s=0.5)
+    made.iteration(frames=10, collection_s=0.25, learning_s=0.5, rewards=[10.0], lengths=[10])
+    learning = built(made).learning
+    assert learning.reward is not None
+    assert learning.reward.series_per_iter == [None, 6.0, None, 10.0]
+    assert learning.reward.series_ema == [None, 6.0, 6.0, 8.0]
+    assert (learning.reward.final_raw, learning.reward.final_ema) == (10.0, 8.0)
+    assert learning.frames == [10, 20, 30, 40]
+    assert learning.wall_time_s == [1.0, 2.0, 3.0, 4.0]
+    assert learning.episodes == [0, 2, 0, 1]
+    assert learning.success_rate is None, "the task has no success measure"
+
+
+def test_the_time_split_adds_up_to_the_wall_time() -> None:
+    made = builder()
+    for _ in range(3):
+        made.iteration(frames=10, collection_s=0.25, learning_s=0.5)
+    bundle = built(made)
+    split = bundle.time_split_s
+    assert split is not None
+    assert (split.collection, split.learning) == (0.75, 1.5)
+    assert split.collection + split.learning + split.other == bundle.runtime.total_wall_time_s == 4.0
+    assert bundle.runtime.throughput_fps == 30 / 4.0
+    assert bundle.runtime.collection_fps is not None
+    assert bundle.runtime.collection_fps.mean == 40.0
+
+
+def test_a_training_that_never_began_gives_a_valid_bundle() -> None:
+    bundle = TrainingBuilder().build(origin("training"))
+    assert bundle.runtime.iterations_completed == 0
+    assert bundle.learning.reward is None
+    assert bundle.success_rate is None
+    assert bundle.runtime.throughput_fps is None
+
+
+def test_the_rule_stops_once_the_window_is_full_and_good_enough() -> None:
+    made = builder(rule=SuccessRule(threshold=0.5, window=3))
+    told = [
+        made.iteration(
+            frames=1, collection_s=0.0, learning_s=0.0, rewards=[0.0] * 2, lengths=[1] * 2, successes=successes
+        )
+        for successes in ([True, True], [False, False], [False, False], [True, True], [True, False])
+    ]
+    # windows of three: 2/6, 2/6, then 3/6
+    assert told == [False, False, False, False, True]
+    assert made.stop_reason is not None
+    assert "after iteration 5" in made.stop_reason
+    bundle = built(made)
+    assert bundle.early_stop is not None
+    assert bundle.early_stop.model_dump() == {
+        "enabled": True, "success_threshold": 0.5, "success_window": 3, "reached": True, "iteration": 5
+    }  # fmt: skip
+    assert bundle.success_rate is not None
+    assert (bundle.success_rate.successes, bundle.success_rate.n) == (3, 6)
+
+
+def test_success_is_counted_per_episode_not_per_iteration() -> None:
+    """One lucky episode in a short iteration does not weigh as much as a hundred in a long one."""
+    made = builder(rule=SuccessRule(threshold=0.5, window=2))
+    for successes in ([True], [False] * 9):
+        stop = made.iteration(
+            frames=1,
+            collection_s=0.0,
+            learning_s=0.0,
+            successes=successes,
+            rewards=[0.0] * len(successes),
+            lengths=[1] * len(successes),
+        )
+    assert not stop
+    assert built(made).success_rate.rate == 0.1  # type: ignore[union-attr]
+
+
+def test_without_a_success_measure_the_rule_never_applies() -> None:
+    made = builder(rule=SuccessRule(threshold=0.1, window=1))
+    assert not made.iteration(frames=1, collection_s=0.0, learning_s=0.0, rewards=[9.0], lengths=[9])
+
+
+def test_no_series_keeps_the_final_values() -> None:
+    made = builder(series=False)
+    made.iteration(frames=1, collection_s=0.0, learning_s=0.0, rewards=[9.0], lengths=[9])
+    learning = built(made).learning
+    assert learning.reward is not None
+    assert learning.reward.final_raw == 9.0
+    assert learning.reward.series_per_iter is learning.reward.series_ema is learning.frames is None
+
+
+def test_a_reward_that_is_not_finite_is_refused_when_it_comes() -> None:
+    """Not when the bundle is made, which would cost all that came before."""
+    with pytest.raises(DataError, match="finite rewards"):
+        builder().iteration(frames=1, collection_s=0, learning_s=0, rewards=[float("nan")], lengths=[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: SuccessRule(threshold=1.5), "--success-threshold"),
+        (lambda: SuccessRule(window=0), "--success-window"),
+        (lambda: TrainingBuilder(ema_alpha=0.0), "--ema-alpha"),
+        (lambda: TrainingBuilder().iteration(frames=1, collection_s=0, learning_s=0), "begin"),
+        (lambda: builder().iteration(frames=1, collection_s=0, learning_s=0, rewards=[1.0]), "as many lengths"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong()  # type: ignore[operator]
