@@ -23,6 +23,7 @@ from headrace.cli import (
     startup,
     sweep,
     tasks,
+    train,
     view,
 )
 from headrace.errors import HeadraceError
@@ -34,6 +35,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace run ant --num-envs 256         step it and see how fast it is
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
   headrace view ant                       watch it live in a browser
+  headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
   headrace imitate pusher-solid --out F   record an expert and train such a policy
   headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
@@ -51,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     modules = (
-        *(tasks, run, view, evaluate, imitate, record),
+        *(tasks, run, view, train, evaluate, imitate, record),
         *(runtime, startup, compare, sweep),
         *(doctor, completion),
     )
