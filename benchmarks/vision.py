@@ -78,7 +78,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     parts = arguments.part or list("abcd")
-    count, seconds = (3, 0.3) if arguments.quick else (9, 0.6)
+    count, seconds = (3, 0.2) if arguments.quick else (7, 0.5)
     results: list[Result] = []
     failures: list[str] = []
     if "b" in parts:

@@ -74,10 +74,12 @@ def test_cartpole_is_solved(memory: str) -> None:
 
 @pytest.mark.slow
 def test_cartpole_is_solved_from_pictures() -> None:
-    learner = PPO(headrace.make("cartpole-camera", num_envs=64, seed=0), PPOCfg())
-    for _ in learner.learn(120):
+    gray = {"color": "gray"}
+    cfg = PPOCfg(epochs=4, minibatches=8, max_learning_rate=1e-3)
+    learner = PPO(headrace.make("cartpole-camera", num_envs=64, seed=0, overrides=gray), cfg)
+    for _ in learner.learn(100):
         pass
-    assert evaluate(learner.policy, headrace.make("cartpole-camera", num_envs=16)) > 270
+    assert evaluate(learner.policy, headrace.make("cartpole-camera", num_envs=16, overrides=gray)) > 285
 
 
 def test_a_policy_on_pictures_runs_and_learns_a_step() -> None:
@@ -87,6 +89,21 @@ def test_a_policy_on_pictures_runs_and_learns_a_step() -> None:
     (report,) = learner.learn(1)
     assert report.steps == 16
     assert all(not torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+
+
+def test_features_of_pictures_learn_what_the_critic_is_told() -> None:
+    """``guess`` is there for pictures beside a state, and its error falls."""
+    env = headrace.make("cartpole-camera", num_envs=16, threads=1, overrides={"color": "gray", "pixels": 32})
+    learner = PPO(env, PPOCfg(steps=16, minibatches=2, max_learning_rate=1e-3))
+    errors_: list[float] = []
+    for _ in learner.learn(8):
+        rollout = learner.buffer.rollout()
+        obs = {name: group.flatten(0, 1) for name, group in rollout.obs.items()}
+        with torch.no_grad():
+            seen, told, _ = learner.policy.features(obs, learner.policy.initial_state(256))
+            errors_.append(float((learner.policy.guess(seen) - told).square().mean()))
+    assert errors_[-1] < 0.5 * errors_[0], errors_
+    assert PPO(headrace.make("cartpole", num_envs=4, threads=1)).policy.guess is None
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
