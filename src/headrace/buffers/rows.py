@@ -34,14 +34,15 @@ class EnvRows:
 
     def select(self, per_env: Tensor) -> Tensor:
         """The rows of a full (N, …) tensor that line up with the rows of the call: a copy for indices, else itself."""
-        return per_env if self.ids is None or self.mask is not None else per_env[self.ids]
+        return per_env if self.ids is None or self.mask is not None else per_env.index_select(0, self.ids)
 
     def write(self, target: Tensor, rows: Tensor) -> None:
         """Put ``rows`` (row_count, …) into a full (N, …) tensor, leaving other environments alone."""
         if self.mask is not None:
             target.copy_(torch.where(over(self.mask, target), rows, target))
         elif self.ids is not None:
-            target[self.ids] = rows
+            # whole rows at once; an indexed assignment goes element by element
+            target.index_copy_(0, self.ids, rows.to(target.dtype))
         else:
             target.copy_(rows)
 

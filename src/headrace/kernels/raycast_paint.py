@@ -65,10 +65,18 @@ def paint_line(
     first_x = np.float32(frame.left + 0.5 * (frame.right - frame.left) / frame.width)
     at_y = np.float32(frame.top - (y + 0.5) * (frame.top - frame.bottom) / frame.height)
     ambient_r, ambient_g, ambient_b = scratch.ambient[0], scratch.ambient[1], scratch.ambient[2]
-    for k in range(ids.shape[0]):
-        red[k], green[k], blue[k] = ambient_r, ambient_g, ambient_b
-    illuminate(scene, scratch.lights, diffuse, z, xs, first_x, step_x, at_y, work)
     at, width = 0, ids.shape[0]
+    # light falls on geoms: nothing left of the first or right of the last one on the line is lit
+    first, last = 0, width
+    while first < width and ids[first] < 0:
+        first += 1
+    while last > first and ids[last - 1] < 0:
+        last -= 1
+    for k in range(first, last):
+        red[k], green[k], blue[k] = ambient_r, ambient_g, ambient_b
+    if first < last:
+        lit = work[:, first:last]
+        illuminate(scene, scratch.lights, diffuse, z[first:last], xs[first:last], first_x, step_x, at_y, lit)
     veil = alpha < _ONE
     while at < width:
         g = ids[at]

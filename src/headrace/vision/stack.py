@@ -165,7 +165,11 @@ class FrameStack:
         """
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
         self._require_frames(where)
-        return self._observation(where.select(self._frames.data))
+        if self._normalize or where.ids is None or where.mask is not None:
+            return self._observation(where.select(self._frames.data))
+        stacks = self._layout(self._frames.data)
+        out = fresh((where.row_count, *stacks.shape[1:]), self.observation_dtype, self.device)
+        return torch.index_select(stacks, 0, where.ids, out=out)
 
     def peek(self, frames: Tensor, env_ids: Ids | None = None) -> Tensor:
         """What ``observe(env_ids)`` would give after ``append(frames, env_ids)``; changes nothing. Fresh memory.
