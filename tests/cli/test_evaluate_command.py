@@ -114,3 +114,15 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
 def test_requests_that_cannot_be_met_say_why(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _run(*words)
+
+
+def test_an_evaluation_can_be_filmed_and_never_over_another_film(tmp_path: Path) -> None:
+    from headrace.recording.mp4 import frame_times
+
+    film = tmp_path / "film.mp4"
+    words = ("--policy", POLICY, "--episodes", "3", "--num-envs", "2", "--video", str(film))
+    assert _run(*words) == 0
+    # two environments play three episodes of at most 40 steps
+    assert 10 < len(frame_times(film)) <= 80
+    with pytest.raises(ConfigError, match="already exists"):
+        _run(*words)

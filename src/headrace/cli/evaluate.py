@@ -17,6 +17,8 @@ from headrace.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
     from headrace.chunking import Admission, PolicyLike
+    from headrace.envs import BatchEnv
+    from headrace.recording import VideoObserver
     from headrace.rollout import Evaluation
 
 _RULES = "greedy, subset, any, all, all:hold, clock:K, clock:K:hold, threshold:N"
@@ -54,6 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--strict", action="store_true", help="bit-reproducible: batches of one fixed size")
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a batch with --strict (default: 16)")
     parser.add_argument("--ensemble", type=float, metavar="DECAY", help="ACT's temporal ensembling; plays 1 a chunk")
+    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first nine environments")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
@@ -81,6 +84,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     shape = env.single_action_space.shape or (0,)
     policy = as_chunk_policy(_policy(arguments.policy, arguments.task), horizon=arguments.horizon, action_dim=shape[0])
     usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
+    video = _film(env, arguments.video)
     try:
         found = evaluate(
             env,
@@ -100,9 +104,24 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             _show(cast("Evaluation", error.finished), arguments.csv)
         raise
     finally:
+        if video is not None:
+            video.close()
         env.close()
     _show(found, arguments.csv)
     return 130 if found.status == "interrupted" else 0
+
+
+def _film(env: BatchEnv, path: Path | None) -> VideoObserver | None:
+    """Film ``env`` from now on, where somebody asked for it."""
+    if path is None:
+        return None
+    from headrace.recording import VideoObserver
+
+    if path.exists():
+        raise ConfigError(f"--video: {path} already exists, and nothing is ever overwritten; choose another path")
+    video = VideoObserver(path, render=env.render_each, fps=1.0 / env.task.dt)
+    env.attach(video)
+    return video
 
 
 def _show(found: Evaluation, table: Path | None) -> None:
