@@ -15,6 +15,7 @@ _SHORT = {
     "dqn_with_frame_replay": ["--steps", "300", "--buffer", "200"],
     "evaluate_lerobot_style_policy": ["--episodes", "8", "--num-envs", "4"],
     "expensive_resets": ["--num-envs", "4", "--episodes", "8", "--seconds", "0.02"],
+    "train_with_each_library": ["--task", "cartpole", "--num-envs", "4", "--iterations", "1"],
     "two_timescales": ["--num-envs", "8", "--ticks", "10"],
 }
 
