@@ -29,7 +29,8 @@ class MinGRU(nn.Module):
         hidden_size: H.
         num_layers: layers on top of each other.
         batch_first: slices are (B, T, …) instead of (T, B, …). The state is (layers, B, H) either way.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     def __init__(

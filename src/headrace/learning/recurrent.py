@@ -105,7 +105,8 @@ class GRU(_Recurrent):
         backend: how slices are run; see :mod:`headrace.learning.backends`. ``auto`` measures the candidates on the
             first slice of each kind of work (device, shape, share of resets) and keeps the quickest; inside
             ``torch.compile`` it is ``scan``.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     def __init__(

@@ -205,8 +205,9 @@ def vtrace(
     advantage = ρ_t·(r_t + γ·(V'_t + d_{t+1}) − V_t),  value_target = V_t + d_t
     ```
 
+    The arguments that are not listed are those of every estimator.
+
     Args:
-        reward, value, next_value, terminated, truncated, gamma, active, batch_first: as in every estimator.
         log_ratio: log π(a_t|s_t) − log μ(a_t|s_t): the learner's log-probability minus the actor's.
         rho_clip: ρ̄, which fixes the policy whose value is learned.
         c_clip: c̄, which trades the speed of contraction for variance.

@@ -50,7 +50,8 @@ def rollout_values(
         last_obs: (N, …), what it would see next, after the last step.
         final_obs: (E, …), true last observations of episodes that ended inside. Truncated steps need theirs;
             for terminated ones it may be left out, as no estimator reads that next value.
-        final_step, final_env: int64 (E,), the step and environment each of these rows belongs to.
+        final_step: int64 (E,), the step each of these rows belongs to.
+        final_env: int64 (E,), its environment.
         active: bool (T, N), False where the environment was suspended. Those rows are not evaluated; both results are 0
             there.
         chunk_size: most rows the network is given at once; caps the memory of its activations. None: no cap.
