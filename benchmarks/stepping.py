@@ -8,6 +8,7 @@ Contestants, one process each, measured in turn:
   sync, async  Gymnasium's vector environments. Async runs a process per environment and is measured with 16.
 
   python benchmarks/stepping.py            the whole table, about 9 minutes
+  python benchmarks/stepping.py --sizes 16 only batches of 16, about two minutes
   python benchmarks/stepping.py --quick    two tasks at 256, under a minute
   python benchmarks/stepping.py --check    exit 1 and name each bar that falls short
 """
@@ -44,6 +45,7 @@ SETTLE = 60  # steps before measuring, so that bodies have fallen and episodes a
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: pendulum and ant at 256, short rounds")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="how many environments; 16, 256 and 1024")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -62,7 +64,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     console = Console()
-    plan = [(task, size) for task in ACTION for size in SIZES]
+    plan = [(task, size) for task in ACTION for size in arguments.sizes]
     count, seconds = 5, 0.8
     if arguments.quick:
         plan, count, seconds = [("inverted-pendulum", 256), ("ant", 256)], 3, 0.5

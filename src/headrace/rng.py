@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -77,13 +78,12 @@ def uniform(
     draw: Tensor | int = 0,
 ) -> Tensor:
     """Uniform numbers in [low, high), float64 (n, count). Arguments as in :func:`random_bits`."""
-    first = _draws(draw, episode_ids)
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
-        out = torch.empty((episode_ids.shape[0], count), dtype=torch.float64)
-        _uniform_kernel()(key, episode_ids.numpy(), first.numpy(), low, high - low, out.numpy())
-        return out
-    return _unit(bits_reference(key, episode_ids, first, count)) * (high - low) + low
+        ids, first, out = _arrays(episode_ids, draw, count)
+        _uniform_kernel()(key, ids, first, low, high - low, out)
+        return torch.from_numpy(out)
+    return _unit(bits_reference(key, episode_ids, _draws(draw, episode_ids), count)) * (high - low) + low
 
 
 def normal(
@@ -93,13 +93,12 @@ def normal(
 
     Arguments as in :func:`random_bits`.
     """
-    first = _draws(draw, episode_ids)
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
-        out = torch.empty((episode_ids.shape[0], count), dtype=torch.float64)
-        _normal_kernel()(key, episode_ids.numpy(), first.numpy(), std, out.numpy())
-        return out
-    bits = bits_reference(key, episode_ids, 2 * first, 2 * count)
+        ids, first, out = _arrays(episode_ids, draw, count)
+        _normal_kernel()(key, ids, first, std, out)
+        return torch.from_numpy(out)
+    bits = bits_reference(key, episode_ids, 2 * _draws(draw, episode_ids), 2 * count)
     radius, angle = _unit(bits[:, 0::2]), _unit(bits[:, 1::2])
     return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle) * std
 
@@ -114,6 +113,16 @@ def bits_reference(key: int, episode_ids: Tensor, first: Tensor, count: int) -> 
 
 def _draws(draw: Tensor | int, episode_ids: Tensor) -> Tensor:
     return draw if isinstance(draw, Tensor) else torch.full_like(episode_ids, draw)
+
+
+def _arrays(
+    episode_ids: Tensor, draw: Tensor | int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Episode ids and first draws as the CPU kernels take them, and an output (n, count)."""
+    ids = episode_ids.numpy()
+    # numpy's small arrays cost a fraction of torch's: this runs whenever an episode begins
+    first = draw.numpy() if isinstance(draw, Tensor) else np.full(ids.shape[0], draw, np.int64)
+    return ids, first, np.empty((ids.shape[0], count))
 
 
 def _signed(value: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.board import Board
-from headrace.envs.ids import checked_actions, checked_ids, checked_seed
+from headrace.envs.ids import checked_ids, checked_seed, taken_actions
 from headrace.envs.rehearsal import rehearse
 from headrace.envs.reset_options import parse_reset_options
 from headrace.envs.roster import Roster
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Autoreset = Literal["same_step", "disabled"]
 _TILES = 16
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class _Before(NamedTuple):
@@ -175,7 +174,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             self._slots.started.zero_()
         ids = request.ids
         if ids is None or len(ids):
-            self._begin(ids, request.episode_ids, observe=request.observe)
+            self._begin(Rows(self.sim, self._slots, ids), request.episode_ids, observe=request.observe)
         self._ready = True
         return self._board.copy(), {}
 
@@ -192,31 +191,30 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         if not self._ready:
             raise LifecycleError("step: expected reset() first, got step(); call env.reset()")
         ids = self._roster.ids
-        actions = checked_actions(actions, self.task.action_space, ids, self.num_envs, self.device)
+        actions, chosen = taken_actions(actions, self.task.action_space, ids, self._slots.everyone)
         wanted = (
             None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, self.device, name="observe"))
         )
-        if ids is not None and not len(ids):
+        if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
         seen = _Before(self._board.copy(), self._slots.episode_ids.clone()) if self._observers else None
 
         rows = Rows(self.sim, self._slots, ids)
-        chosen = actions if ids is None else actions.index_select(0, ids)
-        chosen = chosen.to(torch.float64 if chosen.is_floating_point() else torch.int64)
         self.timer.start("task")
         self.task.apply_action(rows, chosen)
         self.timer.start("physics")
         failed = self.sim.step(ids, self.task.cfg.decimation)
         self.timer.start("task")
-        verdict, diverged = self._judge(ids, chosen, failed)
-        step, ended_ids = self._close(ids, verdict, diverged, wanted)
+        rows.renew()
+        verdict, diverged = self._judge(ids, rows, chosen, failed)
+        step, ended = self._close(ids, verdict, diverged, wanted)
         try:
             if seen is not None:
                 self._show(ids, seen, actions, step)
         finally:
             # also when an observer raised: an ended episode must not go on
-            if ended_ids is not None and self.autoreset == "same_step":
-                self._begin(ended_ids, None, observe=None)
+            if ended is not None and self.autoreset == "same_step":
+                self._begin(ended, None, observe=None)
                 step = step._replace(obs=self._board.copy())
         self.timer.stop()
         return step
@@ -295,28 +293,30 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     # --- inside a step ------------------------------------------------------------------------------------------
 
-    def _judge(self, ids: Tensor | None, chosen: Tensor, failed: Tensor | None) -> tuple[Verdict, Tensor | None]:
+    def _judge(
+        self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None
+    ) -> tuple[Verdict, Tensor | None]:
         """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
         self._slots.advance(ids)
-        rows = Rows(self.sim, self._slots, ids)
         obs = self.task.observe(rows)
         reward = self.task.reward(rows, chosen)
         terminated = self.task.terminated(rows)
-        diverged = self._diverged_rows(rows, obs, reward, failed)
-        self._board.write(ids, obs, None if diverged is None else (~diverged).nonzero().squeeze(1))
+        unfit = None if failed is None else torch.isin(rows.ids, failed.to(self.device))
+        diverged = self._board.post(rows.ids, obs, reward, unfit)
         verdict = self._slots.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
         return verdict, diverged
 
     def _close(
         self, ids: Tensor | None, verdict: Verdict, diverged: Tensor | None, wanted: Tensor | None
-    ) -> tuple[Step, Tensor | None]:
+    ) -> tuple[Step, Rows | None]:
         """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
-        ended, ended_ids = verdict.ended, None
-        if len(ended):
-            ended_ids = ended if ids is None else ids.index_select(0, ended)
-            success = self.task.success(Rows(self.sim, self._slots, ended_ids))
-            gone = None if diverged is None else diverged.index_select(0, ended)
+        ended, ended_ids = None, None
+        if verdict.ended.shape[0]:
+            ended_ids = verdict.ended if ids is None else ids.index_select(0, verdict.ended)
+            ended = Rows(self.sim, self._slots, ended_ids)
+            success = self.task.success(ended)
+            gone = None if diverged is None else diverged.index_select(0, verdict.ended)
             ends, totals, mask = self._slots.ends(ended_ids, success, gone)
             info = {"ends": ends, "episode": totals, "_episode": mask}
             self.divergences += 0 if gone is None else int(gone.sum())
@@ -332,7 +332,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             elif self._wants_final_obs:
                 info["final_obs"] = obs
                 info["_final_obs"] = self._mask_of(ended_ids)
-        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
+        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended
 
     def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
         """bool (N,): active and wanted, or at the end of an episode."""
@@ -368,19 +368,22 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         for observer in self._observers:
             observer.after_step(record)
 
-    def _begin(self, ids: Tensor | None, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
-        """Start an episode in each of ``ids`` (None: all), with the given identities or the slots' next ones.
+    def _begin(self, rows: Rows, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
+        """Start an episode in each of ``rows``, with the given identities or the slots' next ones.
 
         Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names.
         """
         self.timer.start("reset")
-        everyone = self._slots.everyone if ids is None else ids
+        everyone = rows.ids
+        ids = None if everyone is self._slots.everyone else everyone
         self._slots.begin(everyone, episode_ids)
         self.sim.reset(ids)
-        self.task.reset(Rows(self.sim, self._slots, ids))
+        rows.renew()
+        self.task.reset(rows)
         self.sim.forward(ids)
+        rows.renew()
         self._board.begin(everyone)
-        self._board.write(ids, self.task.observe(Rows(self.sim, self._slots, ids)), None)
+        self._board.show(everyone, self.task.observe(rows))
         if self._board.has_cameras:
             read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
             self._board.draw(read)
@@ -397,22 +400,6 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
                 observer.after_reset(record)
         self.timer.stop()
 
-    def _diverged_rows(self, rows: Rows, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
-        """bool (n,): rows whose simulation failed or whose numbers are not finite; None if there are none."""
-        # no number is larger than the norm: all are fine if float32 can hold that, else they are looked at row by row.
-        # Not finite is what the caller would see so: a reward of 1e60, from an action of 1e30, is infinite as float32
-        total = torch.linalg.vector_norm(reward)
-        for values in obs.values():
-            total = total + torch.linalg.vector_norm(values)
-        if failed is None and float(total) <= _FLOAT32_MAX:
-            return None
-        diverged = ~(reward.abs() <= _FLOAT32_MAX)
-        for values in obs.values():
-            diverged |= ~(values.flatten(1).abs() <= _FLOAT32_MAX).all(dim=1)
-        if failed is not None:
-            diverged |= torch.isin(rows.ids, failed.to(self.device))
-        return diverged if bool(diverged.any()) else None
-
     def _idle_step(self, wanted: Tensor | None) -> Step:
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         reward = torch.zeros(self.num_envs, dtype=torch.float32, device=self.device)
@@ -421,7 +408,10 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _mask_of(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        mask[ids] = True
+        if self.device.type == "cpu":
+            mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own
+        else:
+            mask[ids] = True
         return mask
 
     def _open_viewer(self) -> Viewer:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.sim import Simulation, default_threads
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from headrace.envs.picture_spec import PictureSpec
     from headrace.envs.pictures import Pictures
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
+_NO_FLAGS = np.empty(0, np.bool_)
 
 
 class Board:
@@ -34,9 +38,19 @@ class Board:
             for name, box in space.spaces.items()
         }
         self._numbers = [name for name in self._held if name not in pictures]
+        # views of the numbers; numba and numpy are quicker than torch on a handful of rows
+        self._arrays = {name: self._held[name].numpy() for name in self._numbers} if sim.device.type == "cpu" else {}
+        self._lines = tuple(self._arrays.values())
+        if self._arrays:
+            from headrace.kernels import episodes
+
+            self._kernels = episodes
         self._cameras: dict[str, Pictures] = {}
         if pictures:
             from headrace.envs.pictures import Pictures  # compiles the ray caster: only for tasks that look
+            from headrace.vision.normalize import fresh
+
+            self._fresh = fresh
 
             self._cameras = {
                 name: Pictures(spec, sim.model, sim.num_envs, threads or default_threads())
@@ -53,28 +67,53 @@ class Board:
         """How many camera frames have been rendered so far."""
         return sum(camera.frames_drawn for camera in self._cameras.values())
 
-    def write(self, ids: Tensor | None, obs: Obs, keep: Tensor | None) -> None:
-        """Write the rows' numbers, float64 (n, …), and note their poses for the cameras, without drawing.
+    def post(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
+        """Show the rows that acted, and note their poses for the cameras, without drawing.
+
+        A row is diverged if its simulation failed or if it has a number that float32 cannot hold: it keeps what it
+        showed before.
 
         Args:
-            ids: int64 (n,); None for all.
-            obs: the groups that the task computes.
-            keep: rows (not environments) to write, int64; None for all. A diverged row keeps its last finite one.
+            ids: the environments that acted, int64 (n,).
+            obs: the groups that the task computes, float64 (n, F).
+            reward: float64 (n,).
+            failed: bool (n,); None for none.
+
+        Returns:
+            bool (n,): the diverged rows; None if there are none.
         """
-        if keep is not None:
-            everyone = torch.arange(self._sim.num_envs, device=self._sim.device) if ids is None else ids
-            ids, obs = everyone.index_select(0, keep), {name: obs[name].index_select(0, keep) for name in self._numbers}
-        for name in self._numbers:
-            held, values = self._held[name], obs[name]
-            if ids is None:
-                held.copy_(values)
-            else:
-                held[ids] = values.to(held.dtype)
+        if self._arrays:
+            rows, flags = ids.numpy(), _NO_FLAGS if failed is None else failed.numpy()
+            diverged = np.empty(len(rows), np.bool_)
+            count = self._kernels.post_rows(rows, self._values(obs), self._lines, reward.numpy(), flags, diverged)
+            gone = torch.from_numpy(diverged) if count else None
+        else:
+            gone = self.post_reference(ids, obs, reward, failed)
         if self._cameras:
-            everyone = torch.arange(self._sim.num_envs, device=self._sim.device) if ids is None else ids
-            qpos = self._sim.field("qpos").index_select(0, everyone).cpu()
-            for camera in self._cameras.values():
-                camera.push(everyone.cpu(), qpos)
+            self._note_poses(ids if gone is None else ids[~gone])
+        return gone
+
+    def post_reference(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
+        """:meth:`post` in torch operations, without the poses."""
+        fine = reward.abs() <= FLOAT32_MAX
+        for name in self._numbers:
+            fine &= (obs[name].abs() <= FLOAT32_MAX).all(dim=1)
+        if failed is not None:
+            fine &= ~failed
+        for name in self._numbers:
+            held = self._held[name]
+            held[ids[fine]] = obs[name][fine].to(held.dtype)
+        return None if bool(fine.all()) else ~fine
+
+    def show(self, ids: Tensor, obs: Obs) -> None:
+        """Show the first observation of episodes that begin in ``ids`` (m,), groups of float64 (m, F); as ``post``."""
+        if self._arrays:
+            self._kernels.show_rows(ids.numpy(), self._values(obs), self._lines)
+        else:
+            for name in self._numbers:
+                self._held[name][ids] = obs[name].to(self._held[name].dtype)
+        if self._cameras:
+            self._note_poses(ids)
 
     def begin(self, ids: Tensor) -> None:
         """Forget the camera history of environments that begin an episode."""
@@ -87,11 +126,23 @@ class Board:
             return
         for name, camera in self._cameras.items():
             held = self._held[name]
-            held[ids] = camera.draw(ids.cpu()).to(held.device)
+            held.index_copy_(0, ids, camera.draw(ids.cpu()).to(held.device))
 
     def copy(self) -> Obs:
         """All rows, fresh."""
-        return {name: held.clone() for name, held in self._held.items()}
+        arrays = self._arrays
+        return {
+            name: torch.from_numpy(arrays[name].copy()) if name in arrays else self._cloned(name) for name in self._held
+        }
+
+    def _cloned(self, name: str) -> Tensor:
+        held = self._held[name]
+        # pictures are large: memory that was used before spares the page faults of memory from the system
+        return (
+            self._fresh(tuple(held.shape), held.dtype, held.device).copy_(held)
+            if name in self._cameras
+            else held.clone()
+        )
 
     def rows(self, ids: Tensor) -> Obs:
         """Some rows, fresh."""
@@ -112,3 +163,11 @@ class Board:
         """Release the cameras."""
         for camera in self._cameras.values():
             camera.close()
+
+    def _values(self, obs: Obs) -> tuple[NDArray[np.float64], ...]:
+        return tuple([np.ascontiguousarray(obs[name].numpy()) for name in self._numbers])
+
+    def _note_poses(self, ids: Tensor) -> None:
+        qpos = self._sim.field("qpos").index_select(0, ids).cpu()
+        for camera in self._cameras.values():
+            camera.push(ids.cpu(), qpos)

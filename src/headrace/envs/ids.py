@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -75,6 +77,26 @@ def checked_seed(seed: int, *, of_all: bool = True) -> int:
     return number
 
 
+def taken_actions(
+    actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, everyone: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The actions as :func:`checked_actions` gives them, and those of the active rows as a task wants them.
+
+    The latter are fresh: float64 (n, A), or int64 (n,) for a Discrete space.
+    """
+    num_envs, device, rows = everyone.shape[0], everyone.device, everyone if active_ids is None else active_ids
+    if device.type == "cpu" and isinstance(space, spaces.Box):
+        actions = _of_right_kind(actions, space, num_envs, device)
+        # one pass instead of a check, a selection and a cast
+        given = np.ascontiguousarray(actions.numpy())
+        flat = given if given.ndim == 2 else given.reshape(num_envs, math.prod(given.shape[1:]))
+        chosen = np.empty((rows.shape[0], flat.shape[1]))
+        if _kernels().take_rows(flat, rows.numpy(), chosen):
+            return actions, torch.from_numpy(chosen.reshape(-1, *given.shape[1:]) if given.ndim != 2 else chosen)
+    actions = checked_actions(actions, space, active_ids, num_envs, device)
+    return actions, actions.index_select(0, rows).to(torch.float64 if actions.is_floating_point() else torch.int64)
+
+
 def checked_actions(
     actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
 ) -> Tensor:
@@ -87,6 +109,24 @@ def checked_actions(
         num_envs: N.
         device: where the actions must be.
     """
+    actions = _of_right_kind(actions, space, num_envs, device)
+    if isinstance(space, spaces.Discrete):
+        low, count = int(space.start), int(space.n)
+        fine = (actions >= low) & (actions < low + count)
+        wish = f"a choice in [{low}, {low + count})"
+    else:
+        # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
+        if math.isfinite(float(actions.sum())):
+            return actions
+        fine = torch.isfinite(actions)
+        wish = "finite numbers"
+    if not fine.all():
+        _refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+    return actions
+
+
+def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
+    """The actions without a gradient, once it is known that they are a tensor of the right shape, device and dtype."""
     if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
         raise DtypeError(
             f"actions: expected a torch tensor, got {type(actions).__name__}; "
@@ -105,19 +145,8 @@ def checked_actions(
     if isinstance(space, spaces.Discrete):
         if actions.dtype not in (torch.int64, torch.int32):
             raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
-        low, count = int(space.start), int(space.n)
-        fine = (actions >= low) & (actions < low + count)
-        wish = f"a choice in [{low}, {low + count})"
-    else:
-        if actions.dtype not in (torch.float32, torch.float64):
-            raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
-        # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
-        if math.isfinite(float(actions.sum())):
-            return actions
-        fine = torch.isfinite(actions)
-        wish = "finite numbers"
-    if not fine.all():
-        _refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+    elif actions.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
     return actions
 
 
@@ -132,3 +161,10 @@ def _refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, w
             f"actions: expected {wish}, got {actions[first].tolist()} for environment {first} "
             f"(bad rows: {shown}); nothing was stepped"
         )
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from headrace.kernels import episodes  # brings numba: on use
+
+    return episodes

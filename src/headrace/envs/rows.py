@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace import rng
 from headrace.envs.slots import Slots
 from headrace.sim import Simulation
 from headrace.sim.mujoco_api import Model
+
+_ALL = slice(None)
 
 
 class Rows:
@@ -25,18 +30,23 @@ class Rows:
         self._sim = sim
         self._slots = slots
         self._ids = ids
+        # on the CPU rows are gathered and scattered by numpy, whose calls take a third of the time of torch's
+        self._on_cpu = sim.device.type == "cpu"
+        self._index = None if ids is None or not self._on_cpu else ids.numpy()
         self._parent: Rows | None = None
         self._seen: dict[tuple[str, int | slice | tuple[int, ...] | None], Tensor] = {}
+
+    def renew(self) -> None:
+        """The simulation has moved on: what was read of it is read again."""
+        self._seen.clear()
 
     def __len__(self) -> int:
         return self._sim.num_envs if self._ids is None else int(self._ids.shape[0])
 
     @property
     def ids(self) -> Tensor:
-        """int64 (n,): the environments."""
-        if self._ids is None:
-            return torch.arange(self._sim.num_envs, device=self._sim.device)
-        return self._ids
+        """int64 (n,): the environments. Do not write into it."""
+        return self._slots.everyone if self._ids is None else self._ids
 
     @property
     def device(self) -> torch.device:
@@ -66,21 +76,28 @@ class Rows:
 
     def get(self, field: str, index: int | slice | tuple[int, ...] | None = None) -> Tensor:
         """MjData ``field``, float64 (n, …); with ``index`` only that part of its second axis, for example one body."""
-        key = (field, index)
         # slices cannot be keys before Python 3.12
-        memo = key if not isinstance(index, slice) else (f"{field}[:]", (index.start, index.stop, index.step))
+        memo = (f"{field}[:]", (index.start, index.stop, index.step)) if isinstance(index, slice) else (field, index)
         if memo not in self._seen:
-            view = self._sim.field(field)
-            if index is not None:
-                view = view[:, list(index) if isinstance(index, tuple) else index]
-            self._seen[memo] = self._pick(view)
+            self._seen[memo] = self._pick(self._view(field, list(index) if isinstance(index, tuple) else index))
         return self._seen[memo]
+
+    def join(self, *fields: str | tuple[str, slice]) -> Tensor:
+        """Several MjData fields side by side, flat, float64 (n, features); with a slice, part of the second axis.
+
+        What an observation mostly is: ``rows.join(("qpos", slice(2, None)), "qvel")``. The caller owns it.
+        """
+        named = [(field, _ALL) if isinstance(field, str) else field for field in fields]
+        if not self._on_cpu:
+            return torch.cat([self.get(field, part).flatten(1) for field, part in named], dim=1)
+        views = [self._array(field)[:, part] for field, part in named]
+        chosen = views if self._index is None else [view[self._index] for view in views]
+        parts = [array if array.ndim == 2 else array.reshape(array.shape[0], -1) for array in chosen]
+        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float64))
 
     def set(self, field: str, values: Tensor, index: int | slice | None = None) -> None:
         """Write MjData state ``field`` (``qpos``, ``ctrl``, …), float64 (n, …) or what broadcasts to it."""
-        view = self._sim.field(field)
-        view = view if index is None else view[:, index]
-        self._put(view, values)
+        self._put(self._view(field, index), values)
         self._forget()
 
     def get_model(self, field: str) -> Tensor:
@@ -130,15 +147,38 @@ class Rows:
         if self._parent is not None:
             self._parent._forget()
 
-    def _pick(self, view: Tensor) -> Tensor:
-        if self._ids is None:
-            rows = view.clone(memory_format=torch.contiguous_format)
+    def _array(self, field: str) -> NDArray[Any]:
+        views = self._slots.field_views
+        if field not in views:
+            views[field] = self._sim.field(field).numpy()
+        return views[field]
+
+    def _view(self, field: str, index: int | slice | list[int] | None) -> Tensor | NDArray[Any]:
+        """All N environments' ``field``, or the part ``index`` of its second axis; a copy where that is a list."""
+        if self._on_cpu:
+            array = self._array(field)
+            return array if index is None else array[:, index]
+        view = self._sim.field(field)
+        return view if index is None else view[:, index]
+
+    def _pick(self, view: Tensor | NDArray[Any]) -> Tensor:
+        if self._on_cpu:
+            array = view.numpy() if isinstance(view, Tensor) else view
+            # numpy lays out what it indexes as it likes; a copy is in C order
+            rows = torch.from_numpy(array.copy() if self._index is None else np.ascontiguousarray(array[self._index]))
         else:
-            rows = view.index_select(0, self._ids)
+            assert isinstance(view, Tensor)
+            plain = torch.contiguous_format
+            rows = view.clone(memory_format=plain) if self._ids is None else view.index_select(0, self._ids)
         # a simulation in single precision: tasks compute in double all the same
         return rows.to(torch.float64) if rows.dtype == torch.float32 else rows
 
-    def _put(self, view: Tensor, values: Tensor) -> None:
+    def _put(self, view: Tensor | NDArray[Any], values: Tensor) -> None:
+        if self._on_cpu:
+            array = view.numpy() if isinstance(view, Tensor) else view
+            array[_ALL if self._index is None else self._index] = values.detach().numpy()
+            return
+        assert isinstance(view, Tensor)
         if self._ids is None:
             view.copy_(values)
         else:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.types import EpisodeEnds
 
-_NOTHING = torch.empty(0, dtype=torch.int64)
-_NO_FLAGS = torch.empty(0, dtype=torch.bool)
+_NOTHING = np.empty(0, np.int64)
+_NO_FLAGS = np.empty(0, np.bool_)
 _NO_LIMIT = 2**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a step made of the rows that acted, as fresh tensors over all N environments."""
 
     reward: Tensor
@@ -32,8 +33,8 @@ class Verdict:
 class Slots:
     """Per-environment bookkeeping; owns its tensors, all (N,) or (N, …) on one device.
 
-    On the CPU a step's bookkeeping is one numba call; elsewhere it is the torch operations beside it, which are also
-    the reference in the tests.
+    On the CPU a step's bookkeeping is a numba call and a few of numpy, which are quicker than torch's on a handful of
+    rows; elsewhere it is the torch operations beside them, which are also the reference in the tests.
     """
 
     def __init__(self, num_envs: int, device: torch.device, memory: Mapping[str, tuple[int, ...]]) -> None:
@@ -48,7 +49,16 @@ class Slots:
         self.memory = {
             name: torch.zeros((num_envs, *shape), dtype=torch.float64, device=device) for name, shape in memory.items()
         }
+        self.field_views: dict[str, NDArray[Any]] = {}
+        """Where rows keep numpy views of the simulation's fields, on the CPU."""
         self._fused = device.type == "cpu"
+        if self._fused:
+            from headrace.kernels import episodes
+
+            self._kernels = episodes
+            # views of the tensors above
+            self._arrays = (self.episode_ids.numpy(), self.started.numpy(), self.steps.numpy(), self.returns.numpy())
+            self._memory_arrays = [values.numpy() for values in self.memory.values()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
@@ -59,6 +69,8 @@ class Slots:
         """Count one step for ``ids``, int64 (n,); None for all."""
         if ids is None:
             self.steps += 1
+        elif self._fused:
+            self._arrays[2][ids.numpy()] += 1
         else:
             self.steps.index_add_(0, ids, torch.ones_like(ids))
 
@@ -116,7 +128,7 @@ class Slots:
 
         A diverged episode is never a success, whatever its broken state looks like.
         """
-        gone = torch.zeros_like(ids, dtype=torch.bool) if diverged is None else diverged
+        gone = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device) if diverged is None else diverged
         if self._fused:
             compact, totals, mask = self._ends_fused(ids)
         else:
@@ -128,7 +140,7 @@ class Slots:
             episode_ids=compact[0],
             returns=compact[1],
             lengths=compact[2],
-            success=None if success is None else success & ~gone,
+            success=success if success is None or diverged is None else success & ~diverged,
             diverged=gone,
         )
         return record, totals, mask
@@ -136,24 +148,22 @@ class Slots:
     def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids`` (m,): the given ones, or the slots' next ones, i + k·N in slot i."""
         if self._fused:
-            from headrace.kernels import episodes
-
-            chosen = _NOTHING if episode_ids is None else episode_ids
-            own = (self.episode_ids, self.started, self.steps, self.returns)
-            episodes.begin_rows(ids.numpy(), chosen.numpy(), *(tensor.numpy() for tensor in own))
+            rows = ids.numpy()
+            self._kernels.begin_rows(rows, _NOTHING if episode_ids is None else episode_ids.numpy(), *self._arrays)
+            for array in self._memory_arrays:
+                array[rows] = 0.0
         else:
             self.begin_reference(ids, episode_ids)
-        for values in self.memory.values():
-            values.index_fill_(0, ids, 0.0)
 
     def begin_reference(self, ids: Tensor, episode_ids: Tensor | None) -> None:
-        """:meth:`begin` in torch operations, without the task's memory."""
+        """:meth:`begin` in torch operations."""
         if episode_ids is None:
             episode_ids = self.started.index_select(0, ids) * self.num_envs + ids
         self.episode_ids.index_copy_(0, ids, episode_ids)
         self.started.index_add_(0, ids, torch.ones_like(ids))
         self.steps.index_fill_(0, ids, 0)
-        self.returns.index_fill_(0, ids, 0.0)
+        for values in (self.returns, *self.memory.values()):
+            values.index_fill_(0, ids, 0.0)
 
     def _finish_fused(
         self,
@@ -164,33 +174,32 @@ class Slots:
         limit: int,
         truncated: Tensor | None,
     ) -> Verdict:
-        from headrace.kernels import episodes
-
-        out_reward = torch.zeros(self.num_envs, dtype=torch.float32)
-        out_terminated = torch.zeros(self.num_envs, dtype=torch.bool)
-        out_truncated = torch.zeros(self.num_envs, dtype=torch.bool)
-        ended = torch.empty_like(ids)
-        count = episodes.finish_rows(
-            ids.numpy(),
+        rows = ids.numpy()
+        gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
+        ended = np.empty(len(rows), np.int64)
+        count = self._kernels.finish_rows(
+            rows,
             reward.numpy(),
             terminated.numpy(),
-            (_NO_FLAGS if truncated is None else truncated).numpy(),
-            (_NO_FLAGS if diverged is None else diverged).numpy(),
+            _NO_FLAGS if truncated is None else truncated.numpy(),
+            _NO_FLAGS if diverged is None else diverged.numpy(),
             limit,
-            *(self.steps.numpy(), self.returns.numpy()),
-            *(out_reward.numpy(), out_terminated.numpy(), out_truncated.numpy(), ended.numpy()),
+            *self._arrays[2:],
+            *(gain, over, cut, ended),
         )
-        return Verdict(reward=out_reward, terminated=out_terminated, truncated=out_truncated, ended=ended[:count])
+        return Verdict(*map(torch.from_numpy, (gain, over, cut, ended[:count])))
 
     def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
-        from headrace.kernels import episodes
-
-        compact = [torch.empty_like(ids), torch.empty(len(ids), dtype=torch.float64), torch.empty_like(ids)]
-        totals = {"r": torch.zeros_like(self.returns), "l": torch.zeros_like(self.steps)}
-        mask = torch.zeros(self.num_envs, dtype=torch.bool)
-        tensors = (ids, self.episode_ids, self.returns, self.steps, *compact, *totals.values(), mask)
-        episodes.collect_ends(*(tensor.numpy() for tensor in tensors))
-        return compact, totals, mask
+        rows = ids.numpy()
+        count, total = len(rows), self.num_envs
+        ended_ids, sums, lengths = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
+        all_sums, all_lengths, mask = np.zeros(total), np.zeros(total, np.int64), np.zeros(total, np.bool_)
+        episode_ids, _, steps, returns = self._arrays
+        self._kernels.collect_ends(
+            *(rows, episode_ids, returns, steps), *(ended_ids, sums, lengths), *(all_sums, all_lengths, mask)
+        )
+        totals = {"r": torch.from_numpy(all_sums), "l": torch.from_numpy(all_lengths)}
+        return [torch.from_numpy(array) for array in (ended_ids, sums, lengths)], totals, torch.from_numpy(mask)
 
     def _scattered(self, ids: Tensor, values: Tensor) -> Tensor:
         full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)

@@ -15,7 +15,60 @@ from headrace.kernels.compiled import kernel
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@kernel()
+def take_rows(actions: Floats, ids: I64, out: F64) -> bool:
+    """Copy rows ``ids`` (n,) of ``actions`` (N, A) to ``out`` (n, A) as float64; whether all of them are finite."""
+    fine = True
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        for column in range(actions.shape[1]):
+            value = np.float64(actions[env, column])
+            fine = fine and np.isfinite(value)
+            out[row, column] = value
+    return fine
+
+
+@kernel()
+def post_rows(
+    ids: I64, groups: tuple[F64, ...], held: tuple[F32, ...], reward: F64, failed: Flags, diverged: Flags
+) -> int:
+    """Write the rows whose numbers float32 can hold, and name the others.
+
+    Inputs: ``ids`` (n,), ``groups`` of (n, F), ``reward`` (n,), ``failed`` (n,) or (0,) for none. Outputs: rows of
+    ``held``, (N, F) per group, and ``diverged`` (n,). Returns the number of diverged rows, which are not written.
+    """
+    count = 0
+    any_failed = failed.shape[0] > 0
+    for row in range(ids.shape[0]):
+        # written so that NaN is not fine either
+        fine = abs(reward[row]) <= FLOAT32_MAX and not (any_failed and failed[row])
+        for group in range(len(groups)):
+            for column in range(groups[group].shape[1]):
+                fine &= abs(groups[group][row, column]) <= FLOAT32_MAX
+        diverged[row] = not fine
+        if fine:
+            for group in range(len(groups)):
+                for column in range(groups[group].shape[1]):
+                    held[group][ids[row], column] = groups[group][row, column]
+        else:
+            count += 1
+    return count
+
+
+@kernel()
+def show_rows(ids: I64, groups: tuple[F64, ...], held: tuple[F32, ...]) -> None:
+    """Write rows ``ids`` (n,) of ``held``, (N, F) per group, from ``groups`` of (n, F)."""
+    for group in range(len(groups)):
+        for row in range(ids.shape[0]):
+            for column in range(groups[group].shape[1]):
+                held[group][ids[row], column] = groups[group][row, column]
 
 
 @kernel()
@@ -70,7 +123,10 @@ def collect_ends(
     all_lengths: I64,
     mask: Flags,
 ) -> None:
-    """Gather what is known of the episodes that ended in ``ids`` (m,): compact (m,) and scattered (N,)."""
+    """Gather what is known of the episodes that ended in ``ids`` (m,): compact (m,) and scattered (N,).
+
+    The scattered outputs are zero where no row is written.
+    """
     for row in range(ids.shape[0]):
         env = ids[row]
         out_episode_ids[row] = episode_ids[env]

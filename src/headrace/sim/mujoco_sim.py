@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import numpy as np
@@ -18,6 +19,10 @@ from headrace.types import StateDict
 def default_threads() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# a call for so few simulations is over before the threads of a batch are awake
+_FEW = 4
 
 
 class MujocoSim:
@@ -44,6 +49,9 @@ class MujocoSim:
         self._bad = mujoco_api.bad_state_counts(self._batch)
         # a new batch holds the model's defaults; writing this row back is what mj_resetData does to the state, for less
         self._default_state = self._batch.state[0].copy()
+        # as the batch, which has its own copy: the caller's model may be edited later
+        self._frozen_model = copy.copy(model)
+        self._small: dict[int, _Small] = {}
         self._fields: dict[str, Tensor] = {}
         self._model_fields: dict[str, Tensor] = {}
         self._nominal: dict[str, Tensor] = {}
@@ -63,6 +71,7 @@ class MujocoSim:
             # loading a snapshot must put them back
             array.flags.writeable = True
             self._fields[name] = torch.from_numpy(array)
+            self._small.clear()
         return self._fields[name]
 
     def seal(self) -> None:
@@ -87,6 +96,8 @@ class MujocoSim:
             batch.step(rows, nstep=substeps)
         except mujoco_api.SimulationError as error:
             failed = mujoco_api.failed_ids(error)
+        if failed is None and not self._bad.any():
+            return None
         bad = self._bad if rows is None else self._bad[rows]
         if failed is None and not bad.any():
             return None
@@ -111,7 +122,8 @@ class MujocoSim:
         batch, rows = self._open(), _rows(ids)
         if self._derives_constants:
             batch.set_const(rows)
-        batch.forward(rows)
+        if rows is None or len(rows) > _FEW or not len(rows) or self._model_fields or not self._forward_few(rows):
+            batch.forward(rows)
 
     def states(self, ids: Tensor | None) -> Tensor:
         """See :meth:`Simulation.states`."""
@@ -162,13 +174,42 @@ class MujocoSim:
     def close(self) -> None:
         """See :meth:`Simulation.close`."""
         self._batch = None
+        self._small.clear()
         self._fields.clear()
         self._model_fields.clear()
+
+    def _forward_few(self, rows: NDArray[np.int32]) -> bool:
+        """Compute the derived fields of a few simulations on the calling thread; False if one of them raised."""
+        count, state = len(rows), self._open().state
+        if count not in self._small:
+            derived = {name: values.numpy() for name, values in self._fields.items()}
+            self._small[count] = _Small(self._frozen_model, count, derived)
+        small = self._small[count]
+        small.batch.state[:] = state[rows]
+        try:
+            small.batch.forward()
+        except mujoco_api.SimulationError:
+            return False
+        # a forward leaves the constraint solver's start for the next step in the state
+        state[rows] = small.batch.state
+        for values, theirs in small.outputs:
+            values[rows] = theirs
+        return True
 
     def _open(self) -> mujoco_api.NativeBatch:
         if self._batch is None:
             raise LifecycleError("simulation: expected an open one, got one that was closed; make a new environment")
         return self._batch
+
+
+class _Small:
+    """A batch of a few simulations on the calling thread, and the arrays that its outputs are copied to and from."""
+
+    def __init__(self, model: Model, count: int, fields: dict[str, NDArray[np.float64]]) -> None:
+        self.batch = mujoco_api.new_batch(model, count, 1)
+        self.outputs = [
+            (values, self.batch.bind(name)) for name, values in fields.items() if name not in mujoco_api.STATE_FIELDS
+        ]
 
 
 def _rows(ids: Tensor | None) -> NDArray[np.int32] | None:

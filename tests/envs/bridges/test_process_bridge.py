@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -132,3 +134,23 @@ class _Holder(PlainEnv):
     def close(self) -> None:
         if self.handle is not None:
             self.handle.close()
+
+
+def test_a_worker_imports_what_it_needs_and_no_more() -> None:
+    program = (
+        "import sys, headrace.envs.bridges.processes; "
+        "print([name for name in ('torch', 'mujoco', 'numba') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_neighbours_are_dealt_out_to_all_workers_and_saved_in_order() -> None:
+    env, alone = bridge("CartPole-v1", 5, executor="processes", workers=2), bridge("CartPole-v1", 5)
+    env.reset(seed=1)
+    alone.reset(seed=2)
+    assert [list(part) for part in env.backend._parts] == [[0, 2, 4], [1, 3]]
+    alone.load_state_dict(env.state_dict())
+    actions = torch.tensor([0, 1, 1, 0, 1])
+    assert torch.equal(env.step(actions).obs["policy"], alone.step(actions).obs["policy"])
+    env.close()

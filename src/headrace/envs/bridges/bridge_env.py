@@ -193,11 +193,10 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         ids = self._roster.ids
         actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs)
         wanted = None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, _CPU, name="observe"))
-        if ids is not None and not len(ids):
+        if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
-        before = self._copy_of_held() if self._observers else None
         rows = self._slots.everyone if ids is None else ids
-        acted_in = self._slots.episode_ids.index_select(0, rows)
+        before = (self._copy_of_held(), self._slots.episode_ids.index_select(0, rows)) if self._observers else None
         write_actions(self.backend.exchange.actions, actions, ids)
         self.timer.start("envs")
         self._call_backend(lambda: self.backend.step(rows.tolist()))
@@ -205,8 +204,9 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         step, ended_ids = self._evaluate(rows, wanted)
         try:
             if before is not None:
+                obs, acted_in = before
                 record = StepRecord(
-                    env_ids=rows, episode_ids=acted_in, obs=before, actions=actions, step=step, states=None
+                    env_ids=rows, episode_ids=acted_in, obs=obs, actions=actions, step=step, states=None
                 )
                 for observer in self._observers:
                     observer.after_step(record)
@@ -313,19 +313,19 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         verdict = slots.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        ended = verdict.ended
-        ended_ids = rows.index_select(0, ended) if len(ended) else None
+        obs, ended = self._copy_of_held(), verdict.ended
+        ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
             if self.autoreset == "disabled":
                 self._roster.park(ended_ids)
             elif self._wants_final_obs:
-                info["final_obs"] = self._copy_of_held()
+                info["final_obs"] = obs
                 info["_final_obs"] = self._mask_of(ended_ids)
         if wanted is not None:
             observed = wanted & self._mask_of(rows)
             info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
-        return Step(self._copy_of_held(), verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
+        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
 
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids``, with the given identities or the slots' next ones."""

@@ -116,17 +116,22 @@ class Exchange:
         self.truncated: NDArray[np.bool_] = arrays["truncated"]
         self.success: NDArray[np.int8] = arrays["success"]
         """1 or 0 where the environment said so at the end of an episode; else ``NO_SUCCESS_MEASURE``."""
+        self._rows = [(leaf, leaf.shape, self.obs[leaf.name], {leaf.dtype}) for leaf in layout.leaves]
 
     def write_obs(self, slot: int, obs: object) -> None:
         """Copy one environment's observation into its row, with its shape and dtype checked."""
-        for leaf in self.layout.leaves:
+        for leaf, shape, rows, dtypes in self._rows:
             value = np.asarray(leaf.of(obs))
-            if value.shape != leaf.shape:
+            if value.shape != shape:
                 raise ShapeError(
                     f"observation {leaf.name!r} of environment {slot}: expected shape {leaf.shape} as its space says, "
                     f"got {value.shape}"
                 )
-            _copy(self.obs[leaf.name][slot : slot + 1], value[None], leaf, slot)
+            if value.dtype not in dtypes:
+                if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
+                    raise _bad_dtype(leaf, value.dtype, slot)
+                dtypes.add(value.dtype)
+            rows[slot] = value
 
     def write_batch(self, slots: Sequence[int] | NDArray[np.int64], obs: object) -> None:
         """Copy rows ``slots`` of a batched observation, whose arrays are (N, …)."""
@@ -146,12 +151,6 @@ def success_code(info: Mapping[str, Any]) -> int:
         if info.get(key) is not None:
             return int(bool(info[key]))
     return NO_SUCCESS_MEASURE
-
-
-def _copy(target: Array, value: Array, leaf: Leaf, slot: int) -> None:
-    if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-        raise _bad_dtype(leaf, value.dtype, slot)
-    np.copyto(target, value, casting="same_kind")
 
 
 def _bad_dtype(leaf: Leaf, got: np.dtype[Any], slot: int | None) -> DtypeError:

@@ -17,19 +17,18 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 
 
 class EnvGroup:
-    """Environments ``first``, ``first`` + 1, … of an exchange. Owns them: ``close`` closes each.
+    """The environments of some slots of an exchange. Owns them: ``close`` closes each.
 
     Different slots may be stepped by different threads at once; one slot only by one.
     """
 
     def __init__(
-        self, envs: Sequence[AnyEnv], exchange: Exchange, first: int, action_space: gymnasium.Space[Any]
+        self, envs: Sequence[AnyEnv], exchange: Exchange, slots: Sequence[int], action_space: gymnasium.Space[Any]
     ) -> None:
-        """Take over ``envs``, once it is known that all have the spaces that the exchange was laid out for."""
-        self._envs = list(envs)
+        """Take over ``envs``, one per slot, once it is known that all have the spaces of the exchange's layout."""
+        self._envs = dict(zip(slots, envs, strict=True))
         self._exchange = exchange
-        self._first = first
-        for slot, env in enumerate(self._envs, first):
+        for slot, env in self._envs.items():
             if observation_leaves(env.observation_space) != exchange.layout.leaves or env.action_space != action_space:
                 raise ConfigError(
                     f"environment {slot}: expected the spaces of environment 0, got observations "
@@ -38,50 +37,52 @@ class EnvGroup:
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
         """Start an episode in each slot from its seed; its first observation goes to the exchange."""
-        slot = self._first
+        envs, write_obs, slot = self._envs, self._exchange.write_obs, slots[0]
         try:
             with np.errstate(over="ignore"):
                 for slot, seed in zip(slots, seeds, strict=True):
-                    obs, _ = self._envs[slot - self._first].reset(seed=seed)
-                    self._exchange.write_obs(slot, obs)
+                    obs, _ = envs[slot].reset(seed=seed)
+                    write_obs(slot, obs)
         except Exception as error:
             raise _named(slot, "reset", error) from error
 
     def step(self, slots: Sequence[int]) -> None:
         """Step each slot with its action on the exchange; the results go to its row."""
-        rows, slot = self._exchange, self._first
+        # Python's own look-ups are most of what a cheap environment costs beside itself
+        exchange, envs, slot = self._exchange, self._envs, slots[0]
+        actions, write_obs = exchange.actions, exchange.write_obs
+        rewards, ended, cut, success = exchange.reward, exchange.terminated, exchange.truncated, exchange.success
         try:
             with np.errstate(over="ignore"):
                 for slot in slots:
                     # a copy: an environment may keep its action, and the exchange's row is written again
-                    action = rows.actions[slot].copy()
-                    obs, reward, terminated, truncated, info = self._envs[slot - self._first].step(action)
-                    rows.write_obs(slot, obs)
-                    rows.reward[slot] = float(reward)
-                    rows.terminated[slot] = terminated
-                    rows.truncated[slot] = truncated
-                    rows.success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+                    obs, reward, terminated, truncated, info = envs[slot].step(actions[slot].copy())
+                    write_obs(slot, obs)
+                    rewards[slot] = float(reward)
+                    ended[slot] = terminated
+                    cut[slot] = truncated
+                    success[slot] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
         except Exception as error:
             raise _named(slot, "step", error) from error
 
     def save(self, slot: int) -> bytes:
         """The state of one environment; see :func:`saved_env`."""
-        return saved_env(self._envs[slot - self._first])
+        return saved_env(self._envs[slot])
 
     def restore(self, slot: int, state: bytes) -> None:
         """Put one environment back into a saved state."""
-        restored_env(self._envs[slot - self._first], state)
+        restored_env(self._envs[slot], state)
 
     def render(self, slot: int) -> object:
         """What the environment's own ``render`` gives."""
         try:
-            return self._envs[slot - self._first].render()
+            return self._envs[slot].render()
         except Exception as error:
             raise _named(slot, "render", error) from error
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self._envs:
+        for env in self._envs.values():
             env.close()
 
 

@@ -138,7 +138,7 @@ def _native_backend(
     envs = [probe]
     try:
         envs.extend(factory() for factory in factories[1:])
-        group = EnvGroup(envs, exchange, 0, probe.action_space)
+        group = EnvGroup(envs, exchange, range(len(envs)), probe.action_space)
     except BaseException:
         for env in envs:
             env.close()
@@ -157,7 +157,7 @@ def _vector_backend(
 ) -> Backend:
     exchange = Exchange(layout)
     if isinstance(source, SyncVectorEnv):
-        group = EnvGroup(source.envs, exchange, 0, source.single_action_space)
+        group = EnvGroup(source.envs, exchange, range(source.num_envs), source.single_action_space)
         return InlineBackend(group, exchange, on_close=source.close)
     if autoreset == "disabled" and not resets_some(source):
         raise ConfigError(

@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from headrace.envs.bridges.exchange import Exchange, ExchangeLayout
-from headrace.envs.bridges.executors import Fidelity, split
+from headrace.envs.bridges.executors import Fidelity
 from headrace.envs.bridges.group import EnvFactory, EnvGroup
 from headrace.errors import ConfigError, EnvError, HeadraceError, LifecycleError, UnsupportedError
 
@@ -25,7 +25,7 @@ _ERRORS: dict[str, type[HeadraceError]] = {error.__name__: error for error in (C
 
 
 class ProcessBackend:
-    """Environments spread over spawned workers, each with its own contiguous slots.
+    """Environments dealt out to spawned workers in turn, so that any run of neighbours is work for all.
 
     A worker waits at its pipe; a command names slots, the rows themselves lie in shared memory. A worker that dies
     closes its pipe, so waiting for it ends; one whose parent dies ends itself.
@@ -46,17 +46,17 @@ class ProcessBackend:
         # anonymous: nothing is left behind in the file system, whoever is killed
         self._memory = context.RawArray("b", max(layout.nbytes, 1))
         self.exchange = Exchange(layout, memoryview(self._memory).cast("B"))
-        self._parts = split(len(factories), workers)
+        self._parts = [range(first, len(factories), workers) for first in range(workers)]
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         self._closed = False
         try:
             for part in self._parts:
                 ours, theirs = context.Pipe()
-                makers = CloudpickleWrapper(cast("Any", list(factories[part])))
+                makers = CloudpickleWrapper(cast("Any", [factories[slot] for slot in part]))
                 process = context.Process(
                     target=_work,
-                    args=(theirs, self._memory, layout, makers, part.start, action_space),
+                    args=(theirs, self._memory, layout, makers, part, action_space),
                     name=f"headrace-bridge-{part.start}",
                     daemon=True,
                 )
@@ -86,8 +86,7 @@ class ProcessBackend:
 
     def save(self) -> list[object]:
         """The state of every environment as bytes."""
-        answers = self._command("save", range(self.exchange.layout.num_envs), lambda _: [])
-        return [state for answer in answers for state in answer]
+        return self._of_each("save")
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
@@ -95,8 +94,7 @@ class ProcessBackend:
 
     def render(self) -> list[object]:
         """One picture per environment."""
-        answers = self._command("render", range(self.exchange.layout.num_envs), lambda _: [])
-        return [picture for answer in answers for picture in answer]
+        return self._of_each("render")
 
     def close(self) -> None:
         """End the workers; none is left when this returns."""
@@ -116,6 +114,14 @@ class ProcessBackend:
         for pipe in self._pipes:
             pipe.close()
 
+    def _of_each(self, name: str) -> list[object]:
+        """What the workers answer to a command for all of their slots, in the order of the slots."""
+        results: list[object] = [None] * self.exchange.layout.num_envs
+        answers = self._command(name, range(len(results)), lambda _: [])
+        for part, answer in zip(self._parts, answers, strict=True):
+            results[part.start :: part.step] = answer
+        return results
+
     def _command(self, name: str, slots: Sequence[int], more: Callable[[list[int]], list[Any]]) -> list[list[object]]:
         """Have every worker that has some of ``slots`` (ascending) do something, all at once; their answers."""
         if self._closed:
@@ -123,7 +129,7 @@ class ProcessBackend:
         asked: list[int] = []
         lost: list[int] = []
         for worker, part in enumerate(self._parts):
-            mine = [slot for slot in slots if part.start <= slot < part.stop]
+            mine = [slot for slot in slots if slot in part]
             if not mine:
                 continue
             try:
@@ -168,7 +174,7 @@ class ProcessBackend:
             else (f"ended with exit code {code}")
         )
         raise EnvError(
-            f"the worker process of environments {part.start} to {part.stop - 1} {how} during {call}; "
+            f"the worker process of environments {', '.join(map(str, part))} {how} during {call}; "
             "the other workers were closed: make a new environment (a script that makes one needs "
             'the guard `if __name__ == "__main__":`)'
         )
@@ -179,7 +185,7 @@ def _work(
     memory: Any,  # a ctypes array, which has no public type
     layout: ExchangeLayout,
     makers: CloudpickleWrapper[Any],
-    first: int,
+    own: range,
     action_space: gymnasium.Space[Any],
 ) -> None:
     """A worker's life: make the environments, then answer commands until told to close or left alone."""
@@ -187,7 +193,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         exchange = Exchange(layout, memoryview(memory).cast("B"))
-        group = EnvGroup([make() for make in cast("list[EnvFactory]", makers.fn)], exchange, first, action_space)
+        group = EnvGroup([make() for make in cast("list[EnvFactory]", makers.fn)], exchange, own, action_space)
     except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
         pipe.send((False, _described(error)))
         return

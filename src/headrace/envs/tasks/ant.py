@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from headrace.envs.rows import Rows
-from headrace.envs.task import Task, TaskCfg
+from headrace.envs.task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.envs.tasks.walking import WalkCfg, outside, walk_reward
 from headrace.types import Obs
 
 _TORSO = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class AntCfg(TaskCfg):
+class AntCfg(WalkCfg):
     """Settings of ``ant``."""
 
-    decimation: int = 5
-    episode_length: int = 1000
     forward_reward_weight: float = 1.0
     ctrl_cost_weight: float = 0.5
     healthy_reward: float = 1.0
@@ -61,17 +60,14 @@ class Ant(Task):
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: positions (without x and y) and velocities."""
-        return {"policy": torch.cat((rows.get("qpos")[:, 2:], rows.get("qvel")), dim=1)}
+        return {"policy": rows.join(("qpos", slice(2, None)), "qvel")}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Forward speed, a bonus for staying healthy, less the effort."""
-        cfg = self._cfg
-        speed = (rows.get("xpos", _TORSO)[:, 0] - rows.recall("torso_x")) / self.dt
-        healthy = (~self.terminated(rows)).to(torch.float64) * cfg.healthy_reward
-        effort = cfg.ctrl_cost_weight * (actions * actions).sum(dim=1)
-        return (speed * cfg.forward_reward_weight + healthy) - effort
+        x = rows.get("xpos", _TORSO)[:, 0]
+        return walk_reward(self._cfg, self.dt, rows.recall("torso_x"), x, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
         """The torso is too low or too high."""
-        cfg, height = self._cfg, rows.get("qpos")[:, 2]
-        return ~((height >= cfg.healthy_z_min) & (height <= cfg.healthy_z_max))
+        cfg = self._cfg
+        return rows.once("fallen", lambda: outside(rows.get("qpos", 2), cfg.healthy_z_min, cfg.healthy_z_max))

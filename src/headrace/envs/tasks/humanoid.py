@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from headrace.envs.rows import Rows
-from headrace.envs.task import Task, TaskCfg
+from headrace.envs.task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.envs.tasks.walking import WalkCfg, between, mass_center_x, outside, walk_reward
 from headrace.types import Obs
 
 
 @dataclass(frozen=True, kw_only=True)
-class HumanoidCfg(TaskCfg):
+class HumanoidCfg(WalkCfg):
     """Settings of ``humanoid``."""
 
-    decimation: int = 5
-    episode_length: int = 1000
     forward_reward_weight: float = 1.25
     ctrl_cost_weight: float = 0.1
     healthy_reward: float = 5.0
@@ -62,28 +61,19 @@ class Humanoid(Task):
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: positions (without x and y), velocities, body inertias and velocities, actuator forces."""
-        parts = (
-            rows.get("qpos")[:, 2:],
-            rows.get("qvel"),
-            rows.get("cinert")[:, 1:].flatten(1),
-            rows.get("cvel")[:, 1:].flatten(1),
-            rows.get("qfrc_actuator")[:, 6:],
-        )
-        return {"policy": torch.cat(parts, dim=1)}
+        bodies, joints = slice(1, None), slice(6, None)
+        fields = (("qpos", slice(2, None)), "qvel", ("cinert", bodies), ("cvel", bodies), ("qfrc_actuator", joints))
+        return {"policy": rows.join(*fields)}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Forward speed of the centre of mass, a bonus for staying healthy, less the effort."""
-        cfg = self._cfg
-        speed = (self._mass_center_x(rows) - rows.recall("mass_center_x")) / self.dt
-        healthy = (~self.terminated(rows)).to(torch.float64) * cfg.healthy_reward
-        effort = cfg.ctrl_cost_weight * (actions * actions).sum(dim=1)
-        return (cfg.forward_reward_weight * speed + healthy) - effort
+        before, after = rows.recall("mass_center_x"), self._mass_center_x(rows)
+        return walk_reward(self._cfg, self.dt, before, after, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
         """The torso is too low or too high."""
-        cfg, height = self._cfg, rows.get("qpos")[:, 2]
-        return ~((height > cfg.healthy_z_min) & (height < cfg.healthy_z_max))
+        lowest, highest = between(self._cfg.healthy_z_min, self._cfg.healthy_z_max)
+        return rows.once("fallen", lambda: outside(rows.get("qpos", 2), lowest, highest))
 
     def _mass_center_x(self, rows: Rows) -> Tensor:
-        weighted = self._mass.to(rows.device) * rows.get("xipos")[:, :, 0]
-        return weighted.sum(dim=1) / self._total_mass
+        return mass_center_x(rows.get("xipos"), self._mass, self._total_mass)

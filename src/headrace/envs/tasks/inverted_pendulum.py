@@ -48,7 +48,7 @@ class InvertedPendulum(Task):
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: positions and velocities of cart and pole."""
-        return {"policy": torch.cat((rows.get("qpos"), rows.get("qvel")), dim=1)}
+        return {"policy": rows.join("qpos", "qvel")}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """1 while the pole is up."""
@@ -57,7 +57,7 @@ class InvertedPendulum(Task):
 
     def terminated(self, rows: Rows) -> Tensor:
         """The pole leans too far."""
-        return rows.once("down", lambda: rows.get("qpos")[:, 1].abs() > self._cfg.max_angle)
+        return rows.once("down", lambda: rows.get("qpos", 1).abs() > self._cfg.max_angle)
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""
