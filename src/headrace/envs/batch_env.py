@@ -6,29 +6,26 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.board import Board
+from headrace.envs.episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
 from headrace.envs.ids import checked_ids, checked_seed, taken_actions
 from headrace.envs.rehearsal import rehearse
 from headrace.envs.reset_options import parse_reset_options
-from headrace.envs.roster import Roster
 from headrace.envs.rows import Rows
-from headrace.envs.slots import Slots, Verdict
+from headrace.envs.slots import Verdict
 from headrace.envs.snapshot import check_layout, checked_snapshot
 from headrace.envs.task import Task
 from headrace.errors import LifecycleError
 from headrace.sim import Simulation
-from headrace.timing import StageTimer
-from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
+from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepRecord
 
 if TYPE_CHECKING:
     from headrace.envs.viewer import Viewer
 
-Autoreset = Literal["same_step", "disabled"]
 _TILES = 16
 
 
@@ -39,10 +36,7 @@ class _Before(NamedTuple):
     episode_ids: Tensor
 
 
-_AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
-
-
-class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
+class BatchEnv(EpisodicEnv):
     """N environments of one task as a ``gymnasium.vector.VectorEnv`` of torch tensors on one device.
 
     Computes in float64 and returns float32. Stages work on the compact rows of the active environments; a suspended one
@@ -70,13 +64,11 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
         """
+        super().__init__(sim.num_envs, sim.device, task.memory, seed=seed, autoreset=autoreset, final_obs=final_obs)
         self.task = task
         self.sim = sim
-        self.num_envs = sim.num_envs
-        self.device = sim.device
-        self.autoreset: Autoreset = autoreset
         self.metadata = {
-            "autoreset_mode": _AUTORESET_MODES[autoreset],
+            "autoreset_mode": AUTORESET_MODES[autoreset],
             "render_modes": ["rgb_array"],
             "render_fps": round(1.0 / task.dt),
         }
@@ -85,46 +77,9 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.single_action_space = task.action_space
         self.observation_space = batch_space(task.observation_space, self.num_envs)
         self.action_space = batch_space(task.action_space, self.num_envs)
-        self.timer = StageTimer()
-        self.divergences = 0
-        """How many episodes ended because their simulation failed."""
-        self._wants_final_obs = final_obs
-        self._slots = Slots(self.num_envs, self.device, task.memory)
-        self._slots.seed = checked_seed(seed)
-        self._roster = Roster(self.num_envs, self.device)
         self._board = Board(task.observation_space, task.pictures, sim, threads)
-        self._observers: list[StepObserver] = []
         self._viewer: Viewer | None = None
-        self._ready = False
-        self.closed = False
         rehearse(task, sim)
-
-    # --- who acts -----------------------------------------------------------------------------------------------
-
-    @property
-    def active(self) -> Tensor:
-        """bool (N,), a copy: the environments that the next ``step`` will advance."""
-        return self._roster.active
-
-    @property
-    def suspended(self) -> Tensor:
-        """bool (N,), a copy: suspended by the caller, whether or not their episode has ended."""
-        return self._roster.suspended.clone()
-
-    @property
-    def episode_ids(self) -> Tensor:
-        """int64 (N,), a copy: the episode each environment is in."""
-        return self._slots.episode_ids.clone()
-
-    @property
-    def episode_steps(self) -> Tensor:
-        """int64 (N,), a copy: the steps each environment has taken in its episode."""
-        return self._slots.steps.clone()
-
-    @property
-    def seed(self) -> int:
-        """The seed of the current episodes."""
-        return self._slots.seed
 
     @property
     def fidelity(self) -> Literal["native"]:
@@ -135,19 +90,6 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
     def frames_drawn(self) -> int:
         """How many camera frames have been rendered so far, final observations included."""
         return self._board.frames_drawn
-
-    def suspend(self, ids: Ids) -> None:
-        """Freeze environments until ``resume``. Suspending one twice is a no-op."""
-        self._check_open()
-        self._roster.suspend(ids)
-
-    def resume(self, ids: Ids) -> None:
-        """Let suspended environments act again. Resuming one that is active is a no-op."""
-        self._check_open()
-        self._roster.resume(ids)
-
-    suspend_envs = suspend
-    resume_envs = resume
 
     # --- episodes -----------------------------------------------------------------------------------------------
 
@@ -187,9 +129,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
             actions: (N, A) float32 or float64, or (N,) integers; rows of environments that are not active are ignored.
             observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed.
         """
-        self._check_open()
-        if not self._ready:
-            raise LifecycleError("step: expected reset() first, got step(); call env.reset()")
+        self._check_ready("step")
         ids = self._roster.ids
         actions, chosen = taken_actions(actions, self.task.action_space, ids, self._slots.everyone)
         wanted = (
@@ -232,15 +172,7 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
                 self._board.draw(rows)
         return self._board.rows(rows)
 
-    # --- watching, saving, ending -------------------------------------------------------------------------------
-
-    def attach(self, observer: StepObserver) -> None:
-        """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
-        self._observers.append(observer)
-
-    def detach(self, observer: StepObserver) -> None:
-        """Stop showing steps to ``observer``."""
-        self._observers.remove(observer)
+    # --- saving, looking, ending -------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
         """Everything needed to go on bit-identically, in this or another process; save it with ``torch.save``."""
@@ -248,15 +180,8 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         return self._snapshot()
 
     def _snapshot(self) -> StateDict:
-        return {
-            "task": self.task.identity,
-            "num_envs": self.num_envs,
-            "seed": self._slots.seed,
-            "divergences": self.divergences,
+        return self._bookkeeping(self.task.identity) | {
             "sim": self.sim.state_dict(),
-            "slots": {name: values.clone() for name, values in self._slots.tensors().items()},
-            "suspended": self._roster.suspended.clone(),
-            "parked": self._roster.parked.clone(),
             "board": self._board.state_dict(),
         }
 
@@ -266,15 +191,8 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
         checked = checked_snapshot(state, self.task.identity, self.num_envs)
         check_layout(checked, self._snapshot())
         self.sim.load_state_dict(checked["sim"])
-        for name, values in self._slots.tensors().items():
-            values.copy_(checked["slots"][name])
         self._board.load_state_dict(checked["board"])
-        self._slots.seed = int(checked["seed"])
-        self.divergences = int(checked["divergences"])
-        self._roster.suspended.copy_(checked["suspended"])
-        self._roster.parked.copy_(checked["parked"])
-        self._roster.refresh()
-        self._ready = True
+        self._load_bookkeeping(checked)
 
     def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
         """The first 16 environments as one tiled picture, uint8 (height, width, 3); the caller owns it."""
@@ -400,19 +318,8 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
                 observer.after_reset(record)
         self.timer.stop()
 
-    def _idle_step(self, wanted: Tensor | None) -> Step:
-        none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        reward = torch.zeros(self.num_envs, dtype=torch.float32, device=self.device)
-        info: StepInfo = {} if wanted is None else {"observed": none.clone()}
-        return Step(self._board.copy(), reward, none, none.clone(), info)
-
-    def _mask_of(self, ids: Tensor) -> Tensor:
-        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        if self.device.type == "cpu":
-            mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own
-        else:
-            mask[ids] = True
-        return mask
+    def _shown(self) -> Obs:
+        return self._board.copy()
 
     def _open_viewer(self) -> Viewer:
         if self._viewer is None:
@@ -423,12 +330,3 @@ class BatchEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _needs(self, what: Literal["states", "frames"]) -> bool:
         return any(what in observer.needs for observer in self._observers)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise LifecycleError("environment: expected an open one, got one that was closed; make a new one")
-
-    def _check_ready(self, call: str) -> None:
-        self._check_open()
-        if not self._ready:
-            raise LifecycleError(f"{call}: expected reset() first; call env.reset()")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,22 +19,18 @@ from headrace.envs.bridges.actions import as_action_space, checked_bridge_action
 from headrace.envs.bridges.exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges.executors import Backend, Fidelity
 from headrace.envs.bridges.tiles import tiled
+from headrace.envs.episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
 from headrace.envs.ids import checked_ids, checked_seed
 from headrace.envs.reset_options import parse_reset_options
-from headrace.envs.roster import Roster
-from headrace.envs.slots import Slots
 from headrace.envs.snapshot import check_layout, checked_snapshot
 from headrace.errors import LifecycleError, UnsupportedError
-from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
-Autoreset = Literal["same_step", "disabled"]
-_AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 _CPU = torch.device("cpu")
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
+class BridgeEnv(EpisodicEnv):
     """N Gymnasium environments as torch tensors on the CPU, any subset of which can act.
 
     Each episode is seeded from (seed, episode id). Every tensor that ``step`` and ``reset`` return is fresh: the
@@ -65,11 +61,10 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
             autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
         """
+        num_envs = backend.exchange.layout.num_envs
+        super().__init__(num_envs, _CPU, {}, seed=seed, autoreset=autoreset, final_obs=final_obs)
         self.name = name
-        self.num_envs = backend.exchange.layout.num_envs
-        self.device = _CPU
-        self.autoreset: Autoreset = autoreset
-        self.metadata = {"autoreset_mode": _AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
+        self.metadata = {"autoreset_mode": AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
         self.render_mode = render_mode
         self.single_observation_space = group_space(observation_space)
         self._action_space = as_action_space(action_space)
@@ -77,48 +72,11 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.backend = backend
-        self.timer = StageTimer()
-        self.divergences = 0
-        """How many episodes ended because their environment gave numbers that are not finite."""
-        self._wants_final_obs = final_obs
-        self._slots = Slots(self.num_envs, _CPU, {})
-        self._slots.seed = checked_seed(seed)
-        self._roster = Roster(self.num_envs, _CPU)
         # arrays, since torch cannot index every unsigned type that a space may have
         self._held: dict[str, NDArray[Any]] = {
             group: np.zeros(rows.shape, rows.dtype) for group, rows in backend.exchange.obs.items()
         }
         self._knows_success = False
-        self._observers: list[StepObserver] = []
-        self._ready = False
-        self.closed = False
-
-    # --- who acts -----------------------------------------------------------------------------------------------
-
-    @property
-    def active(self) -> Tensor:
-        """bool (N,), a copy: the environments that the next ``step`` will advance."""
-        return self._roster.active
-
-    @property
-    def suspended(self) -> Tensor:
-        """bool (N,), a copy: suspended by the caller, whether or not their episode has ended."""
-        return self._roster.suspended.clone()
-
-    @property
-    def episode_ids(self) -> Tensor:
-        """int64 (N,), a copy: the episode each environment is in."""
-        return self._slots.episode_ids.clone()
-
-    @property
-    def episode_steps(self) -> Tensor:
-        """int64 (N,), a copy: the steps each environment has taken in its episode."""
-        return self._slots.steps.clone()
-
-    @property
-    def seed(self) -> int:
-        """The seed of the current episodes."""
-        return self._slots.seed
 
     @property
     def fidelity(self) -> Fidelity:
@@ -129,19 +87,6 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
     def reseeds(self) -> bool:
         """Whether every episode is seeded from (seed, episode id); not so for a VectorEnv that resets all or none."""
         return self.backend.reseeds
-
-    def suspend(self, ids: Ids) -> None:
-        """Let environments rest until ``resume``. Suspending one twice is a no-op."""
-        self._check_open()
-        self._roster.suspend(ids)
-
-    def resume(self, ids: Ids) -> None:
-        """Let suspended environments act again. Resuming one that is active is a no-op."""
-        self._check_open()
-        self._roster.resume(ids)
-
-    suspend_envs = suspend
-    resume_envs = resume
 
     # --- episodes -----------------------------------------------------------------------------------------------
 
@@ -177,7 +122,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
             everyone = self._slots.everyone if request.ids is None else request.ids
             self._begin(everyone, request.episode_ids)
         self._ready = True
-        return self._copy_of_held(), {}
+        return self._shown(), {}
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
         self, actions: Tensor, observe: Tensor | None = None
@@ -196,7 +141,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
         rows = self._slots.everyone if ids is None else ids
-        before = (self._copy_of_held(), self._slots.episode_ids.index_select(0, rows)) if self._observers else None
+        before = (self._shown(), self._slots.episode_ids.index_select(0, rows)) if self._observers else None
         write_actions(self.backend.exchange.actions, actions, ids)
         self.timer.start("envs")
         self._call_backend(lambda: self.backend.step(rows.tolist()))
@@ -214,7 +159,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
             # also when an observer raised: an ended episode must not go on
             if ended_ids is not None and self.autoreset == "same_step":
                 self._begin(ended_ids, None)
-                step = step._replace(obs=self._copy_of_held())
+                step = step._replace(obs=self._shown())
         return step
 
     def observe(self, ids: Ids | None = None) -> Obs:
@@ -224,7 +169,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         """
         self._check_ready("observe")
         if ids is None:
-            return self._copy_of_held()
+            return self._shown()
         rows = checked_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
         return {group: torch.from_numpy(held[rows]) for group, held in self._held.items()}
 
@@ -237,11 +182,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
                 f"attach: {type(observer).__name__} needs physics states, which a bridged environment does not show; "
                 "use a task of headrace.make, or an observer that does without"
             )
-        self._observers.append(observer)
-
-    def detach(self, observer: StepObserver) -> None:
-        """Stop showing steps to ``observer``."""
-        self._observers.remove(observer)
+        super().attach(observer)
 
     def state_dict(self) -> StateDict:
         """Everything needed to go on bit-identically, in this or another process; save it with ``torch.save``.
@@ -250,38 +191,22 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
             UnsupportedError: the environments cannot be saved faithfully; the message says what is in the way.
         """
         self._check_ready("state_dict")
-        return self._bookkeeping() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
+        return self._kept() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
 
-    def _bookkeeping(self) -> dict[str, object]:
+    def _kept(self) -> dict[str, object]:
         """The snapshot without the environments themselves."""
-        return {
-            "task": self.name,
-            "num_envs": self.num_envs,
-            "seed": self._slots.seed,
-            "divergences": self.divergences,
-            "slots": {name: values.clone() for name, values in self._slots.tensors().items()},
-            "suspended": self._roster.suspended.clone(),
-            "parked": self._roster.parked.clone(),
-            "board": {"held": self._copy_of_held()},
-        }
+        return self._bookkeeping(self.name) | {"board": {"held": self._shown()}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
         self._check_open()
         checked = checked_snapshot(state, self.name, self.num_envs)
-        check_layout(checked, self._bookkeeping())
+        check_layout(checked, self._kept())
         self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
         self._knows_success = bool(checked["sim"]["knows_success"])
-        for name, values in self._slots.tensors().items():
-            values.copy_(checked["slots"][name])
         for group, values in self._held.items():
             np.copyto(values, checked["board"]["held"][group].numpy())
-        self._slots.seed = int(checked["seed"])
-        self.divergences = int(checked["divergences"])
-        self._roster.suspended.copy_(checked["suspended"])
-        self._roster.parked.copy_(checked["parked"])
-        self._roster.refresh()
-        self._ready = True
+        self._load_bookkeeping(checked)
 
     def render_each(self) -> tuple[NDArray[np.uint8], ...] | None:
         """One picture (H, W, 3) per environment; None where the environments were made without ``rgb_array``."""
@@ -313,7 +238,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         verdict = slots.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        obs, ended = self._copy_of_held(), verdict.ended
+        obs, ended = self._shown(), verdict.ended
         ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
@@ -337,7 +262,7 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._hold(ids.numpy())
         self._roster.unpark(ids)
         if self._observers:
-            record = ResetRecord(env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._copy_of_held(), states=None)
+            record = ResetRecord(env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._shown(), states=None)
             for observer in self._observers:
                 observer.after_reset(record)
         self.timer.stop()
@@ -372,27 +297,8 @@ class BridgeEnv(VectorEnv[Obs, Tensor, Tensor]):
         for group, held in self._held.items():
             held[ids] = self.backend.exchange.obs[group][ids]
 
-    def _idle_step(self, wanted: Tensor | None) -> Step:
-        none = torch.zeros(self.num_envs, dtype=torch.bool)
-        info: StepInfo = {} if wanted is None else {"observed": none.clone()}
-        return Step(self._copy_of_held(), torch.zeros(self.num_envs), none, none.clone(), info)
-
-    def _mask_of(self, ids: Tensor) -> Tensor:
-        mask = torch.zeros(self.num_envs, dtype=torch.bool)
-        mask[ids] = True
-        return mask
-
-    def _copy_of_held(self) -> Obs:
+    def _shown(self) -> Obs:
         return {group: torch.from_numpy(held.copy()) for group, held in self._held.items()}
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise LifecycleError("environment: expected an open one, got one that was closed; make a new one")
-
-    def _check_ready(self, call: str) -> None:
-        self._check_open()
-        if not self._ready:
-            raise LifecycleError(f"{call}: expected reset() first; call env.reset()")
 
 
 def episode_seeds(seed: int, episode_ids: Tensor) -> list[int]:
