@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from headrace.bench import startup_worker
 from headrace.bench.profiling import Entry, Whitelist, call_tree, import_tree, top_functions, whitelisted
 from headrace.bench.schema import ProfileNode, StartupPhase, StartupTime
+from headrace.bench.targets import environments_module
 from headrace.errors import EnvError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _run(
 
 
 def _import_tree(target: Target) -> ProfileNode:
-    module = "headrace.envs.bridges.make" if target.kind == "gym" else "headrace.envs"
+    module = environments_module(target)
     _, errors, code = _communicate([sys.executable, "-X", "importtime", "-c", f"import {module}"], "")
     if code:
         raise EnvError(f"importing {module} failed: {errors.strip().splitlines()[-1]}")

@@ -100,7 +100,12 @@ def check_request(target: Target, *, num_envs: int, sim: str) -> None:
 
 def import_environments(target: Target) -> None:
     """Import what makes the environments; the time of it is a phase of its own."""
-    importlib.import_module("headrace.envs.bridges.make" if target.kind == "gym" else "headrace.envs")
+    importlib.import_module(environments_module(target))
+
+
+def environments_module(target: Target) -> str:
+    """The module that makes the environments. Packages above it import lazily: naming those would import nothing."""
+    return "headrace.envs.bridges.make" if target.kind == "gym" else "headrace.envs.registry"
 
 
 def target_cfg(target: Target, overrides: Mapping[str, object]) -> TaskCfg | None:
