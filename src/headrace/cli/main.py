@@ -14,10 +14,13 @@ from headrace import __version__
 from headrace.cli import (
     compare,
     completion,
+    demo,
     doctor,
     evaluate,
     imitate,
+    play,
     record,
+    report,
     run,
     runtime,
     startup,
@@ -36,11 +39,14 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
   headrace view ant                       watch it live in a browser
   headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
+  headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
   headrace imitate pusher-solid --out F   record an expert and train such a policy
   headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
   headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
   headrace compare runs/a runs/b          improved, regressed, unchanged or inconclusive; 'sweep' makes the runs
+  headrace report runs                    all of it on one page
+  headrace demo                           the whole story in a few minutes
   headrace doctor                         what is installed, what is missing
 """
 
@@ -53,9 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     modules = (
-        *(tasks, run, view, train, evaluate, imitate, record),
-        *(runtime, startup, compare, sweep),
-        *(doctor, completion),
+        *(tasks, run, view, train, play, evaluate, imitate, record),
+        *(runtime, startup, compare, sweep, report),
+        *(demo, doctor, completion),
     )
     for module in modules:
         module.add_parser(commands)

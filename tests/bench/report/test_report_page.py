@@ -1,0 +1,160 @@
+"""The page as text: every section, escaped names, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_bundles import a_set, varied
+
+from headrace.bench.bundle_files import bundle_text
+from headrace.bench.comparison import compare
+from headrace.bench.report import report_page
+from headrace.bench.report.plots import Series, line_plot, nice_ticks, short
+from headrace.cli import main
+from headrace.errors import DataError
+
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags close in order, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(page: str) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_a_page_of_all_kinds_has_every_section_and_a_row_per_run() -> None:
+    bundles = a_set()
+    found = outline(report_page(bundles))
+    sections = ("runs", "throughput", "learning", "split", "memory", "startup", "verdicts")
+    assert [name for name in found.ids if name in sections] == list(sections)
+    assert len(found.ids) == len(set(found.ids))
+    page = report_page(bundles)
+    assert len(re.findall(r'<tr data-run="', page)) == len(bundles)
+    assert found.counts["polyline"] >= 6
+    assert found.counts["polygon"] == 2  # a band of three seeds for each of two libraries
+
+
+@pytest.mark.parametrize("kind", ["runtime", "training", "play", "startup"])
+def test_one_bundle_is_enough(kind: str) -> None:
+    found = outline(report_page([varied(kind, 0)]))
+    assert found.counts["tr"] >= 2
+
+
+def test_nothing_is_fetched() -> None:
+    page = report_page(a_set())
+    assert not re.search(r"https?://|src=|@import|url\(", page)
+
+
+def test_names_are_escaped() -> None:
+    page = report_page([varied("runtime", 1, task="<script>alert(1)</script>", label='"&<b>')])
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    outline(page)
+
+
+def test_missing_values_are_dashes_never_zeros() -> None:
+    page = report_page([varied("startup", 0)])
+    row = page[page.index('<tr data-run="startup-0"') : page.index("</tr>", page.index('<tr data-run="startup-0"'))]
+    assert row.count("<td>–</td>") == 5  # library, frames/s, reward, success, memory
+    assert "<td>0" not in row.replace("<td>012", "")
+
+
+def test_a_crashed_run_is_listed_and_not_part_of_a_line() -> None:
+    crashed = varied("runtime", 7, status="crashed", status_reason="RuntimeError: boom")
+    page = report_page([varied("runtime", 1), crashed])
+    assert 'class="status crashed" title="RuntimeError: boom"' in page
+    assert "1 did not complete" in page
+    assert re.findall(r'<g data-runs="([^"]*)"', page) == ["runtime-1"]
+
+
+def test_verdicts_are_shown_with_their_reasons() -> None:
+    runs = [varied("runtime", i, seed=i) for i in range(16)]
+    slower = [
+        run.model_copy(
+            update={"runtime": run.runtime.model_copy(update={"throughput_fps": 0.5 * run.runtime.throughput_fps})}
+        )
+        for run in runs[8:]
+    ]
+    page = report_page(runs, [compare(runs[:8], slower)], names=("before", "after"))
+    assert 'class="verdict regressed"' in page
+    assert ">before</th>" in page
+    assert ">after</th>" in page
+
+
+def test_coordinates_stand_for_the_data() -> None:
+    plot = line_plot([Series(name="a", line=[(0, 0), (10, 5), (20, 10)], runs=["r"])], x="x", y="y", label="l")
+    points = [tuple(map(float, p.split(","))) for p in re.search(r'polyline points="([^"]*)"', plot)[1].split()]
+    assert points[1] == pytest.approx(((points[0][0] + points[2][0]) / 2, (points[0][1] + points[2][1]) / 2))
+    assert points[0][1] > points[2][1]  # up is more
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert nice_ticks(0, 0.73) == pytest.approx([0, 0.2, 0.4, 0.6])
+    assert nice_ticks(3, 3) == [3]
+    assert [short(v) for v in (0, 250, 1500, 2e6, 0.05)] == ["0", "250", "1.5k", "2M", "0.05"]
+
+
+def test_no_bundles_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one bundle"):
+        report_page([])
+
+
+def test_the_command_reads_folders_and_compares_with_vs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side, first in (("before", 0), ("after", 8)):
+        for i in range(first, first + 8):
+            (tmp_path / side / str(i)).mkdir(parents=True)
+            (tmp_path / side / str(i) / "runtime.json").write_text(bundle_text(varied("runtime", i, seed=i)))
+    output = tmp_path / "page.html"
+    command = ["report", str(tmp_path / "before"), "vs", str(tmp_path / "after"), "--output", str(output)]
+    assert main(command) == 0
+    assert "16 runs" in capsys.readouterr().out
+    assert 'class="verdict' in output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "expected a bundle file or a folder of them"),
+        (["vs", "x"], "expected paths, one 'vs' and paths again"),
+        (["x", "--output", "page.pdf"], "expected a file that ends in .html"),
+        (["x", "--allow", "everything"], "everything"),
+    ],
+)
+def test_bad_requests_are_refused(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

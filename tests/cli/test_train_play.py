@@ -1,0 +1,342 @@
+"""``headrace train`` and ``headrace play``: bundles, checkpoints, the chain of where they come from, bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import headrace
+from headrace.adapters.finding import bare_name, find_checkpoint, manifest
+from headrace.bench import PlayBundle, TrainingBundle, read_bundle
+from headrace.cli.main import main
+
+QUICK = ("--num-envs", "8", "--threads", "1", "--ppo", "steps=16", "--ppo", "epochs=1", "--ppo", "minibatches=2")
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def trained(folder: str, *more: str, library: str = "headrace") -> int:
+    return main(["train", "cartpole", "--library", library, "--output", folder, *QUICK, *more])
+
+
+def training_bundle(folder: str) -> TrainingBundle:
+    bundle = read_bundle(Path(folder) / "training.json")
+    assert isinstance(bundle, TrainingBundle)
+    return bundle
+
+
+def play_bundle(folder: str) -> PlayBundle:
+    bundle = read_bundle(Path(folder) / "play.json")
+    assert isinstance(bundle, PlayBundle)
+    return bundle
+
+
+def played(*more: str, envs: int = 4) -> int:
+    return main(["play", "cartpole", "--num-envs", str(envs), "--threads", "1", *more])
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("library", ["headrace", "rl_games", "rsl_rl", "sb3", "skrl"])
+def test_training_leaves_a_bundle_and_a_checkpoint_that_plays(library: str) -> None:
+    threads = torch.get_num_threads(), torch.get_float32_matmul_precision(), str(torch.tensor([1.23456789]))
+    running = set(threading.enumerate())
+    assert trained("runs/one", "--iterations", "3", library=library) == 0
+    bundle = training_bundle("runs/one")
+    assert bundle.run.status == "completed"
+    assert bundle.run.framework == library
+    assert bundle.runtime.iterations_completed == 3
+    assert bundle.runtime.frames == 3 * 16 * 8
+    assert bundle.learning.reward is not None
+    split = bundle.time_split_s
+    assert split is not None
+    total = split.collection + split.learning + split.other
+    assert total == pytest.approx(bundle.runtime.total_wall_time_s, rel=1e-6)
+    assert split.other >= -0.01  # a library that reads the system's clock may be off by its steps
+    assert bundle.checkpoint_path is not None
+    assert played("--episodes", "5", "--output", "p") == 0
+    play = play_bundle("p")
+    assert play.checkpoint is not None
+    assert play.checkpoint.source == "latest"
+    assert play.checkpoint.iteration == 3
+    assert play.reward is not None
+    assert play.reward.n == 5
+    # global settings and threads are as before both
+    after = torch.get_num_threads(), torch.get_float32_matmul_precision(), str(torch.tensor([1.23456789]))
+    assert after == threads
+    assert set(threading.enumerate()) <= running
+
+
+def test_early_stop_ends_within_one_window_and_says_why() -> None:
+    stop = ("--check-success", "--success-threshold", "1.0", "--success-window", "2", "--set", "episode_length=3")
+    assert trained("one", "--iterations", "50", *stop) == 0
+    bundle = training_bundle("one")
+    assert bundle.run.status == "completed"
+    assert "success rate" in str(bundle.run.status_reason)
+    assert bundle.runtime.iterations_completed == 2
+    assert bundle.early_stop is not None
+    assert bundle.early_stop.iteration == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(RuntimeError("the motor is on fire"), "crashed"), (KeyboardInterrupt(), "interrupted")]
+)
+@pytest.mark.parametrize("where", ["env", "learner"])
+def test_broken_off_training_leaves_a_bundle_and_a_usable_checkpoint(
+    where: str, raised: BaseException, status: str
+) -> None:
+    from headrace.adapters.own.learner import OwnLearner
+
+    calls = 0
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "env":
+            step = headrace.BatchEnv.step
+
+            def broken(self: headrace.BatchEnv, actions: torch.Tensor, observe: torch.Tensor | None = None) -> object:
+                nonlocal calls
+                calls += 1
+                if calls == 20:  # in the second iteration of 16 steps
+                    raise raised
+                return step(self, actions, observe)
+
+            patch.setattr(headrace.BatchEnv, "step", broken)
+        else:
+            improve = OwnLearner.iterate
+
+            def broken_iterate(self: OwnLearner) -> object:
+                nonlocal calls
+                calls += 1
+                found = improve(self)
+                if calls == 2:
+                    raise raised
+                return found
+
+            patch.setattr(OwnLearner, "iterate", broken_iterate)
+        if status == "crashed":
+            with pytest.raises(RuntimeError, match="on fire"):
+                trained("runs/one", "--iterations", "5")
+        else:
+            assert trained("runs/one", "--iterations", "5") == 130
+    bundle = training_bundle("runs/one")
+    assert bundle.run.status == status
+    assert bundle.runtime.iterations_completed == 1
+    assert bundle.checkpoint is not None
+    assert main(["play", "cartpole", "--num-envs", "2", "--checkpoint", bundle.checkpoint.path, "--output", "p"]) == 0
+
+
+def test_resumed_training_equals_training_without_a_break() -> None:
+    assert trained("whole", "--iterations", "4") == 0
+    assert trained("half", "--iterations", "2") == 0
+    assert trained("rest", "--iterations", "2", "--resume", "half") == 0
+    whole, rest = (torch.load(f"{name}/checkpoints/last.pt", weights_only=True) for name in ("whole", "rest"))
+    assert rest["headrace"]["iteration"] == 4
+    for name, weights in whole["state_dict"].items():
+        assert torch.equal(weights, rest["state_dict"][name]), name
+
+
+def test_published_checkpoint_plays_where_nothing_was_trained() -> None:
+    assert played("--output", "p", envs=8) == 0
+    bundle = play_bundle("p")
+    assert bundle.checkpoint is not None
+    assert bundle.checkpoint.source == "published"
+    assert bundle.checkpoint.library == "headrace"
+    assert bundle.reward is not None
+    assert bundle.reward.n == 8
+    assert bundle.reward.mean > 285.0
+    assert bundle.success_rate is not None
+    assert bundle.success_rate.rate == 1.0
+
+
+def test_episodes_of_a_plan_are_the_same_whatever_the_number_of_environments() -> None:
+    found: list[list[float]] = []
+    for envs in (1, 3, 7):
+        assert played("--episodes", "7", "--output", f"p{envs}", "--set", "max_angle=0.24", envs=envs) == 0
+        bundle = play_bundle(f"p{envs}")
+        assert bundle.reward is not None
+        assert bundle.per_env is not None
+        assert sum(bundle.per_env.episodes) == 7
+        found.append(sorted(bundle.reward.samples or []))
+    # rows of a matrix product change by rounding with the number of rows
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] == pytest.approx(found[2], rel=1e-4)
+
+
+def test_success_reward_and_length_are_of_whole_episodes_counted_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "leaning.py").write_text(
+        "import torch\ndef left(obs):\n    return torch.full((len(obs['policy']), 1), -1.0)\n"
+    )
+    sys.modules.pop("leaning", None)
+    assert main(["play", "cartpole", "--num-envs", "3", "--num-steps", "60", "--checkpoint", "leaning:left",
+                 "--output", "p"]) == 0  # fmt: skip
+    bundle = play_bundle("p")
+    env = headrace.make("cartpole", 3, seed=0, threads=1)
+    env.reset(seed=0)
+    running, rewards, lengths, slots = [0.0] * 3, [], [], []
+    steps = [0] * 3
+    for _ in range(60):
+        _, reward, terminated, truncated, _ = env.step(torch.full((3, 1), -1.0))
+        for slot in range(3):
+            running[slot] += float(reward[slot])
+            steps[slot] += 1
+            if terminated[slot] or truncated[slot]:
+                rewards.append(running[slot])
+                lengths.append(steps[slot])
+                slots.append(slot)
+                running[slot], steps[slot] = 0.0, 0
+    assert bundle.reward is not None
+    assert bundle.ep_length is not None
+    assert bundle.per_env is not None
+    assert bundle.reward.samples == pytest.approx(rewards, rel=1e-5)  # float32 rewards against float64 sums
+    assert bundle.ep_length.samples == [float(length) for length in lengths]
+    assert bundle.per_env.episodes == [slots.count(slot) for slot in range(3)]
+    assert bundle.success_rate is not None
+    assert bundle.success_rate.successes == 0
+    assert bundle.runtime.episodes is not None
+    assert bundle.runtime.episodes.unfinished == sum(count > 0 for count in steps)
+
+
+def test_too_few_steps_are_said_and_nothing_unfinished_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert played("--num-steps", "10", "--output", "p") == 0
+    assert "shorter than an episode" in said(capsys)
+    bundle = play_bundle("p")
+    assert bundle.reward is None
+    assert bundle.plan is not None
+    assert bundle.plan.shorter_than_episode
+    assert bundle.runtime.episodes is not None
+    assert bundle.runtime.episodes.unfinished == 4
+
+
+def test_torchscript_onnx_and_functions_play_alike(tmp_path: Path) -> None:
+    import warnings
+
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = torch.tensor([[0.1, 6.0, 0.3, 1.5]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        layer = torch.nn.Linear(4, 1, bias=False)
+        layer.weight.data.copy_(weight)
+        torch.jit.trace(layer, torch.zeros(1, 4)).save(str(tmp_path / "policy.pt"))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["obs", "w"], ["actions"])],
+        "policy",
+        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, [None, 4])],
+        [helper.make_tensor_value_info("actions", TensorProto.FLOAT, [None, 1])],
+        [numpy_helper.from_array(weight.T.contiguous().numpy(), "w")],
+    )
+    onnx.save(helper.make_model(graph), tmp_path / "policy.onnx")
+    (tmp_path / "by_hand.py").write_text(
+        "import torch\nW = torch.tensor([[0.1, 6.0, 0.3, 1.5]])\ndef act(obs):\n    return obs['policy'] @ W.T\n"
+    )
+    sys.modules.pop("by_hand", None)
+    found = {}
+    for name in ("policy.pt", "policy.onnx", "by_hand:act"):
+        assert played("--checkpoint", name, "--output", name.replace(":", "-") + "-out") == 0
+        bundle = play_bundle(name.replace(":", "-") + "-out")
+        assert bundle.reward is not None
+        assert bundle.policy is not None
+        found[bundle.policy.kind] = bundle.reward.samples
+    assert set(found) == {"torchscript", "onnx", "callable"}
+    assert found["torchscript"] == pytest.approx(found["callable"], rel=1e-4)
+    assert found["onnx"] == pytest.approx(found["callable"], rel=1e-4)
+
+
+def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> None:
+    assert find_checkpoint(None, "cartpole").source == "published"
+    for name, score, moment in (("run_9", 5.0, 1.0), ("run_10", 3.0, 2.0)):
+        folder = tmp_path / "runs" / name / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "last.pt").touch()
+        index = {"task": "cartpole", "library": "skrl", "last": "checkpoints/last.pt", "best": "checkpoints/best.pt"}
+        index |= {"iteration": 1, "score": score, "best_score": score, "saved_at": moment}
+        (folder.parent / "checkpoint.json").write_text(json.dumps(index))
+    assert find_checkpoint(None, "cartpole").path.parts[-3] == "run_10"
+    assert find_checkpoint("latest", "cartpole", library="skrl").path.parts[-3] == "run_10"
+    assert find_checkpoint("best", "cartpole").path.parts[-3:] == ("run_9", "checkpoints", "best.pt")
+    assert find_checkpoint(None, "cartpole", library="headrace").source == "published"
+    assert bare_name("my.module:cartpole-Play") == "cartpole"
+
+
+def test_checkpoint_is_fetched_from_a_uri(tmp_path: Path) -> None:
+    published = find_checkpoint("published", "cartpole").path
+    assert played("--checkpoint", f"file://{published}", "--output", "p") == 0
+    bundle = play_bundle("p")
+    assert bundle.checkpoint is not None
+    assert bundle.checkpoint.uri == f"file://{published}"
+
+
+def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
+    import hashlib
+    from importlib.resources import files
+
+    for name, entry in manifest().items():
+        content = files("headrace").joinpath("checkpoints", entry["file"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == entry["sha256"], name
+        assert entry["made_by"]
+        assert len(content) < 900_000, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "cartpole", "--library", "rsl-rl"), "did you mean 'rsl_rl'"),
+        (("train", "cartpol"), "did you mean 'cartpole'"),
+        (("train", "cartpole", "--iterations", "0"), "--iterations"),
+        (("train", "cartpole", "--ppo", "lerning_rate=1"), "did you mean 'learning_rate'"),
+        (("train", "cartpole", "--num-envs", "3", "--ppo", "steps=5"), "divisor"),
+        (("train", "ant", "--check-success", "--iterations", "1"), "success measure"),
+        (("train", "cartpole-discrete", "--iterations", "1"), "continuous actions"),
+        (("play", "cartpole", "--checkpoint", "nothing.pt"), "nothing there"),
+        (("play", "cartpole", "--checkpoint", "no_such_module:f"), "cannot be loaded"),
+        (("play", "cartpole", "--checkpoint", "http://127.0.0.1:9/x.pt"), "cannot be fetched"),
+        (("play", "humanoid"), "--checkpoint"),
+        (("play", "cartpole", "--checkpoint", "best"), "no training"),
+        (("play", "cartpole", "--library", "sb4"), "did you mean 'sb3'"),
+    ],
+)
+def test_bad_input_is_refused_with_a_hint(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(arguments)) == 2
+    assert words in said(capsys)
+
+
+def test_checkpoints_of_another_task_or_library_and_damaged_ones_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = find_checkpoint("published", "cartpole").path
+    assert main(["play", "ant", "--checkpoint", str(published)]) == 2
+    assert "task 'ant', got one of 'cartpole'" in said(capsys)
+    assert played("--checkpoint", str(published), "--library", "skrl") == 2
+    assert "of skrl, got one of headrace" in said(capsys)
+    content = published.read_bytes()
+    damaged = bytearray(content)
+    for place in range(len(content) // 2, len(content) // 2 + 600):  # more than the padding between two tensors
+        damaged[place] ^= 0xFF
+    for name, part in (("cut.pt", content[: len(content) // 2]), ("bits.pt", bytes(damaged)), ("not.pt", b"hello")):
+        (tmp_path / name).write_bytes(part)
+        assert played("--checkpoint", name) == 2, name
+        assert "error" in said(capsys)
+    torch.save({"model": print, "optimizer": {}, "epoch": 1}, tmp_path / "code.pt")
+    assert played("--checkpoint", "code.pt") == 2
+    assert "--trust-checkpoint" in said(capsys)
+
+
+def test_missing_extra_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rsl_rl", None)
+    assert main(["train", "cartpole", "--library", "rsl_rl"]) == 2
+    assert "headrace[rsl-rl]" in said(capsys)
