@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $(STAMP)
 
-demo: $(STAMP)  ## Set up, then step 256 ants with half of them suspended
-	$(BIN)/headrace run ant --num-envs 256 --steps 200 --suspend-fraction 0.5
+demo: $(STAMP)  ## Set up, then the whole story in a few minutes
+	$(BIN)/headrace demo
 
 check: $(STAMP)  ## Lint, types, layers
 	$(BIN)/ruff check .
@@ -49,7 +49,11 @@ bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare wit
 bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick
 	.venv-bench/bin/python benchmarks/vision.py --quick
+	.venv-bench/bin/python benchmarks/replay.py --quick
+	.venv-bench/bin/python benchmarks/learning.py --quick
+	$(BIN)/python benchmarks/chunking.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
+	$(BIN)/python benchmarks/overhead.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .
