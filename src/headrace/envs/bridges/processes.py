@@ -173,8 +173,9 @@ class ProcessBackend:
             if code is not None and code < 0
             else (f"ended with exit code {code}")
         )
+        whose = ", ".join(map(str, part[:8])) + (", …" if len(part) > 8 else "")
         raise EnvError(
-            f"the worker process of environments {', '.join(map(str, part))} {how} during {call}; "
+            f"the worker process of environments {whose} {how} during {call}; "
             "the other workers were closed: make a new environment (a script that makes one needs "
             'the guard `if __name__ == "__main__":`)'
         )
