@@ -1,4 +1,4 @@
-"""The contract of environments and simulations, as functions that anybody can run on their own.
+"""The contract of environments, simulations and learners, as functions that anybody can run on their own.
 
 Each raises an AssertionError that names environment, step and field, or returns what it did not check and why. None of
 them needs a test framework.
@@ -11,6 +11,7 @@ from headrace.testing.boundaries import (
 )
 from headrace.testing.contract import CheckResult, ContractEnv, MakeEnv, Tolerance
 from headrace.testing.episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
+from headrace.testing.learners import check_learner
 from headrace.testing.simulation import MakeSim, check_simulation
 from headrace.testing.snapshots import check_snapshot_round_trip
 from headrace.testing.suite import check_env
@@ -27,6 +28,7 @@ __all__ = [
     "check_env",
     "check_episodes_do_not_depend_on_the_batch",
     "check_gymnasium_spaces",
+    "check_learner",
     "check_resume_continues_exactly",
     "check_returned_tensors_are_owned",
     "check_simulation",
