@@ -18,8 +18,8 @@ One process a library and task, all warm and waiting; measured in turn, in rever
 are medians over rounds, ratios are medians of ratios within a round. One thread for torch. An absent library falls
 short.
 
-  python benchmarks/libraries.py             everything, about five minutes on an idle machine
-  python benchmarks/libraries.py --quick     cartpole alone, one seed, two rounds: under a minute on an idle machine
+  python benchmarks/libraries.py             everything: three tasks, three seeds
+  python benchmarks/libraries.py --quick     cartpole alone, one seed, two rounds
   python benchmarks/libraries.py --check     exit 1 and name each bar that falls short
 """
 
