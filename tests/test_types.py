@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError, ShapeError
+from headrace.errors import ConfigError, DeviceError, ShapeError
 from headrace.types import EpisodeEnds, StackSpec, Step, as_device
 
 
@@ -74,3 +74,9 @@ def test_stacking_and_taking_frames_apart_are_inverse(shape, frames, layout, dat
 def test_a_device_keeps_its_index() -> None:
     assert as_device("cpu") == torch.device("cpu")
     assert as_device("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(DeviceError, match="got 'cuda'; torch sees no GPU"):
+        as_device("cuda")

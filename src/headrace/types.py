@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from headrace.errors import ConfigError, ShapeError
+from headrace.errors import ConfigError, DeviceError, ShapeError
 
 Obs: TypeAlias = dict[str, Tensor]
 """Named observation groups: ``policy``, ``critic``, camera names, … Each tensor is (rows, …)."""
@@ -238,5 +238,7 @@ def as_device(device: torch.device | str) -> torch.device:
     """A device with its index, so that ``cuda`` and ``cuda:0`` compare equal."""
     resolved = torch.device(device)
     if resolved == torch.device("cuda"):
+        if not torch.cuda.is_available():
+            raise DeviceError("device: expected one that torch can use, got 'cuda'; torch sees no GPU: use 'cpu'")
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

@@ -41,7 +41,8 @@ def describe(meta: CheckpointMeta) -> dict[str, object]:
 def file_kind(path: Path, *, trust: bool = False) -> FileKind:
     """What a file is, from its content; anything damaged or unknown is a :class:`DataError`."""
     if not path.is_file():
-        raise DataError(f"{path}: expected a checkpoint file, got {'a folder' if path.is_dir() else 'nothing there'}")
+        got = "a folder; name a file in it, such as checkpoints/last" if path.is_dir() else "nothing there"
+        raise DataError(f"{path}: expected a checkpoint file, got {got}")
     if path.suffix == ".onnx":
         return "onnx"
     try:

@@ -44,7 +44,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _doctor(arguments: argparse.Namespace) -> int:
     del arguments
     console = Console()
-    with Console(stderr=True).status("looking"):
+    with Console(stderr=True).status(
+        "looking (the first time on a machine it compiles kernels, for up to a few minutes)"
+    ):
         findings = [*core(), *threads(), *works(), *extras(), *opengl(), *gpu()]
     table = Table(title="headrace doctor")
     for column in ("", "what", "found", "to mend it"):

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -79,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     table = _table(arguments.task, env, suspended, report)
     if kept is not None:
         table.add_row("episodes recorded", f"{kept.committed:,} in {arguments.record}")
+        table.add_row("unfinished ones, given up", f"{kept.report.abandoned:,}")
     Console().print(table)
     return 0
 
@@ -108,6 +110,8 @@ def _recording(
     if folder is None:
         yield None
         return
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise ConfigError(f"--record: expected a new folder, got {folder!r}, which has files; nothing is overwritten")
     from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
     cfg = RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states"))

@@ -106,7 +106,10 @@ def export_dataset(
 
 def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None, progress: Progress | None) -> Path:
     if not len(dataset):
-        raise DataError(f"{dataset.path}: no episode to export; record some, or choose others with only and min_length")
+        raise DataError(
+            f"{dataset.path}: no episode to export; record some, or choose others with only and min_length "
+            "(--only, --min-length)"
+        )
     if target.exists():
         raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
     exporter = _make_exporter(dataset, to, fps)
