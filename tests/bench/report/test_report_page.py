@@ -119,7 +119,7 @@ def test_ticks_are_round_and_inside() -> None:
     assert nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert nice_ticks(0, 0.73) == pytest.approx([0, 0.2, 0.4, 0.6])
     assert nice_ticks(3, 3) == [3]
-    assert [short(v) for v in (0, 250, 1500, 2e6, 0.05)] == ["0", "250", "1.5k", "2M", "0.05"]
+    assert [short(v) for v in (0, 250, 1024, 15e3, 2e6, 0.05)] == ["0", "250", "1,024", "15k", "2M", "0.05"]
 
 
 def test_no_bundles_are_refused() -> None:

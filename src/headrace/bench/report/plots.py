@@ -11,6 +11,7 @@ from headrace.bench.schema import ProfileNode
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 46
+_NEWLINE = "\n"  # between run ids, which may have spaces
 COLOURS = 8
 """Series take the colours --c0 … --c7 of the style sheet in turn."""
 
@@ -132,11 +133,11 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 1.5k, 2M, 0.05."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A number for an axis: 1,024, 15k, 2M, 0.05."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:.3g}"
+            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _x_scale(xs: Sequence[float], log: bool) -> _Scale:
@@ -176,13 +177,13 @@ def _drawn(series: Series, number: int, across: _Scale, up: _Scale) -> str:
     for x, y, what in series.dots:
         place = f'cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5" fill="{colour}"'
         parts.append(f"<circle {place}><title>{escape(what)}</title></circle>")
-    runs = escape(" ".join(series.runs))
+    runs = escape(_NEWLINE.join(series.runs))
     return f'<g data-runs="{runs}">{"".join(parts)}</g>'
 
 
 def _legend(series: Sequence[Series]) -> str:
     keys = "".join(
-        f'<li data-runs="{escape(" ".join(s.runs))}">'
+        f'<li data-runs="{escape(_NEWLINE.join(s.runs))}">'
         f'<b style="background:var(--c{i % COLOURS})"></b>{escape(s.name)}</li>'
         for i, s in enumerate(series)
     )

@@ -17,10 +17,10 @@
     }
     // a line or a bar stays while any of its runs is shown
     for (const item of document.querySelectorAll("[data-runs]"))
-      item.toggleAttribute("hidden", !item.dataset.runs.split(" ").some((run) => shown.has(run)));
+      item.toggleAttribute("hidden", !item.dataset.runs.split("\n").some((run) => shown.has(run)));
     for (const item of document.querySelectorAll("main [data-run]:not(tr)"))
       item.toggleAttribute("hidden", !shown.has(item.dataset.run));
-    count.textContent = `${shown.size} of ${rows.length} runs`;
+    count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} runs`;
   }
 
   form.addEventListener("input", apply);

@@ -206,13 +206,11 @@ def startup(bundles: Sequence[Bundle]) -> str | None:
     rows: list[Bar] = []
     for bundle in bundles:
         if isinstance(bundle, StartupBundle):
-            trees = [
-                icicle(phase.tree, label=f"{name}: {phase.total_time_s:.2f} s")
+            body = "".join(
+                f"<h4>{escape(name)}: {phase.total_time_s:.2f} s</h4>"
+                + (icicle(phase.tree, label=f"{name}: {phase.total_time_s:.2f} s") if phase.tree is not None else "")
                 for name, phase in bundle.phases.items()
-                if phase.tree is not None
-            ]
-            heads = [f"{name}: {p.total_time_s:.2f} s" for name, p in bundle.phases.items() if p.tree is not None]
-            body = "".join(f"<h4>{escape(head)}</h4>{tree}" for head, tree in zip(heads, trees, strict=True))
+            )
             found.append(f'<div data-run="{escape(bundle.run.run_id)}"><h3>{escape(run_name(bundle))}</h3>{body}</div>')
         else:
             spent = bundle.runtime.startup_time_s.model_dump()
