@@ -498,3 +498,8 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_changed() -> None:
         env.load_state_dict(state)
     assert torch.equal(env.observe()["policy"], before)
     assert env.episode_steps.tolist() == [1, 1]
+
+
+def test_an_id_that_gymnasium_does_not_know_is_our_own_error() -> None:
+    with pytest.raises(ConfigError, match="expected the id of a Gymnasium environment, got 'NoSuch-v1'"):
+        bridge("NoSuch-v1", num_envs=2)

@@ -106,6 +106,10 @@ def _factories(
         count = 1 if num_envs is None else num_envs
         if count < 1:
             raise ConfigError(f"num_envs: expected at least 1, got {count}")
+        try:
+            gymnasium.spec(source)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise ConfigError(f"bridge: expected the id of a Gymnasium environment, got {source!r}: {error}") from error
         one = cast("EnvFactory", functools.partial(gymnasium.make, source, **(env_kwargs or {})))
         return [one] * count
     factories = [] if callable(source) else list(source)
