@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 
@@ -125,3 +126,26 @@ def test_importing_does_not_import_numba() -> None:
     program = "import sys; import headrace.rng; print('numba' in sys.modules)"
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert there.strip() == "False"
+
+
+def test_a_second_process_finds_the_kernels_on_disk(tmp_path) -> None:
+    program = (
+        "import torch; from headrace import rng, rng_kernels\n"
+        "ids = torch.arange(3)\n"
+        "rng.random_bits(0, ids, 'a', 0, 2), rng.uniform(0, ids, 'a', 2), rng.normal(0, ids, 'a', 2)\n"
+        "kernels = (rng_kernels.bits, rng_kernels.uniforms, rng_kernels.normals)\n"
+        "print(sum(kernel.stats.cache_misses.total() for kernel in kernels))"
+    )
+    missed = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for _ in range(2)
+    ]
+    assert missed == [3, 0]

@@ -16,9 +16,10 @@ numbers are equal on every device to the last bit; normal ones use log and cos a
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import zlib
-from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def random_bits(seed: int, episode_ids: Tensor, stream: str, draw: Tensor | int,
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
         out = torch.empty((episode_ids.shape[0], count), dtype=torch.int64)
-        _bits_kernel()(key, episode_ids.numpy(), first.numpy(), out.numpy())
+        _kernels().bits(key, episode_ids.numpy(), first.numpy(), out.numpy())
         return out
     return bits_reference(key, episode_ids, first, count)
 
@@ -81,7 +82,7 @@ def uniform(
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
         ids, first, out = _arrays(episode_ids, draw, count)
-        _uniform_kernel()(key, ids, first, low, high - low, out)
+        _kernels().uniforms(key, ids, first, low, high - low, out)
         return torch.from_numpy(out)
     return _unit(bits_reference(key, episode_ids, _draws(draw, episode_ids), count)) * (high - low) + low
 
@@ -96,7 +97,7 @@ def normal(
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
         ids, first, out = _arrays(episode_ids, draw, count)
-        _normal_kernel()(key, ids, first, std, out)
+        _kernels().normals(key, ids, first, std, out)
         return torch.from_numpy(out)
     bits = bits_reference(key, episode_ids, 2 * _draws(draw, episode_ids), 2 * count)
     radius, angle = _unit(bits[:, 0::2]), _unit(bits[:, 1::2])
@@ -144,70 +145,7 @@ def _unit(bits: Tensor) -> Tensor:
     return _shift(bits, 11).to(torch.float64) * _TO_UNIT
 
 
-# numba is imported at the first draw, not with the package: it takes a fifth of a second
 @functools.cache
-def _mix_kernel() -> Callable[..., np.uint64]:
-    import numba
-
-    first, second = np.uint64(_MIX_1), np.uint64(_MIX_2)
-    by30, by27, by31 = np.uint64(30), np.uint64(27), np.uint64(31)
-
-    @numba.njit(inline="always")
-    def mix(value: np.uint64) -> np.uint64:
-        value = (value ^ (value >> by30)) * first
-        value = (value ^ (value >> by27)) * second
-        return value ^ (value >> by31)
-
-    return mix
-
-
-@functools.cache
-def _bits_kernel() -> Callable[..., None]:
-    import numba
-
-    mix, golden = _mix_kernel(), np.uint64(_GOLDEN)
-
-    @numba.njit(cache=True, nogil=True)
-    def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-        for i in range(out.shape[0]):
-            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
-            for j in range(out.shape[1]):
-                out[i, j] = np.int64(mix(start + np.uint64(first[i] + j + 1) * golden))
-
-    return bits
-
-
-@functools.cache
-def _uniform_kernel() -> Callable[..., None]:
-    import numba
-
-    mix, golden, eleven, to_unit = _mix_kernel(), np.uint64(_GOLDEN), np.uint64(11), _TO_UNIT
-
-    @numba.njit(cache=True, nogil=True)
-    def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyped-def]  # compiled
-        for i in range(out.shape[0]):
-            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
-            for j in range(out.shape[1]):
-                bits = mix(start + np.uint64(first[i] + j + 1) * golden)
-                out[i, j] = np.float64(bits >> eleven) * to_unit * width + low
-
-    return uniforms
-
-
-@functools.cache
-def _normal_kernel() -> Callable[..., None]:
-    import numba
-
-    mix, golden, eleven, to_unit = _mix_kernel(), np.uint64(_GOLDEN), np.uint64(11), _TO_UNIT
-
-    @numba.njit(cache=True, nogil=True)
-    def normals(key, episode_ids, first, std, out):  # type: ignore[no-untyped-def]  # compiled
-        for i in range(out.shape[0]):
-            start = mix(mix(np.uint64(episode_ids[i]) + golden) ^ np.uint64(key))
-            for j in range(out.shape[1]):
-                draw = 2 * (first[i] + j) + 1
-                radius = np.float64(mix(start + np.uint64(draw) * golden) >> eleven) * to_unit
-                angle = np.float64(mix(start + np.uint64(draw + 1) * golden) >> eleven) * to_unit
-                out[i, j] = math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std
-
-    return normals
+def _kernels() -> ModuleType:
+    """Imported at the first draw, not with the package: numba takes a fifth of a second."""
+    return importlib.import_module("headrace.rng_kernels")

@@ -98,6 +98,10 @@ def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_
         if operation == "observe":
             expected = [lists.observe(env) for env in chosen]
             assert all(torch.equal(a, b) for a, b in zip(stack.observe(ids), expected, strict=True))
+            board = torch.full((NUM_ENVS, *stack.observation_shape), 7, dtype=stack.observation_dtype)
+            stack.show(ids, board)
+            shown = [lists.observe(env) if mask[env] else torch.full_like(board[env], 7) for env in range(NUM_ENVS)]
+            assert torch.equal(board, torch.stack(shown))
             everything = stack.observe(torch.tensor(mask))
             assert all(torch.equal(everything[env], lists.observe(env)) for env in chosen)
         if operation == "final":
@@ -237,3 +241,10 @@ def test_bad_frames_raise_and_change_nothing() -> None:
         with pytest.raises(error):
             call()
         assert all(torch.equal(before[name], tensor) for name, tensor in stack.state_dict().items())
+
+
+def test_a_board_of_another_form_is_refused() -> None:
+    stack = FrameStack(StackSpec(frames=2), num_envs=NUM_ENVS, frame_shape=SHAPE)
+    stack.append(pictures(0))
+    with pytest.raises(ShapeError, match=r"board: expected a contiguous \(3, 5, 4, 6\) of torch.uint8"):
+        stack.show(torch.tensor([0]), torch.zeros(NUM_ENVS, *SHAPE, dtype=torch.uint8))

@@ -83,6 +83,22 @@ class OrderedFrames:
             self.length,
         )
 
+    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor) -> None:
+        """Put frames (m, *frame_shape) into slots, int64 (m,), of environments, int64 (m,); no slot twice."""
+        if self.data.device.type != "cpu":
+            self.frames[env_ids, slots] = rows
+            return
+        write = _write_serial if rows.nbytes < _PARALLEL_BYTES else _write_parallel
+        write(
+            _as_bytes(self.data),
+            _as_bytes(rows),
+            env_ids.numpy(),
+            slots.numpy(),
+            self._groups,
+            self._inner_bytes,
+            self.length,
+        )
+
     def peek(self, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
         """What the addressed rows of ``data`` would be after ``push``; fresh, nothing is changed.
 
@@ -223,3 +239,18 @@ def _push_parallel(
         env = ids[n]
         row = rows[source[n]] if writes else data[env, :0]
         _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
+
+
+@kernel()
+def _write_serial(data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int) -> None:
+    for n in range(ids.shape[0]):
+        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))
+
+
+@kernel(parallel=True)
+def _write_parallel(
+    data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int
+) -> None:
+    """``_write_serial`` on all threads."""
+    for n in prange(ids.shape[0]):
+        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))

@@ -125,8 +125,7 @@ class Board:
         if not len(ids):
             return
         for name, camera in self._cameras.items():
-            held = self._held[name]
-            held.index_copy_(0, ids, camera.draw(ids.cpu()).to(held.device))
+            camera.draw(ids.cpu(), self._held[name])
 
     def copy(self) -> Obs:
         """All rows, fresh."""

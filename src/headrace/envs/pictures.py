@@ -57,8 +57,11 @@ class Pictures:
         self._count[rows] = np.minimum(self._count[rows] + 1, self.spec.frames)
         self._stack.skip(ids)
 
-    def draw(self, ids: Tensor) -> Tensor:
-        """The stacks of ``ids`` (n,), rendering what was not rendered yet; fresh uint8 or float32 (n, …)."""
+    def draw(self, ids: Tensor, board: Tensor) -> None:
+        """Write the stacks of ``ids`` (n,) into their rows of ``board``, uint8 or float32 (N, …).
+
+        What was not rendered yet is rendered now.
+        """
         missing = self._stack.missing(ids)
         if len(missing):
             envs = missing.env_ids.numpy()
@@ -71,7 +74,7 @@ class Pictures:
             # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
             in_order = np.array_equal(wanted, places)
             self._stack.fill(missing, torch.from_numpy(frames if in_order else frames[where]))
-        return self._stack.observe(ids)
+        self._stack.show(ids, board)
 
     def state_dict(self) -> StateDict:
         """Poses and positions; pixels are drawn again when they are needed."""
