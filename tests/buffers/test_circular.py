@@ -139,6 +139,15 @@ def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> No
         moved = compiled._moved(compiled.data, rows, torch.tensor(by), fill)
         expected = torch.where(torch.tensor(mask)[:, None, None, None, None], moved, compiled.data)
         compiled.push(rows, where, by=torch.tensor(by), fill=fill)
+        if rows is None:
+            # the slots that became free: nothing is promised of them before they are written
+            free = [
+                (env, slot) for env in range(NUM_ENVS) if mask[env] for slot in range(max(0, length - by[env]), length)
+            ]
+            ids, slots = torch.tensor(free, dtype=torch.int64).reshape(-1, 2).unbind(1)
+            frames = identifiable(step, shape, torch.uint8)[ids]
+            expected.movedim(axis + 1, 1)[ids, slots] = frames
+            compiled.write(ids, slots, frames)
         assert torch.equal(compiled.data, expected)
 
 

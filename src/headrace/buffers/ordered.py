@@ -59,7 +59,8 @@ class OrderedFrames:
         """Move the frames of some environments down and write the newest.
 
         Args:
-            rows: (row_count, *frame_shape); None only moves, and the slots that become free are zeroed.
+            rows: (row_count, *frame_shape); None only moves, and what is in the slots that become free means nothing:
+                ``write`` fills them.
             where: the environments, and how ``rows`` line up with them.
             by: int64 (N,), at least 1 where addressed: how many slots to move; slots in between are zeroed.
             fill: bool (N,): environments whose every slot becomes the new frame.
@@ -193,11 +194,11 @@ def _push_env(
     steps = min(steps, length)
     if steps < length:
         # moving the whole block also carries each group's first slots into the previous group's last ones; exactly
-        # those are written or zeroed next
+        # those are written next, or by ``write``
         _move_down(block, steps * inner)
-    for slot in range(length - steps, length - 1 if writes else length):
-        _zero_slot(block, groups, inner, length, slot)
     if writes:
+        for slot in range(length - steps, length - 1):
+            _zero_slot(block, groups, inner, length, slot)
         _write_slot(block, row, groups, inner, length, length - 1)
 
 
