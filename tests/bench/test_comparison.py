@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.bench import Bundle
 from headrace.bench.comparison import CompareCfg, Comparison, compare
+from headrace.bench.comparison_output import all_notes
 from headrace.bench.significance import holm, least_p, rank_sum_p, shift
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
@@ -307,6 +308,13 @@ def test_every_kind_can_be_compared(make: object) -> None:
     assert found.rows
     assert found.count("unchanged") == sum(row.better is not None for row in found.rows)
     assert not found.regressed
+
+
+def test_a_reason_that_holds_for_every_metric_does_not_name_them_again() -> None:
+    found = compare(runs([1.0], "a"), runs([2.0], "b"))
+    (note,) = (note for note in all_notes(found) if note.startswith("inconclusive"))
+    assert note.startswith(f"inconclusive: all {found.count('inconclusive')} metrics: ")
+    assert "throughput_fps" not in note
 
 
 def test_kinds_are_not_mixed() -> None:

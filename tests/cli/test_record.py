@@ -53,6 +53,15 @@ def test_verify_names_a_damaged_file_and_fails(ants, tmp_path, capsys):
     assert "1 problem" in out
 
 
+def test_show_of_a_dataset_without_episodes_has_no_mean(tmp_path, capsys):
+    with EpisodeRecorder(tmp_path / "empty", RecorderCfg(fields=("obs",)), DatasetInfo(env_name="ant", fps=20)):
+        pass
+    assert run("show", tmp_path / "empty") == 0
+    out = capsys.readouterr().out
+    assert "0 in all" in out
+    assert "nan" not in out
+
+
 def test_show_prints_episodes_and_fields(ants, capsys):
     assert run("show", ants, "--limit", 2) == 0
     out = capsys.readouterr().out

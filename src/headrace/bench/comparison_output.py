@@ -96,7 +96,11 @@ def all_notes(comparison: Comparison) -> list[str]:
     for row in comparison.rows:
         if row.verdict == "inconclusive":
             reasons.setdefault(row.reason, []).append(row.path)
-    notes += [f"inconclusive: {', '.join(paths)}: {reason}" for reason, paths in reasons.items()]
+    judged = sum(row.verdict is not None for row in comparison.rows)
+    for reason, paths in reasons.items():
+        # the table has just named them all
+        which = f"all {judged} metrics" if len(paths) == judged > 1 else ", ".join(paths)
+        notes.append(f"inconclusive: {which}: {reason}")
     return notes
 
 

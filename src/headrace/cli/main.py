@@ -29,6 +29,7 @@ from headrace.cli import (
     train,
     view,
 )
+from headrace.cli.parser import Parser, helping
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -53,11 +54,10 @@ headrace steps batches of simulated robots and computes nothing that nobody will
 
 def build_parser() -> argparse.ArgumentParser:
     """Every command with its options; nothing heavy is imported for it."""
-    parser = argparse.ArgumentParser(
-        prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(handler=helping(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     modules = (
         *(tasks, run, view, train, play, evaluate, imitate, record),
         *(runtime, startup, compare, sweep, report),

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headrace.cli.parser import helping
+
 _DESCRIPTION = """\
 Work with episodes that an EpisodeRecorder wrote.
 
@@ -28,7 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(handler=helping(parser))
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_export(actions)
     verify = actions.add_parser(
         "verify",

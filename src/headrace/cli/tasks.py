@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from gymnasium import spaces
+
+    from headrace.envs import Task
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -27,26 +31,28 @@ def _tasks(arguments: argparse.Namespace) -> int:
     from headrace.envs import make_task, task_names
     from headrace.envs.registry import task_entry
 
-    table = Table(title="Tasks", caption="settings can be changed with --set NAME=VALUE on every command")
-    table.add_column("task", no_wrap=True)
-    for column in ("what it is", "observations", "actions", "cameras", "steps"):
-        table.add_column(column)
+    caption = "numbers are float32 unless they say otherwise; --set NAME=VALUE changes a setting on every command"
+    table = Table(title="Tasks", caption=caption, box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True, style="bold")
+    table.add_column("what it is")
     for name in task_names():
-        task = make_task(name)
-        observations = "\n".join(
-            f"{group} {_described(space)}" for group, space in task.observation_space.spaces.items()
-        )
-        cameras = "\n".join(task.model.camera(i).name for i in range(task.model.ncam)) or "–"
-        table.add_row(
-            *(f"[bold]{name}[/]", _summary(task_entry(name).summary, task.success_measure), observations),
-            *(_described(task.action_space), cameras, str(task.cfg.episode_length)),
-        )
+        words = Text(task_entry(name).summary)
+        for line in _facts(make_task(name)):
+            words.append(f"\n{line}", style="dim")
+        table.add_row(name, words)
     Console().print(table)
     return 0
 
 
-def _summary(summary: str, success_measure: str | None) -> str:
-    return summary if success_measure is None else f"{summary}\n[dim]success: {success_measure}[/]"
+def _facts(task: Task) -> list[str]:
+    """What the task shows and takes, in lines short enough for a terminal of 80 columns."""
+    seen = ", ".join(f"{group} {_described(space)}" for group, space in task.observation_space.spaces.items())
+    cameras = ", ".join(filter(None, (task.model.camera(i).name for i in range(task.model.ncam)))) or "none"
+    facts = [
+        f"observes {seen}; acts with {_described(task.action_space)}",
+        f"{task.cfg.episode_length:,} steps; cameras: {cameras}",
+    ]
+    return facts if task.success_measure is None else [*facts, f"success: {task.success_measure}"]
 
 
 def _described(space: spaces.Space[object]) -> str:
@@ -54,4 +60,5 @@ def _described(space: spaces.Space[object]) -> str:
 
     if isinstance(space, spaces.Discrete):
         return f"{int(space.n)} choices"
-    return f"{space.dtype} {'×'.join(map(str, space.shape or ()))}"
+    size = "×".join(map(str, space.shape or ()))
+    return size if str(space.dtype) == "float32" else f"{size} {space.dtype}"

@@ -37,8 +37,9 @@ def episode_table(dataset: EpisodeDataset, *, limit: int = 20) -> Table:
     judged = [entry.success for entry in dataset.entries if entry.success is not None]
     share = f"{sum(judged)} of {len(judged)}" if judged else "–"
     megabytes = sum(entry.size for entry in dataset.entries) / 1e6
-    mean = np.mean([entry.episode_return for entry in dataset.entries]) if len(dataset) else float("nan")
-    table.add_row("", f"{len(dataset)} in all", str(dataset.steps), f"{mean:.2f} mean", f"{megabytes:.2f}", share)
+    returns = [entry.episode_return for entry in dataset.entries]
+    mean = f"{np.mean(returns):.2f} mean" if returns else "–"
+    table.add_row("", f"{len(dataset)} in all", str(dataset.steps), mean, f"{megabytes:.2f}", share)
     return table
 
 

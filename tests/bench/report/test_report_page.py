@@ -12,7 +12,8 @@ from report_bundles import a_set, varied
 from headrace.bench.bundle_files import bundle_text
 from headrace.bench.comparison import compare
 from headrace.bench.report import report_page
-from headrace.bench.report.plots import Series, line_plot, nice_ticks, short
+from headrace.bench.report.plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
+from headrace.bench.schema import ProfileNode
 from headrace.cli import main
 from headrace.errors import DataError
 
@@ -120,6 +121,40 @@ def test_ticks_are_round_and_inside() -> None:
     assert nice_ticks(0, 0.73) == pytest.approx([0, 0.2, 0.4, 0.6])
     assert nice_ticks(3, 3) == [3]
     assert [short(v) for v in (0, 250, 1024, 15e3, 2e6, 0.05)] == ["0", "250", "1,024", "15k", "2M", "0.05"]
+
+
+def test_a_log_axis_has_equal_steps_for_equal_factors_and_says_that_it_is_one() -> None:
+    series = [Series(name="a", line=[(1, 100), (2, 1000), (4, 10000)], runs=["r"])]
+    plot = line_plot(series, x="x", y="rate", label="l", log_x=True, log_y=True)
+    points = [tuple(map(float, p.split(","))) for p in re.search(r'polyline points="([^"]*)"', plot)[1].split()]
+    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1])
+    assert "rate, log scale" in plot
+    assert ">1,000</text>" in plot
+
+
+def test_ticks_of_a_log_axis_are_1_2_5_and_hold_the_data() -> None:
+    assert log_ticks(300, 7_951) == [200, 500, 1_000, 2_000, 5_000, 10_000]
+    assert log_ticks(1_000, 1_000) == [1_000]
+    assert log_ticks(0.03, 0.4) == pytest.approx([0.02, 0.05, 0.1, 0.2, 0.5])
+    assert log_ticks(9, 11) == [5, 10, 20]
+
+
+@pytest.mark.parametrize(("rates", "log"), [((900, 8_000), False), ((300, 8_000), True)])
+def test_throughput_is_on_a_log_axis_only_where_it_spans_decades(rates: tuple[float, float], log: bool) -> None:
+    assert spans_decades(rates) == log
+    bundles = [
+        run.model_copy(update={"runtime": run.runtime.model_copy(update={"throughput_fps": rate})})
+        for rate, run in zip(rates, (varied("runtime", 0), varied("runtime", 1, num_envs=64)), strict=True)
+    ]
+    assert ("frames per second, log scale" in report_page(bundles)) == log
+    assert not spans_decades([0.0, 5.0])  # 0 has no place on a log axis
+
+
+def test_an_icicle_has_seconds_below_it() -> None:
+    tree = ProfileNode(name="all", own_time_s=0.2, cum_time_s=1.1, children=[])
+    axis = re.findall(r'<text class="tick[^"]*" x="([\d.]+)" y="[\d.]+">([\d.]+) s</text>', icicle(tree, label="l"))
+    assert [float(seconds) for _, seconds in axis] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [float(x) / 640 * 1.1 for x, _ in axis] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0], abs=1e-3)  # x: 0.1
 
 
 def test_no_bundles_are_refused() -> None:

@@ -11,6 +11,7 @@ from headrace.bench.schema import ProfileNode
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 46
+_TIME_AXIS = 26
 _NEWLINE = "\n"  # between run ids, which may have spaces
 COLOURS = 8
 """Series take the colours --c0 … --c7 of the style sheet in turn."""
@@ -57,14 +58,16 @@ class _Scale:
         return self.start + share * (self.end - self.start)
 
 
-def line_plot(series: Sequence[Series], *, x: str, y: str, label: str, log_x: bool = False) -> str:
-    """Lines over two labelled axes, from 0 or below on the y axis; ``label`` says in words what is to be seen."""
+def line_plot(series: Sequence[Series], *, x: str, y: str, label: str, log_x: bool = False, log_y: bool = False) -> str:
+    """Lines over two labelled axes; ``label`` says in words what is to be seen. A linear y axis has 0 on it."""
     xs = [p[0] for s in series for p in (*s.line, *s.dots)]
     ys = [p[1] for s in series for p in (*s.line, *s.dots)] + [v for s in series for b in s.band for v in b[1:]]
     across = _x_scale(xs, log_x)
-    bottom, top = min(0.0, *ys), max(ys)
-    up = _Scale(bottom, top if top > bottom else bottom + 1, _HEIGHT - _BOTTOM, _TOP, ticks=nice_ticks(bottom, top))
-    parts = [_axes(across, up, x, y), *(_drawn(s, i, across, up) for i, s in enumerate(series))]
+    up = _y_scale(ys, log_y)
+    parts = [
+        _axes(across, up, x, f"{y}, log scale" if log_y else y),
+        *(_drawn(s, i, across, up) for i, s in enumerate(series)),
+    ]
     picture = (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
         f"<title>{escape(label)}</title>{''.join(parts)}</svg>"
@@ -94,7 +97,7 @@ def bars(rows: Sequence[Bar], *, legend: bool = True) -> str:
 
 
 def icicle(root: ProfileNode, *, label: str) -> str:
-    """A call tree from the top: the width of a function is its share of the time."""
+    """A call tree from the top: the width of a function is its share of the time, with seconds below."""
     height = 22
     depth = _depth(root)
     cells: list[str] = []
@@ -116,7 +119,8 @@ def icicle(root: ProfileNode, *, label: str) -> str:
             left += _WIDTH * child.cum_time_s / whole
 
     draw(root, 0.0, 0)
-    size = f"0 0 {_WIDTH} {depth * height}"
+    cells.append(_time_axis(whole, depth * height))
+    size = f"0 0 {_WIDTH} {depth * height + _TIME_AXIS}"
     picture = f'<svg viewBox="{size}" role="img" aria-label="{escape(label)}">{"".join(cells)}</svg>'
     return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(label)}">{picture}</div>'
 
@@ -130,6 +134,20 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, from the last that is at most low to the first that is at least high."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    first = max(i for i, step in enumerate(steps) if step <= low * (1 + 1e-9))
+    last = min(i for i, step in enumerate(steps) if step >= high * (1 - 1e-9))
+    return steps[first : last + 1]
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether a linear axis would press most of the values against 0."""
+    return min(values) > 0 and max(values) >= 10 * min(values)
 
 
 def short(value: float) -> str:
@@ -148,6 +166,34 @@ def _x_scale(xs: Sequence[float], log: bool) -> _Scale:
     powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
     step = max(1, len(powers) // 8)
     return _Scale(2.0 ** powers[0], 2.0 ** powers[-1], *ends, log=True, ticks=[2.0**p for p in powers[::step]])
+
+
+def _y_scale(ys: Sequence[float], log: bool) -> _Scale:
+    ends = _HEIGHT - _BOTTOM, _TOP
+    if log:
+        ticks = log_ticks(min(ys), max(ys))
+        return _Scale(ticks[0], ticks[-1], *ends, log=True, ticks=_thinned(ticks))
+    bottom, top = min(0.0, *ys), max(ys)
+    return _Scale(bottom, top if top > bottom else bottom + 1, *ends, ticks=nice_ticks(bottom, top))
+
+
+def _thinned(ticks: Sequence[float]) -> list[float]:
+    """Powers of ten alone where 1, 2, 5 would be too many lines."""
+    powers = [tick for tick in ticks if math.log10(tick) % 1 < 1e-9]
+    return powers if len(ticks) > 9 else list(ticks)
+
+
+def _time_axis(whole: float, top: float) -> str:
+    """Seconds along the bottom of an icicle."""
+    parts: list[str] = []
+    for tick in nice_ticks(0.0, whole, 6):
+        at = _WIDTH * tick / whole
+        side = "" if at < 20 else " end" if at > _WIDTH - 20 else " mid"
+        parts.append(
+            f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{top + 6}"/>'
+            f'<text class="tick{side}" x="{at:.1f}" y="{top + 20}">{short(tick)} s</text>'
+        )
+    return "".join(parts)
 
 
 def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:

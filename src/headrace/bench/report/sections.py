@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from headrace.bench.comparison import Comparison, MetricComparison
 from headrace.bench.comparison_output import all_notes
-from headrace.bench.report.plots import Bar, Series, bars, icicle, line_plot
+from headrace.bench.report.plots import Bar, Series, bars, icicle, line_plot, spans_decades
 from headrace.bench.schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
 
 _NONE = "–"
@@ -106,6 +106,7 @@ def throughput(bundles: Sequence[Bundle]) -> str | None:
         y="frames per second",
         label="Throughput against the number of environments",
         log_x=True,
+        log_y=spans_decades([fps for found in groups.values() for _, fps, _ in found]),
     )
 
 
