@@ -1,12 +1,14 @@
 """A hook of mkdocs: each lesson, a plain Python file in docs/tutorials, becomes a page of prose and code.
 
 The module's docstring is the introduction. A paragraph of comments at the left margin, with an empty line after it, is
-prose; everything else is code. So a lesson reads well in an editor, in a browser, and runs.
+prose; everything else is code. So a lesson reads well in an editor, in a browser, and runs. Guides link to the Python
+file, which is what a reader of the repository has; on the site the link leads to the page.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -19,6 +21,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"tutorials/{lesson.stem}.md"
         files.append(File.generated(config, page, content=lesson_page(lesson.read_text(), lesson.name)))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Let links to lessons lead to their pages."""
+    return re.sub(r"\(((?:\.\./)?tutorials/\w+)\.py\)", r"(\1.md)", markdown)
 
 
 def lesson_page(source: str, name: str) -> str:
