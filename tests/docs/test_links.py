@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [path for path in sorted(ROOT.glob("*.md")) + sorted((ROOT / "examples").glob("*.md"))]
+FILES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "examples").glob("*.md"))
 FILES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
