@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def serve(ready: dict[str, Any], measure: Callable[[], float]) -> None:
     print(json.dumps({"ready": ready}), flush=True)
     for _ in sys.stdin:
         print(json.dumps({"value": measure()}), flush=True)
+
+
+def started(commands: dict[str, list[str]], environment: dict[str, str], absent: list[str]) -> list[Worker]:
+    """A worker for every name and command, two starting at a time; ``absent`` gets a line for each that cannot."""
+    with ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(Worker, name, command, environment) for name, command in commands.items()]
+    workers: list[Worker] = []
+    for start in starting:
+        try:
+            workers.append(start.result())
+        except PeerMissingError as error:
+            absent.append(f"peer absent: {error}")
+    return workers
 
 
 def rounds(workers: Sequence[Worker], count: int) -> dict[str, list[float]]:

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from interleaved import PeerMissingError, Worker, median_ratio, python_of, rounds, serve
+from interleaved import median_ratio, python_of, rounds, serve, started
 
 GYMNASIUM = {
     "inverted-pendulum": ("InvertedPendulum-v5", {}),
@@ -101,14 +101,11 @@ def _measured(task: str, size: int, count: int, seconds: float, missing: list[st
         del contestants["sync"]  # a Python loop is no faster with more of them; 1,024 models take minutes to load
     if size > 16:
         del contestants["async"]
-    workers: list[Worker] = []
+    fixed = ["--task", task, "--num-envs", str(size), "--seconds", str(seconds)]
+    here = os.path.abspath(__file__)
+    commands = {name: [python, here, "--worker", name, *fixed] for name, python in contestants.items()}
+    workers = started(commands, {}, missing)
     try:
-        for name, python in contestants.items():
-            command = [python, os.path.abspath(__file__), "--worker", name, "--task", task]
-            try:
-                workers.append(Worker(name, [*command, "--num-envs", str(size), "--seconds", str(seconds)]))
-            except PeerMissingError as error:
-                missing.append(f"peer absent: {error}")
         return rounds(workers, count)
     finally:
         for worker in workers:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from interleaved import PeerMissingError, Worker, median_ratio, python_of, rounds, serve
+from interleaved import median_ratio, python_of, rounds, serve, started
 
 TWO_THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
 SIZE = 64
@@ -124,15 +124,12 @@ def _measured(
     part: str, case: str, names: list[str], envs: int, frames: int, count: int, seconds: float, failures: list[str]
 ) -> list[Result]:
     python = str(python_of(".venv-bench"))
-    workers: list[Worker] = []
+    fixed = ["--envs", str(envs), "--frames", str(frames), "--seconds", str(seconds)]
+    commands = {name: [python, os.path.abspath(__file__), "--worker", name, *fixed] for name in names}
+    absent: list[str] = []
+    workers = started(commands, TWO_THREADS, absent)
+    failures += [f"({part}) {case}: {line}" for line in absent]
     try:
-        for name in names:
-            command = [python, os.path.abspath(__file__), "--worker", name, "--envs", str(envs)]
-            command += ["--frames", str(frames), "--seconds", str(seconds)]
-            try:
-                workers.append(Worker(name, command, TWO_THREADS))
-            except PeerMissingError as error:
-                failures.append(f"({part}) {case}: absent: {error}")
         values = rounds(workers, count)
         return [
             Result(part, case, worker.name, values[worker.name], worker.ready["held"], worker.ready["peak"])

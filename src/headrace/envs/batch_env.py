@@ -243,7 +243,10 @@ class BatchEnv(EpisodicEnv):
             if wanted is not None:
                 info["observed"] = read
             self._draw(read, ended_ids)
-        obs = self._board.copy()
+        restarts = ended_ids is not None and self.autoreset == "same_step"
+        # where episodes begin in this step, what is shown now is replaced at once: not every caller sees it
+        seen = not restarts or self._wants_final_obs or bool(self._observers)
+        obs = self._board.copy() if seen else {}
         if ended_ids is not None:
             if self.autoreset == "disabled":
                 self._roster.park(ended_ids)
