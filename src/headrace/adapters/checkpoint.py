@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 
 from headrace.adapters.learner import CheckpointMeta
-from headrace.adapters.settings import LibraryName, PPOSettings, checked_library
+from headrace.adapters.settings import LibraryName, PPOSettings, checked_library, plain_settings
 from headrace.errors import ConfigError, DataError
 
 FileKind = Literal["headrace", "rl_games", "rsl_rl", "sb3", "skrl", "torchscript", "onnx", "chunk"]
@@ -33,8 +33,11 @@ _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFil
 def describe(meta: CheckpointMeta) -> dict[str, object]:
     """``meta`` as plain numbers, words and lists."""
     found: dict[str, object] = {"format": 1, **asdict(meta)}
-    found["settings"] = _plain(asdict(meta.settings))
-    found["overrides"] = _plain(dict(meta.overrides))
+    found["settings"] = plain_settings(meta.settings)
+    found["overrides"] = {
+        path: list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
+        for path, value in meta.overrides.items()
+    }
     return found
 
 
@@ -142,7 +145,3 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _plain(values: dict[str, Any]) -> dict[str, object]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import shutil
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -81,11 +81,16 @@ def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoi
         )
     order = ("headrace", "headrace-chunk")
     key = min(entries, key=lambda key: (order.index(lib) if (lib := entries[key]["library"]) in order else 9, key))
-    entry = entries[key]
+    return FoundCheckpoint(path=published_file(key), source="published", score=_value(entries[key].get("score")))
+
+
+def published_file(name: str) -> Path:
+    """The file of a published checkpoint, by its name in the manifest; checked to be the one that was published."""
+    entry = manifest()[name]
     path = Path(str(files("headrace").joinpath("checkpoints", str(entry["file"]))))
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
         raise DataError(f"{path.name}: the checkpoint is not the one in manifest.json; reinstall headrace")
-    return FoundCheckpoint(path=path, source="published", score=_value(entry.get("score")))
+    return path
 
 
 def manifest() -> dict[str, dict[str, Any]]:
@@ -101,22 +106,26 @@ def fetched(uri: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "checkpoints"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", uri.rsplit("/", 1)[-1]) or "checkpoint"
     path = cache / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
-    try:
-        write_whole(path, lambda part: _download(uri, part))
-    except (OSError, ValueError, ImportError, NotImplementedError, urllib.error.URLError) as error:
-        raise DataError(f"{uri}: cannot be fetched: {error}; check the address, or give a local file") from error
+    write_whole(path, lambda part: _download(uri, part))
     return path
 
 
 def _download(uri: str, path: Path) -> None:
+    hint = "check the address, or give a local file"
     if uri.startswith(("http://", "https://")):
-        with urllib.request.urlopen(uri, timeout=_TIMEOUT) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+        try:
+            with urllib.request.urlopen(uri, timeout=_TIMEOUT) as answer, path.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except (OSError, HTTPException) as error:  # URLError is an OSError
+            raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
         return
     import fsspec
 
-    with fsspec.open(uri, "rb") as source, path.open("wb") as file:
-        shutil.copyfileobj(cast("Any", source), file)
+    try:
+        with fsspec.open(uri, "rb") as source, path.open("wb") as file:
+            shutil.copyfileobj(cast("Any", source), file)
+    except Exception as error:  # every file system of fsspec raises kinds of its own, and asks for its own packages
+        raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
 
 
 def _of_runs(which: Literal["latest", "best"], task: str, library: str | None, runs: Path) -> FoundCheckpoint | None:

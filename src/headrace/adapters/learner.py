@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from headrace.adapters.settings import LibraryName, PPOSettings
-from headrace.types import Obs, StateDict
+from headrace.types import EpisodeEnds, Obs, StateDict
 
 
 class Times(NamedTuple):
@@ -29,6 +29,17 @@ class Finished:
     lengths: list[int]
     success: list[bool] | None
     """None where the task has no success measure."""
+
+    @classmethod
+    def of(cls, ends: Sequence[EpisodeEnds]) -> Finished:
+        """The episodes of some steps, one record a step."""
+        known = bool(ends) and ends[0].success is not None
+        return cls(
+            env_ids=[number for end in ends for number in end.env_ids.tolist()],
+            returns=[number for end in ends for number in end.returns.tolist()],
+            lengths=[number for end in ends for number in end.lengths.tolist()],
+            success=[flag for end in ends for flag in cast("Tensor", end.success).tolist()] if known else None,
+        )
 
     def __len__(self) -> int:
         return len(self.returns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, cast
 
 from headrace.adapters.settings import EXTRAS, LibraryName, PPOSettings, checked_library
@@ -23,13 +22,6 @@ _LEARNERS: dict[LibraryName, str] = {
     "sb3": "headrace.adapters.sb3:Sb3Learner",
     "skrl": "headrace.adapters.skrl:SkrlLearner",
 }
-_DISTRIBUTIONS: dict[LibraryName, str] = {
-    "headrace": "headrace",
-    "rl_games": "rl-games",
-    "rsl_rl": "rsl-rl-lib",
-    "sb3": "stable-baselines3",
-    "skrl": "skrl",
-}
 
 
 def require_library(library: LibraryName) -> None:
@@ -37,14 +29,6 @@ def require_library(library: LibraryName) -> None:
     needed = EXTRAS[library]
     if needed is not None and importlib.util.find_spec(needed[0]) is None:
         require_extra(needed[0], extra=needed[1], purpose=f"--library {library}")
-
-
-def library_version(library: LibraryName) -> str | None:
-    """The installed version, without importing it."""
-    try:
-        return version(_DISTRIBUTIONS[library])
-    except PackageNotFoundError:
-        return None
 
 
 def make_learner(library: str, env: BatchEnv, settings: PPOSettings | None = None) -> Learner:

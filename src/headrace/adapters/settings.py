@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 LibraryName = Literal["headrace", "rl_games", "rsl_rl", "sb3", "skrl"]
 
@@ -97,6 +100,11 @@ class PPOSettings:
                 f"minibatches: expected a divisor of steps · num_envs = {self.steps * num_envs}, got {self.minibatches}"
             )
         return size
+
+
+def plain_settings(settings: PPOSettings) -> dict[str, JsonValue]:
+    """The settings as numbers, words and lists, for files."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
 
 
 def checked_library(name: str) -> LibraryName:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from gymnasium import spaces
@@ -11,7 +11,23 @@ from torch import Tensor
 from headrace.adapters.learner import Finished
 from headrace.envs import BatchEnv
 from headrace.errors import ConfigError, UnsupportedError
-from headrace.types import EpisodeEnds, Obs, StateDict, Step
+from headrace.types import EpisodeEnds, Obs, StateDict, StepInfo
+
+
+class Turn(NamedTuple):
+    """A step as adapters hand it on. In most steps no episode ends: flags are then the same tensors each time."""
+
+    obs: Obs
+    reward: Tensor
+    """Scaled, (N,); a fresh tensor, or the environment's own where nothing is scaled."""
+    terminated: Tensor
+    """bool (N,), not to be changed, as the next two."""
+    truncated: Tensor
+    """Cut off, and not terminated in the same step."""
+    ended: Tensor
+    any_ended: bool
+    any_truncated: bool
+    info: StepInfo
 
 
 class LearnerEnv:
@@ -20,7 +36,13 @@ class LearnerEnv:
     The actor reads the group ``policy``; the critic reads ``critic`` where the task has it and the library can.
     """
 
-    def __init__(self, env: BatchEnv, *, reward_scale: float) -> None:
+    def __init__(self, env: BatchEnv, *, reward_scale: float | None) -> None:
+        """Look at the spaces, and refuse what PPO cannot act on.
+
+        Args:
+            env: to step.
+            reward_scale: what rewards are multiplied with; None where the library does that itself.
+        """
         space, seen = env.single_action_space, env.single_observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
@@ -37,9 +59,12 @@ class LearnerEnv:
         self.critic_group = "critic" if "critic" in self.groups else "policy"
         self.obs: Obs = {}
         """The newest observation; empty before :meth:`reset`."""
-        self._scale = reward_scale
+        # a number would be made into a tensor at every step, at twice the cost of the product
+        self._scale = None if reward_scale is None else torch.tensor(reward_scale, device=env.device)
         self._ends: list[EpisodeEnds] = []
         self._bounds = _bounds(space, env.device)
+        self._unit = self._bounds is not None and bool((self._bounds[0] == 0.0).all() & (self._bounds[1] == 1.0).all())
+        self._none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,31 +76,35 @@ class LearnerEnv:
         self.obs, _ = self.env.reset()
         return self.obs
 
-    def step(self, actions: Tensor) -> Step:
-        """One step with actions (N, A) from -1 to 1, cut there; the reward is scaled, and a fresh tensor."""
-        step = self.env.step(self.rescaled(actions))
-        self.obs = step.obs
-        if "ends" in step.info:
-            self._ends.append(step.info["ends"])
-        return step._replace(reward=step.reward * self._scale)
+    def step(self, actions: Tensor, *, within: bool = False) -> Turn:
+        """One step with actions (N, A) from -1 to 1.
 
-    def rescaled(self, actions: Tensor) -> Tensor:
-        """Actions (N, A) from -1 to 1 in the environment's bounds; unbounded ones as they are."""
+        Args:
+            actions: cut to that.
+            within: the library has cut them already; they are then the environment's to keep.
+        """
+        obs, reward, terminated, truncated, info = self.env.step(self.rescaled(actions, within=within))
+        self.obs = obs
+        if self._scale is not None:
+            reward = reward * self._scale
+        if "ends" not in info:
+            return Turn(obs, reward, self._none, self._none, self._none, False, False, info)
+        self._ends.append(info["ends"])
+        cut = truncated & ~terminated
+        return Turn(obs, reward, terminated, cut, terminated | cut, True, bool(cut.any()), info)
+
+    def rescaled(self, actions: Tensor, *, within: bool = False) -> Tensor:
+        """Actions (N, A) from -1 to 1 in the environment's bounds; unbounded ones as they are. A fresh tensor, unless
+        they are ``within`` and need no change."""
         if self._bounds is None:
-            return actions
-        middle, half = self._bounds
-        return torch.addcmul(middle, actions.clamp(-1.0, 1.0), half)
+            return actions if within else actions.clone()
+        cut = actions if within else actions.clamp(-1.0, 1.0)
+        return cut if self._unit else torch.addcmul(self._bounds[0], cut, self._bounds[1])
 
     def finished(self) -> Finished:
         """The episodes that ended since the last call."""
         ends, self._ends = self._ends, []
-        known = bool(ends) and ends[0].success is not None
-        return Finished(
-            env_ids=[number for end in ends for number in end.env_ids.tolist()],
-            returns=[number for end in ends for number in end.returns.tolist()],
-            lengths=[number for end in ends for number in end.lengths.tolist()],
-            success=[flag for end in ends for flag in cast("Tensor", end.success).tolist()] if known else None,
-        )
+        return Finished.of(ends)
 
     def state_dict(self) -> StateDict:
         """Of the environment."""
@@ -87,12 +116,12 @@ class LearnerEnv:
         self.obs = self.env.observe()
 
 
-def true_next(step: Step, group: str) -> Tensor:
+def true_next(turn: Turn, group: str) -> Tensor:
     """The observation that followed the action, (N, …): the last of its episode where that ended."""
-    if "final_obs" not in step.info or "_final_obs" not in step.info:
-        return step.obs[group]
-    final, ended = step.info["final_obs"][group], step.info["_final_obs"]
-    return torch.where(ended.reshape(-1, *([1] * (final.dim() - 1))), final, step.obs[group])
+    if "final_obs" not in turn.info or "_final_obs" not in turn.info:
+        return turn.obs[group]
+    final, ended = turn.info["final_obs"][group], turn.info["_final_obs"]
+    return torch.where(ended.reshape(-1, *([1] * (final.dim() - 1))), final, turn.obs[group])
 
 
 def picture(shape: tuple[int, ...]) -> bool:

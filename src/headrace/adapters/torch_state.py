@@ -44,7 +44,9 @@ def library_run(seed: int | None = None) -> Generator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(deterministic)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            # setting it, even to what it is, imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(deterministic)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.allow_tf32 = flags

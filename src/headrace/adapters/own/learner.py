@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from headrace.adapters.settings import LibraryName, PPOSettings
 from headrace.envs import BatchEnv
 from headrace.rollout.actor_critic import Policy, load_actor_critic, save_actor_critic
 from headrace.rollout.ppo import PPO, PPOCfg
-from headrace.types import Obs, ResetRecord, StateDict, StepRecord
+from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
 
 
 class OwnLearner:
@@ -132,25 +132,18 @@ class _Tally:
     needs = frozenset[Literal["states", "frames"]]()
 
     def __init__(self) -> None:
-        self._ends: list[StepRecord] = []
+        self._ends: list[EpisodeEnds] = []
 
     def after_reset(self, record: ResetRecord) -> None:
         pass
 
     def after_step(self, record: StepRecord) -> None:
         if "ends" in record.step.info:
-            self._ends.append(record)
+            self._ends.append(record.step.info["ends"])
 
     def take(self) -> Finished:
-        ends = [record.step.info["ends"] for record in self._ends if "ends" in record.step.info]
-        self._ends = []
-        known = bool(ends) and ends[0].success is not None
-        return Finished(
-            env_ids=[number for end in ends for number in end.env_ids.tolist()],
-            returns=[number for end in ends for number in end.returns.tolist()],
-            lengths=[number for end in ends for number in end.lengths.tolist()],
-            success=[flag for end in ends for flag in cast("Tensor", end.success).tolist()] if known else None,
-        )
+        ends, self._ends = self._ends, []
+        return Finished.of(ends)
 
 
 class _Resumable(PPO):

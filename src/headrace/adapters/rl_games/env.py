@@ -21,6 +21,7 @@ class RlGamesEnv(IVecEnv):
 
     def __init__(self, core: LearnerEnv) -> None:
         self.core = core
+        self._pictures = {name for name, shape in core.groups.items() if picture(shape)}
         self.has_states = core.critic_group != "policy"
 
     def grouped(self, obs: Obs) -> dict[str, Tensor]:
@@ -33,10 +34,11 @@ class RlGamesEnv(IVecEnv):
         return self.grouped(self.core.reset())
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
-        """Observation, reward (N,), dones (N,), and ``time_outs`` (N,)."""
-        step = self.core.step(actions)
-        infos = {"time_outs": step.truncated & ~step.terminated}
-        return self.grouped(step.obs), step.reward, step.terminated | step.truncated, infos
+        """Observation, reward (N,), dones (N,), and ``time_outs`` (N,) where an episode was cut off: rl_games
+        bootstraps only where it is told to."""
+        turn = self.core.step(actions)
+        infos = {"time_outs": turn.truncated} if turn.any_truncated else {}
+        return self.grouped(turn.obs), turn.reward, turn.ended, infos
 
     def get_env_info(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the base gives nothing
         """Spaces of one environment."""
@@ -49,7 +51,7 @@ class RlGamesEnv(IVecEnv):
         return found | {"state_space": self._space(self.core.critic_group)} if self.has_states else found
 
     def _rows(self, obs: Obs, group: str) -> Tensor:
-        return float_picture(obs[group]) if picture(self.core.groups[group]) else obs[group]
+        return float_picture(obs[group]) if group in self._pictures else obs[group]
 
     def _space(self, group: str) -> spaces.Box:
         shape = self.core.groups[group]

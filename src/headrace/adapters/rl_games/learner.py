@@ -39,13 +39,13 @@ class RlGamesLearner:
 
     def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
         self.settings = settings
-        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._core = LearnerEnv(env, reward_scale=None)
         if settings.memory != "none" and picture(self._core.shape):
             raise ConfigError("memory: expected none for pictures with rl_games")
         self._env = RlGamesEnv(self._core)
         # it prints as it builds, makes folders, and opens an event file with a thread of its own
         with tempfile.TemporaryDirectory() as folder, _quiet():
-            self.agent: Any = A2CAgent("run", _params(settings, self._env, folder))
+            self.agent: Any = A2CAgent("run", agent_params(settings, self._env, folder))
             self.agent.writer.close()
         self.agent.writer = None
         if self.agent.has_central_value:
@@ -138,7 +138,8 @@ def _quiet() -> Generator[None]:
         yield
 
 
-def _params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[str, Any]:
+def agent_params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[str, Any]:
+    """The shared settings as the ``params`` of rl_games; ``folder`` is for what it writes."""
     core = env.core
     size = settings.minibatch_size(core.num_envs)
     shared: dict[str, Any] = {
@@ -160,7 +161,8 @@ def _params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[str, An
         "device_name": str(core.device),
         "train_dir": folder,
         "features": {"observer": AlgoObserver()},
-        "reward_shaper": DefaultRewardsShaper(),
+        "reward_shaper": DefaultRewardsShaper(cast("int", settings.reward_scale)),  # its default makes it look like one
+        "clip_actions": False,  # the environment's side cuts and scales them in one go
         "num_actors": core.num_envs,
         "horizon_length": settings.steps,
         "seq_length": settings.steps if settings.memory != "none" else 1,

@@ -33,7 +33,7 @@ class RslRlLearner:
         self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
         self._env = RslRlEnv(self._core)
         with contextlib.redirect_stdout(io.StringIO()):  # prints its networks
-            self.runner = OnPolicyRunner(self._env, _config(settings, self._core), device=str(env.device))
+            self.runner = OnPolicyRunner(self._env, runner_config(settings, self._core), device=str(env.device))
         self._watch = _Watch()
         self.runner.logger = self._watch  # pyright: ignore[reportAttributeAccessIssue]  # takes what the runner calls
 
@@ -118,7 +118,8 @@ class _Watch:
         pass
 
 
-def _config(settings: PPOSettings, core: LearnerEnv) -> dict[str, Any]:
+def runner_config(settings: PPOSettings, core: LearnerEnv) -> dict[str, Any]:
+    """The shared settings as the configuration of ``OnPolicyRunner``."""
     return {
         "num_steps_per_env": settings.steps,
         "save_interval": 1,

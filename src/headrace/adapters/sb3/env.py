@@ -11,10 +11,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
-from torch import Tensor
 
-from headrace.adapters.stepping import LearnerEnv, channels_first, picture
-from headrace.types import Obs, Step
+from headrace.adapters.stepping import LearnerEnv, Turn, channels_first, picture
+from headrace.types import Obs
 
 Array = NDArray[Any]
 
@@ -33,7 +32,10 @@ class Sb3Env(VecEnv):
         seen: spaces.Space[Any] = spaces.Box(0, 255, channels_first(core.shape), np.uint8) if self._picture else box
         self.render_mode = "rgb_array"  # asked for by the constructor below
         super().__init__(core.num_envs, seen, spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32))
-        self._actions: Tensor | None = None
+        self._actions: Array | None = None
+        self._on_cpu = core.device.type == "cpu"
+        # most infos say nothing, and making hundreds of them costs more than the rest of a step does here
+        self._blank: list[dict[str, Any]] = [{} for _ in range(core.num_envs)]
 
     def array(self, obs: Obs) -> Array:
         """The observation of SB3, from the groups."""
@@ -47,31 +49,34 @@ class Sb3Env(VecEnv):
         return self.array(self.core.reset())
 
     def step_async(self, actions: Array) -> None:
-        """Take the actions of the coming step."""
-        self._actions = torch.from_numpy(actions).to(self.core.device)
+        """Take the actions of the coming step, within -1 to 1."""
+        self._actions = actions
 
     def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
         """Observation, reward, dones, infos."""
-        step = self.core.step(cast("Tensor", self._actions))
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if "ends" in step.info:
-            self._tell(step, infos)
-        return self.array(step.obs), step.reward.cpu().numpy(), (step.terminated | step.truncated).cpu().numpy(), infos
+        # SB3 cuts actions to the space it was given, and makes a new array of them at every step
+        actions = torch.from_numpy(cast("Array", self._actions))
+        turn = self.core.step(actions if self._on_cpu else actions.to(self.core.device), within=True)
+        if any(self._blank):  # somebody wrote into an info of an earlier step
+            self._blank = [{} for _ in range(self.num_envs)]
+        infos = self._told(turn) if turn.any_ended else list(self._blank)
+        # SB3 keeps the flags until the next step, and adds to the reward in place
+        return self.array(turn.obs), turn.reward.cpu().numpy(), turn.ended.cpu().numpy(), infos
 
-    def _tell(self, step: Step, infos: list[dict[str, Any]]) -> None:
-        ends = step.info.get("ends")
-        if ends is None:
-            return
-        final = self.array(step.info["final_obs"]) if "final_obs" in step.info else None
-        cut = step.truncated & ~step.terminated
+    def _told(self, turn: Turn) -> list[dict[str, Any]]:
+        infos, ends = list(self._blank), turn.info.get("ends")
+        assert ends is not None
+        final = self.array(turn.info["final_obs"]) if "final_obs" in turn.info else None
         for place, slot in enumerate(ends.env_ids.tolist()):
-            info = infos[slot]
-            info["episode"] = {"r": float(ends.returns[place]), "l": int(ends.lengths[place])}
-            info["TimeLimit.truncated"] = bool(cut[slot])
+            info = infos[slot] = {
+                "episode": {"r": float(ends.returns[place]), "l": int(ends.lengths[place])},
+                "TimeLimit.truncated": bool(turn.truncated[slot]),
+            }
             if final is not None:
                 info["terminal_observation"] = final[slot]
             if ends.success is not None:
                 info["is_success"] = bool(ends.success[place])
+        return infos
 
     def close(self) -> None:
         """The environment is its maker's to close."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from skrl.envs.wrappers.torch import Wrapper
 from torch import Tensor
 
-from headrace.adapters.stepping import LearnerEnv, channels_first, float_picture, picture, true_next
-from headrace.types import Obs, Step
+from headrace.adapters.stepping import LearnerEnv, Turn, channels_first, float_picture, picture, true_next
+from headrace.types import Obs
 
 
 class SkrlEnv(Wrapper):
@@ -27,6 +28,9 @@ class SkrlEnv(Wrapper):
         self.core = core
         self.has_state = core.critic_group != "policy"
         self._spaces = {name: _space(core, name) for name in {"policy", core.critic_group}}
+        self._pictures = {name for name, shape in core.groups.items() if picture(shape)}
+        none = torch.zeros(core.num_envs, 1, dtype=torch.bool, device=core.device)
+        self._no_flags = none, none
         self._action_space = spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32)
 
     @property
@@ -58,10 +62,12 @@ class SkrlEnv(Wrapper):
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Observation, reward, terminated, truncated, infos. skrl adds to the reward in place: it is a fresh tensor."""
-        step = self.core.step(actions)
-        infos = self._last(step) if "final_obs" in step.info else {}
-        flags = step.terminated[:, None], (step.truncated & ~step.terminated)[:, None]
-        return self.observation(step.obs), step.reward[:, None], *flags, infos
+        turn = self.core.step(actions)
+        infos = self._last(turn) if turn.any_ended else {}
+        flags = self._no_flags
+        if turn.any_ended:
+            flags = turn.terminated.unsqueeze(1), turn.truncated.unsqueeze(1)
+        return self.observation(turn.obs), turn.reward.unsqueeze(1), *flags, infos
 
     def render(self, *_: object, **__: object) -> NDArray[np.uint8]:
         """One tiled picture."""
@@ -70,15 +76,15 @@ class SkrlEnv(Wrapper):
     def close(self) -> None:
         """The environment is its maker's to close."""
 
-    def _last(self, step: Step) -> dict[str, Any]:
+    def _last(self, turn: Turn) -> dict[str, Any]:
         critic = self.core.critic_group
         return {
-            "final_observations": self._flat(true_next(step, "policy"), "policy"),
-            "final_states": self._flat(true_next(step, critic), critic) if self.has_state else None,
+            "final_observations": self._flat(true_next(turn, "policy"), "policy"),
+            "final_states": self._flat(true_next(turn, critic), critic) if self.has_state else None,
         }
 
     def _flat(self, rows: Tensor, group: str) -> Tensor:
-        return float_picture(rows).flatten(1) if picture(self.core.groups[group]) else rows
+        return float_picture(rows).flatten(1) if group in self._pictures else rows
 
 
 def _space(core: LearnerEnv, group: str) -> spaces.Box:

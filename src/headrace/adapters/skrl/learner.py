@@ -16,7 +16,7 @@ from headrace.adapters.checkpoint import META_KEY, checked_fit, describe, read_w
 from headrace.adapters.learner import CheckpointMeta, Finished, Times
 from headrace.adapters.settings import LibraryName, PPOSettings, check_memory
 from headrace.adapters.skrl.env import SkrlEnv
-from headrace.adapters.skrl.models import Actor, Critic
+from headrace.adapters.skrl.models import Actor, Critic, Interface
 from headrace.adapters.stepping import LearnerEnv, picture
 from headrace.adapters.torch_state import load_random_state, random_state
 from headrace.envs import BatchEnv
@@ -36,7 +36,7 @@ class SkrlLearner:
         self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
         self._env = SkrlEnv(self._core)
         seen, states, actions = self._env.observation_space, self._env.state_space, self._env.action_space
-        parts = (seen, states, actions, env.device, settings)
+        parts = Interface(seen, states, actions, env.device), settings
         self.agent = PPO(
             models={"policy": Actor(*parts), "value": Critic(*parts)},
             memory=RandomMemory(memory_size=settings.steps, num_envs=env.num_envs, device=env.device),
@@ -44,7 +44,7 @@ class SkrlLearner:
             state_space=states,
             action_space=actions,
             device=env.device,
-            cfg=_config(settings, self._env),
+            cfg=agent_config(settings, self._env),
         )
         self.agent.init()
         self._obs, _ = self._env.reset()
@@ -146,7 +146,8 @@ class SkrlPolicy:
         """Nothing is remembered."""
 
 
-def _config(settings: PPOSettings, env: SkrlEnv) -> PPO_CFG:
+def agent_config(settings: PPOSettings, env: SkrlEnv) -> PPO_CFG:
+    """The shared settings as the configuration of skrl's PPO, which writes nothing."""
     more: dict[str, Any] = {}
     for name, space in (("observation", env.observation_space), ("state", env.state_space)):
         if settings.normalize_obs and space is not None and not picture(space.shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -13,21 +14,33 @@ from torch import Tensor, nn
 from headrace.adapters.settings import PPOSettings
 
 
+class Interface(NamedTuple):
+    """What a model of skrl is between."""
+
+    seen: spaces.Box
+    states: spaces.Box | None
+    actions: spaces.Box
+    device: torch.device
+
+    def init(self, model: Model) -> None:
+        """Begin a model, before its mixin does."""
+        Model.__init__(
+            model,
+            observation_space=self.seen,
+            state_space=self.states,
+            action_space=self.actions,
+            device=self.device,
+        )
+
+
 class Actor(GaussianMixin, Model):
     """A Gaussian around the network's output, its spread learned and the same in every state."""
 
-    def __init__(
-        self,
-        seen: spaces.Box,
-        states: spaces.Box | None,
-        actions: spaces.Box,
-        device: torch.device,
-        settings: PPOSettings,
-    ) -> None:
-        Model.__init__(self, observation_space=seen, state_space=states, action_space=actions, device=device)
+    def __init__(self, interface: Interface, settings: PPOSettings) -> None:
+        interface.init(self)
         GaussianMixin.__init__(self)
-        self.net = network(seen.shape, settings.hidden, actions.shape[0])
-        self.log_std = nn.Parameter(torch.full(actions.shape, math.log(settings.initial_std)))
+        self.net = network(interface.seen.shape, settings.hidden, interface.actions.shape[0])
+        self.log_std = nn.Parameter(torch.full(interface.actions.shape, math.log(settings.initial_std)))
 
     def compute(  # pyright: ignore[reportIncompatibleMethodOverride]  # its mixins pass the role by position
         self, inputs: dict[str, Tensor], role: str = ""
@@ -40,18 +53,11 @@ class Actor(GaussianMixin, Model):
 class Critic(DeterministicMixin, Model):
     """The value of states, or of observations where a task has no states."""
 
-    def __init__(
-        self,
-        seen: spaces.Box,
-        states: spaces.Box | None,
-        actions: spaces.Box,
-        device: torch.device,
-        settings: PPOSettings,
-    ) -> None:
-        Model.__init__(self, observation_space=seen, state_space=states, action_space=actions, device=device)
+    def __init__(self, interface: Interface, settings: PPOSettings) -> None:
+        interface.init(self)
         DeterministicMixin.__init__(self)
-        self._read = "observations" if states is None else "states"
-        self.net = network((seen if states is None else states).shape, settings.hidden, 1)
+        self._read = "observations" if interface.states is None else "states"
+        self.net = network((interface.states or interface.seen).shape, settings.hidden, 1)
 
     def compute(  # pyright: ignore[reportIncompatibleMethodOverride]  # its mixins pass the role by position
         self, inputs: dict[str, Tensor], role: str = ""

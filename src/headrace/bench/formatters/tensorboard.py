@@ -8,12 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from headrace.adapters.curves import TAGS
 from headrace.bench.metrics import metrics
 from headrace.bench.schema import Bundle, StartupBundle, TrainingBundle
 from headrace.errors import StorageError, require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -51,9 +52,29 @@ def _write(bundle: Bundle, writer: SummaryWriter) -> None:
     if isinstance(bundle, StartupBundle):
         return
     for tag, series in _series(bundle).items():
-        for index, value in enumerate(series):
-            if value is not None:
-                writer.add_scalar(tag, value, index)
+        _add(writer, tag, series, range(len(series)))
+    if isinstance(bundle, TrainingBundle):
+        _add_as_the_library_does(bundle, writer)
+
+
+def _add(writer: SummaryWriter, tag: str, series: Sequence[float | None], at: Iterable[int]) -> None:
+    for place, value in zip(at, series, strict=True):
+        if value is not None:
+            writer.add_scalar(tag, value, place)
+
+
+def _add_as_the_library_does(bundle: TrainingBundle, writer: SummaryWriter) -> None:
+    """Reward and length once more under the names of the library and along its axis, beside those all runs share."""
+    learning = bundle.learning
+    tags = {str(name): tags for name, tags in TAGS.items()}.get(bundle.run.framework or "")
+    if tags is None or tags == TAGS["headrace"] or learning.frames is None:
+        return
+    at = list(range(1, len(learning.frames) + 1))
+    if tags.axis != "iterations":
+        at = [frames // (bundle.run.num_envs if tags.axis == "steps" else 1) for frames in learning.frames]
+    for tag, curve in ((tags.reward, learning.reward), (tags.length, learning.ep_length)):
+        if curve is not None and curve.series_per_iter is not None:
+            _add(writer, tag, curve.series_per_iter, at)
 
 
 def _series(bundle: Bundle) -> Mapping[str, Sequence[float | None]]:

@@ -1,0 +1,145 @@
+"""Each library's environment beside a twin that is stepped directly: what a library is told is what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headrace
+from headrace.adapters.stepping import LearnerEnv
+from headrace.types import Step
+
+ENVS, LIMIT, STEPS, SCALE = 4, 14, 60, 0.1
+PUSH = torch.tensor([[5.0], [-5.0], [0.0], [0.01]])
+"""Beyond -1 to 1 in two environments, which fall; the others last until they are cut off."""
+
+
+def _twins() -> tuple[LearnerEnv, headrace.BatchEnv]:
+    env, twin = (
+        headrace.make("cartpole", ENVS, seed=5, threads=1, overrides={"episode_length": LIMIT}) for _ in range(2)
+    )
+    twin.reset()
+    return LearnerEnv(env, reward_scale=SCALE), twin
+
+
+def _direct(twin: headrace.BatchEnv) -> Step:
+    space: Any = twin.single_action_space
+    return twin.step(PUSH.clamp(-1.0, 1.0) * float(space.high[0]))
+
+
+def _true_last(step: Step) -> Tensor:
+    """The observation that the action led to."""
+    if "final_obs" not in step.info or "_final_obs" not in step.info:
+        return step.obs["policy"]
+    return torch.where(step.info["_final_obs"][:, None], step.info["final_obs"]["policy"], step.obs["policy"])
+
+
+def _rsl_rl(core: LearnerEnv) -> Callable[[], dict[str, Any]]:
+    from headrace.adapters.rsl_rl import RslRlEnv
+
+    env = RslRlEnv(core)
+
+    def step() -> dict[str, Any]:
+        with torch.inference_mode():  # as rsl_rl collects
+            obs, reward, dones, extras = env.step(PUSH.clone())
+        assert dones.dtype == torch.int64
+        assert obs.batch_size == (ENVS,)
+        assert not any(tensor.is_inference() for tensor in (obs["policy"], reward, core.obs["policy"]))
+        return {"obs": obs["policy"], "reward": reward, "ended": dones.bool(), "cut": extras.get("time_outs")}
+
+    return step
+
+
+def _rl_games(core: LearnerEnv) -> Callable[[], dict[str, Any]]:
+    from headrace.adapters.rl_games import RlGamesEnv
+
+    env = RlGamesEnv(core)
+    env.reset()
+
+    def step() -> dict[str, Any]:
+        obs, reward, dones, infos = env.step(PUSH)
+        return {"obs": obs["obs"], "reward": reward, "ended": dones, "cut": infos.get("time_outs")}
+
+    return step
+
+
+def _skrl(core: LearnerEnv) -> Callable[[], dict[str, Any]]:
+    from headrace.adapters.skrl import SkrlEnv
+
+    env = SkrlEnv(core)
+    env.reset()
+
+    def step() -> dict[str, Any]:
+        obs, reward, terminated, truncated, infos = env.step(PUSH)
+        assert reward.shape == terminated.shape == truncated.shape == (ENVS, 1)
+        ended, last = (terminated | truncated)[:, 0], infos.get("final_observations", obs)
+        found = {"obs": obs, "reward": reward[:, 0].clone(), "ended": ended, "cut": truncated[:, 0], "last": last}
+        reward += 1e6  # as skrl does, in place; it must be nobody else's
+        return found
+
+    return step
+
+
+def _sb3(core: LearnerEnv) -> Callable[[], dict[str, Any]]:
+    from headrace.adapters.sb3 import Sb3Env
+
+    env = Sb3Env(core)
+    env.reset()
+
+    def step() -> dict[str, Any]:
+        env.step_async(PUSH.clamp(-1.0, 1.0).numpy())  # SB3 cuts actions itself
+        obs, reward, dones, infos = env.step_wait()
+        cut = torch.tensor([bool(info.get("TimeLimit.truncated")) for info in infos])
+        last = torch.from_numpy(obs).clone()
+        for slot, info in enumerate(infos):
+            assert set(info) <= {"episode", "TimeLimit.truncated", "terminal_observation", "is_success"}
+            if "terminal_observation" in info:
+                last[slot] = torch.from_numpy(info["terminal_observation"])
+        tensors = {"obs": torch.from_numpy(obs), "ended": torch.from_numpy(dones), "cut": cut, "last": last}
+        found = tensors | {"reward": torch.from_numpy(reward).clone()}
+        reward += 1e6  # as SB3 does, in place
+        return found
+
+    return step
+
+
+ADAPTERS = {"rsl_rl": _rsl_rl, "rl_games": _rl_games, "skrl": _skrl, "sb3": _sb3}
+
+
+@pytest.mark.parametrize("library", ADAPTERS)
+def test_a_library_is_told_what_happened_and_the_true_last_observation(library: str) -> None:
+    core, twin = _twins()
+    step = ADAPTERS[library](core)
+    ended, cut = 0, 0
+    for _ in range(STEPS):
+        told, true = step(), _direct(twin)
+        only_cut = true.truncated & ~true.terminated
+        assert torch.equal(told["obs"], true.obs["policy"])
+        assert torch.equal(told["reward"], true.reward * SCALE)
+        assert torch.equal(told["ended"], true.terminated | true.truncated)
+        # no word of time-outs where there are none is as good as flags that are not set
+        assert torch.equal(told["cut"] if told["cut"] is not None else torch.zeros(ENVS, dtype=torch.bool), only_cut)
+        if "last" in told:
+            assert torch.equal(told["last"], _true_last(true))
+        ended, cut = ended + int(true.terminated.sum()), cut + int(only_cut.sum())
+    assert ended >= 2, "the twin should have seen falls"
+    assert cut >= 2, "and episodes that were cut off"
+    assert len(core.finished()) == ended + cut
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-3.0, 3.0), (0.0, 2.0)])
+def test_actions_are_cut_and_scaled_to_the_bounds(low: float, high: float) -> None:
+    from gymnasium import spaces
+
+    core, _ = _twins()
+    core.env.single_action_space = spaces.Box(low, high, (1,))
+    core = LearnerEnv(core.env, reward_scale=SCALE)
+    actions = torch.tensor([[-7.0], [-1.0], [0.0], [0.5], [9.0]])
+    got = core.rescaled(actions)
+    assert got.flatten().tolist() == [low, low, (low + high) / 2, low + 0.75 * (high - low), high]
+    got += 1.0
+    assert actions[2] == 0.0  # what came back is the caller's own
