@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ import headrace
 from headrace.adapters.finding import bare_name, find_checkpoint, manifest
 from headrace.bench import PlayBundle, TrainingBundle, read_bundle
 from headrace.cli.main import main
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
 
 QUICK = ("--num-envs", "8", "--threads", "1", "--ppo", "steps=16", "--ppo", "epochs=1", "--ppo", "minibatches=2")
 
@@ -42,6 +46,14 @@ def play_bundle(folder: str) -> PlayBundle:
 
 def played(*more: str, envs: int = 4) -> int:
     return main(["play", "cartpole", "--num-envs", str(envs), "--threads", "1", *more])
+
+
+def save_onnx(graph: GraphProto, path: Path) -> None:
+    """In an older format, that every runtime knows."""
+    import onnx
+
+    operators = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=[operators]), path)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -220,7 +232,6 @@ def test_too_few_steps_are_said_and_nothing_unfinished_is_counted(capsys: pytest
 def test_torchscript_onnx_and_functions_play_alike(tmp_path: Path) -> None:
     import warnings
 
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     weight = torch.tensor([[0.1, 6.0, 0.3, 1.5]])
@@ -236,7 +247,7 @@ def test_torchscript_onnx_and_functions_play_alike(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("actions", TensorProto.FLOAT, [None, 1])],
         [numpy_helper.from_array(weight.T.contiguous().numpy(), "w")],
     )
-    onnx.save(helper.make_model(graph), tmp_path / "policy.onnx")
+    save_onnx(graph, tmp_path / "policy.onnx")
     (tmp_path / "by_hand.py").write_text(
         "import torch\nW = torch.tensor([[0.1, 6.0, 0.3, 1.5]])\ndef act(obs):\n    return obs['policy'] @ W.T\n"
     )
@@ -251,6 +262,54 @@ def test_torchscript_onnx_and_functions_play_alike(tmp_path: Path) -> None:
     assert set(found) == {"torchscript", "onnx", "callable"}
     assert found["torchscript"] == pytest.approx(found["callable"], rel=1e-4)
     assert found["onnx"] == pytest.approx(found["callable"], rel=1e-4)
+
+
+def test_damaged_onnx_file_and_one_with_two_inputs_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onnx import TensorProto, helper
+
+    shape = [None, 4]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["actions"])],
+        "two",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("a", "b")],
+        [helper.make_tensor_value_info("actions", TensorProto.FLOAT, shape)],
+    )
+    save_onnx(graph, tmp_path / "2.onnx")
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / "2.onnx").read_bytes()[:40])
+    assert played("--checkpoint", "2.onnx", "--output", "a") == 2
+    assert "one input" in said(capsys)
+    assert played("--checkpoint", "cut.onnx", "--output", "b") == 2
+    assert "not an ONNX file" in said(capsys)
+
+
+def test_play_films_every_step_and_never_over_another_film(capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.recording.mp4 import frame_times
+
+    words = ("--num-steps", "6", "--video", "film.mp4")
+    assert played(*words, "--output", "p") == 0
+    assert len(frame_times(Path("film.mp4"))) == 6
+    assert play_bundle("p").video_path == "film.mp4"
+    assert played(*words, "--output", "again") == 2
+    assert "already exists" in said(capsys)
+    assert not Path("again").exists()
+
+
+@pytest.mark.parametrize("episodes", [1, 5, 8, 11])
+def test_every_planned_episode_is_played_once_and_no_other(episodes: int) -> None:
+    """Three environments: fewer episodes than them, and numbers that do not come out even."""
+    assert played("--episodes", str(episodes), "--set", "episode_length=7", "--output", "p", envs=3) == 0
+    bundle = play_bundle("p")
+    assert bundle.reward is not None
+    assert bundle.reward.n == episodes
+    assert bundle.per_env is not None
+    assert bundle.per_env.episodes == [len(range(slot, episodes, 3)) for slot in range(3)]
+    assert bundle.runtime.frames == episodes * 7  # nothing was stepped that nobody counts
+    assert bundle.plan is not None
+    assert (bundle.plan.kind, bundle.plan.episodes_planned) == ("episodes", episodes)
+    assert bundle.runtime.episodes is not None
+    assert bundle.runtime.episodes.unfinished == 0
 
 
 def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from headrace.errors import ConfigError
+
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from headrace.bench import Bundle, RunConfig, RunSettings
     from headrace.bench.schema import Kind
-    from headrace.bench.targets import Target
+    from headrace.bench.targets import AnyEnv, Target
+    from headrace.envs import TaskCfg
 
 FORMS = "schema, json, omniperf, osmo, summary, tensorboard"
 
@@ -115,13 +118,50 @@ def run_settings(arguments: argparse.Namespace, config: RunConfig) -> RunSetting
     )
 
 
-def checked_output(arguments: argparse.Namespace, target: Target, kind: Kind) -> tuple[Path, tuple[str, ...]]:
+def checked_target(arguments: argparse.Namespace, *, ours_for: str | None = None) -> Target:
+    """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.
+
+    Args:
+        arguments: of the command line.
+        ours_for: the command, where it takes tasks of ours only.
+    """
+    from headrace.bench.targets import check_request, parse_target
+
+    target = parse_target(arguments.task)
+    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
+    if ours_for is not None and target.kind == "gym":
+        raise ConfigError(f"{ours_for}: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
+    return target
+
+
+def made_env(
+    arguments: argparse.Namespace, target: Target, cfg: TaskCfg | None, overrides: dict[str, object]
+) -> AnyEnv:
+    """The environment of a command, with the settings of ``target_cfg``."""
+    from headrace.bench.targets import make_target
+
+    return make_target(
+        target,
+        cfg,
+        arguments.num_envs,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        device=arguments.device,
+        sim=arguments.sim,
+        overrides=overrides,
+    )
+
+
+def checked_output(
+    arguments: argparse.Namespace, target: Target, kind: Kind, *, framework: str | None = None
+) -> tuple[Path, tuple[str, ...]]:
     """Where the result goes and in which forms; raises an error if it could not be written there."""
     from headrace.bench.benchmark import check_output, run_id
 
     given = cast("Path | None", arguments.output)
     physics = arguments.sim if target.kind == "task" else target.physics
-    name = run_id(framework=kind, physics=physics, task=arguments.task, seed=arguments.seed, began=datetime.now(UTC))
+    began = datetime.now(UTC)
+    name = run_id(framework=framework or kind, physics=physics, task=arguments.task, seed=arguments.seed, began=began)
     folder = Path("runs") / name if given is None else given
     return folder, check_output(folder, kind, arguments.formatter or ("schema",))
 

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
-from headrace.cli.bench_options import (
-    add_output_options,
-    add_target_options,
-    checked_output,
-    overrides_of,
-    progress_bar,
-    run_config,
-    run_settings,
-    show_bundle,
-)
-from headrace.errors import ConfigError
+from headrace.cli import bench_options as options
+from headrace.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
     from headrace.adapters.finding import FoundCheckpoint
@@ -42,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "checkpoint that we publish for the task."
         ),
     )
-    add_target_options(parser)
+    options.add_target_options(parser)
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
@@ -62,29 +53,30 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="load a file that holds more than weights; that can run code of whoever wrote it",
     )
-    add_output_options(parser)
+    options.add_output_options(parser)
     parser.set_defaults(handler=_play)
 
 
 def _play(arguments: argparse.Namespace) -> int:
     from headrace.adapters.settings import checked_library
     from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
-    from headrace.bench.targets import check_request, make_target, parse_target, target_cfg
+    from headrace.bench.targets import target_cfg
 
-    target = parse_target(arguments.task)
-    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
-    if target.kind == "gym":
-        raise ConfigError(f"play: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
+    target = options.checked_target(arguments, ours_for="play")
     for name in ("episodes", "num_steps"):
         if (given := getattr(arguments, name)) is not None and given < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {given}")
     if arguments.library is not None:
         checked_library(arguments.library)
+    if arguments.video is not None:
+        require_extra("av", extra="record", purpose="--video")
+        if arguments.video.exists():
+            raise ConfigError(f"--video: {arguments.video} already exists, and nothing is ever overwritten")
     found, file = _found(arguments)
-    overrides = ({} if file is None else file.overrides) | overrides_of(arguments)
+    overrides = ({} if file is None else file.overrides) | options.overrides_of(arguments)
     cfg = target_cfg(target, overrides)
     assert cfg is not None
-    folder, forms = checked_output(arguments, target, "play")
+    folder, forms = options.checked_output(arguments, target, "play")
     steps = cast("int | None", arguments.num_steps)
     episodes = None if steps is not None else arguments.episodes or arguments.num_envs
     short = steps is not None and steps < cfg.episode_length
@@ -105,24 +97,15 @@ def _play(arguments: argparse.Namespace) -> int:
     )
     builder = PlayBuilder(arguments.num_envs, plan=plan)
     settings = dataclasses.replace(
-        run_settings(arguments, run_config(arguments, target, overrides)),
+        options.run_settings(arguments, options.run_config(arguments, target, overrides)),
         framework=None if file is None else file.library,
     )
     with Benchmark(builder, settings, output=folder, formatters=forms) as run:
         with builder.startup.phase("env_creation"):
-            env = make_target(
-                target,
-                cfg,
-                arguments.num_envs,
-                seed=arguments.seed,
-                threads=arguments.threads,
-                device=arguments.device,
-                sim=arguments.sim,
-                overrides=overrides,
-            )
+            env = options.made_env(arguments, target, cfg, overrides)
         with closing(env):
             _rolled(cast("BatchEnv", env), builder, arguments, found, file, episodes)
-    show_bundle(run.bundle, run.paths)
+    options.show_bundle(run.bundle, run.paths)
     return 0
 
 
@@ -164,10 +147,10 @@ def _rolled(
         if arguments.video is not None:
             _film(env, builder, arguments.video, stack)
         if episodes is None:
-            with progress_bar("playing", arguments.num_steps) as update:
+            with options.progress_bar("playing", arguments.num_steps) as update:
                 play_steps(env, policy, builder.steps, builder.episodes, arguments.num_steps, update)
         else:
-            with progress_bar("episodes", episodes) as update:
+            with options.progress_bar("episodes", episodes) as update:
                 play_episodes(env, policy, builder.steps, builder.episodes, episodes, update)
 
 
@@ -186,8 +169,7 @@ def _describe(
     found: FoundCheckpoint | None,
     file: PolicyFile | None,
 ) -> None:
-    from headrace.adapters.library import library_version
-    from headrace.bench import CheckpointInfo, LibraryDescriptor, PolicyDescriptor
+    from headrace.bench import CheckpointInfo, PolicyDescriptor, describe_library
 
     if found is None or file is None:
         builder.policy = PolicyDescriptor(
@@ -212,4 +194,4 @@ def _describe(
         score=found.score if file.meta is None else file.meta.score,
     )
     if file.library is not None:
-        builder.library = LibraryDescriptor(name=file.library, version=library_version(file.library), algorithm="PPO")
+        builder.library = describe_library(file.library, algorithm="PPO")

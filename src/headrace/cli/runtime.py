@@ -7,16 +7,7 @@ import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from headrace.cli.bench_options import (
-    add_output_options,
-    add_target_options,
-    checked_output,
-    overrides_of,
-    progress_bar,
-    run_config,
-    run_settings,
-    show_bundle,
-)
+from headrace.cli import bench_options as options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "crash. Compare such files with 'headrace compare'."
         ),
     )
-    add_target_options(parser)
+    options.add_target_options(parser)
     parser.add_argument("--num-steps", type=int, default=1000, help="measured steps of the batch (default: 1000)")
     parser.add_argument(
         "--warmup-steps", type=int, default=50, help="at least so many before; more until steady (default: 50)"
@@ -49,56 +40,39 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="host_return: until env.step returned; synchronized: until the device has done the work "
         "(default: host_return; no difference on a CPU)",
     )
-    add_output_options(parser)
+    options.add_output_options(parser)
     parser.set_defaults(handler=_runtime)
 
 
 def _runtime(arguments: argparse.Namespace) -> int:
     from headrace.bench import Benchmark, RuntimeBuilder
     from headrace.bench.stepping import WarmupRule
-    from headrace.bench.targets import (
-        check_request,
-        import_environments,
-        make_target,
-        parse_target,
-        rendering_backend,
-        target_cfg,
-    )
+    from headrace.bench.targets import import_environments, rendering_backend, target_cfg
 
     # everything that can be refused without importing torch comes first
-    target = parse_target(arguments.task)
-    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
+    target = options.checked_target(arguments)
     if arguments.num_steps < 1:
         raise ConfigError(f"--num-steps: expected at least 1, got {arguments.num_steps}")
     rule = WarmupRule(steps=arguments.warmup_steps)
-    folder, forms = checked_output(arguments, target, "runtime")
+    folder, forms = options.checked_output(arguments, target, "runtime")
 
     builder = RuntimeBuilder(arguments.num_envs, mode=arguments.timing)
     with builder.startup.phase("python_imports"):
         import_environments(target)
     with builder.startup.phase("task_config"):
-        overrides = overrides_of(arguments)
+        overrides = options.overrides_of(arguments)
         cfg = target_cfg(target, overrides)
-    config = run_config(arguments, target, overrides)
-    settings = run_settings(arguments, config)
+    config = options.run_config(arguments, target, overrides)
+    settings = options.run_settings(arguments, config)
     with Benchmark(builder, settings, output=folder, formatters=forms) as run:
         with builder.startup.phase("env_creation"):
-            env = make_target(
-                target,
-                cfg,
-                arguments.num_envs,
-                seed=arguments.seed,
-                threads=arguments.threads,
-                device=arguments.device,
-                sim=arguments.sim,
-                overrides=overrides,
-            )
+            env = options.made_env(arguments, target, cfg, overrides)
         run.settings = dataclasses.replace(
             settings, config=config.model_copy(update={"rendering_backend": rendering_backend(env)})
         )
         with closing(env):
             _measure(env, builder, arguments, rule)
-    show_bundle(run.bundle, run.paths)
+    options.show_bundle(run.bundle, run.paths)
     return 0
 
 
@@ -111,7 +85,7 @@ def _measure(env: AnyEnv, builder: RuntimeBuilder, arguments: argparse.Namespace
     with builder.startup.phase("first_step"):
         env.reset()
         stepper.step()
-    with progress_bar("warming up", rule.limit * rule.steps) as update:
+    with options.progress_bar("warming up", rule.limit * rule.steps) as update:
         stepper.warm_up(rule, update)
-    with progress_bar("measuring", arguments.num_steps) as update:
+    with options.progress_bar("measuring", arguments.num_steps) as update:
         stepper.run(arguments.num_steps, update)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli.bench_options import (
-    add_output_options,
-    add_target_options,
-    checked_output,
-    overrides_of,
-    progress_bar,
-    run_config,
-    run_settings,
-    show_bundle,
-)
+from headrace.cli import bench_options as options
 from headrace.errors import ConfigError
 
 
@@ -29,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "same times without the profiler."
         ),
     )
-    add_target_options(parser)
+    options.add_target_options(parser)
     parser.add_argument("--top-n", type=int, default=20, help="functions to keep of each phase (default: 20)")
     parser.add_argument(
         "--whitelist",
@@ -38,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="'phase: [patterns]' lines: keep the functions that match (fnmatch, 'module:function') instead of the "
         "top; a pattern that matches nothing is an error",
     )
-    add_output_options(parser)
+    options.add_output_options(parser)
     parser.set_defaults(handler=_startup)
 
 
@@ -47,17 +38,16 @@ def _startup(arguments: argparse.Namespace) -> int:
     from headrace.bench.profiling import read_whitelist
     from headrace.bench.schema import StartupConfig
     from headrace.bench.startup import StartupRequest, profile_startup
-    from headrace.bench.targets import check_request, parse_target, read_preset, target_cfg
+    from headrace.bench.targets import read_preset, target_cfg
 
-    target = parse_target(arguments.task)
-    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
+    target = options.checked_target(arguments)
     if arguments.top_n < 1:
         raise ConfigError(f"--top-n: expected at least 1, got {arguments.top_n}")
     whitelist = None if arguments.whitelist is None else read_whitelist(arguments.whitelist)
     preset: dict[str, object] = {}
     for path in arguments.preset:
         preset |= read_preset(path)
-    folder, forms = checked_output(arguments, target, "startup")
+    folder, forms = options.checked_output(arguments, target, "startup")
     request = StartupRequest(
         target=target,
         num_envs=arguments.num_envs,
@@ -69,14 +59,14 @@ def _startup(arguments: argparse.Namespace) -> int:
         preset=preset,
     )
     builder = StartupBuilder(StartupConfig(top_n=arguments.top_n, whitelist=whitelist))
-    overrides = overrides_of(arguments)
+    overrides = options.overrides_of(arguments)
     if overrides:
         target_cfg(target, overrides)  # a wrong path is told before three processes find it
-    settings = run_settings(arguments, run_config(arguments, target, overrides))
+    settings = options.run_settings(arguments, options.run_config(arguments, target, overrides))
     with (
         Benchmark(builder, settings, output=folder, formatters=forms) as run,
-        progress_bar("starting processes", 3) as update,
+        options.progress_bar("starting processes", 3) as update,
     ):
         profile_startup(request, builder, top_n=arguments.top_n, whitelist=whitelist, progress=update)
-    show_bundle(run.bundle, run.paths)
+    options.show_bundle(run.bundle, run.paths)
     return 0

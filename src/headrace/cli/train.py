@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
-from headrace.cli.bench_options import (
-    add_output_options,
-    add_target_options,
-    overrides_of,
-    progress_bar,
-    run_config,
-    run_settings,
-    show_bundle,
-)
+from headrace.cli import bench_options as options
 from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.adapters.settings import LibraryName, PPOSettings
     from headrace.adapters.training import CheckpointKeeper, Iteration
-    from headrace.bench import LibraryDescriptor, TrainingBuilder
+    from headrace.bench import TrainingBuilder
     from headrace.bench.targets import Target
     from headrace.envs import BatchEnv
 
@@ -43,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "'headrace play TASK' then finds the newest of them."
         ),
     )
-    add_target_options(parser)
+    options.add_target_options(parser)
     parser.add_argument("--library", default="headrace", help=f"{_LIBRARIES} (default: headrace, our own small PPO)")
     parser.add_argument("--iterations", type=int, default=100, help="rollouts to learn from (default: 100)")
     parser.add_argument("--check-success", action="store_true", help="stop early once the task is solved")
@@ -61,18 +53,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable",
     )
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on from the last checkpoint of that run")
-    add_output_options(parser)
+    options.add_output_options(parser)
     parser.set_defaults(handler=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from headrace.bench import Benchmark, SuccessRule, TrainingBuilder
-    from headrace.bench.targets import check_request, import_environments, make_target, parse_target, target_cfg
+    from headrace.adapters.settings import DIFFERENCES, plain_settings
+    from headrace.bench import Benchmark, SuccessRule, TrainingBuilder, describe_library
+    from headrace.bench.targets import import_environments, target_cfg
 
-    target = parse_target(arguments.task)
-    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
-    if target.kind == "gym":
-        raise ConfigError(f"train: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
+    target = options.checked_target(arguments, ours_for="train")
     if arguments.iterations < 1:
         raise ConfigError(f"--iterations: expected at least 1, got {arguments.iterations}")
     rule = SuccessRule(threshold=arguments.success_threshold, window=arguments.success_window)
@@ -83,34 +73,27 @@ def _train(arguments: argparse.Namespace) -> int:
         library = _checked_library(arguments.library)
         import_environments(target)
     with builder.startup.phase("task_config"):
-        overrides = overrides_of(arguments)
+        overrides = options.overrides_of(arguments)
         cfg = target_cfg(target, overrides)
     settings = _settings(arguments.ppo, arguments.seed)
     settings.minibatch_size(arguments.num_envs)
     folder, forms = _output(arguments, target, library)
-    builder.library = _descriptor(library, settings)
+    builder.library = describe_library(
+        library, algorithm="PPO", settings=plain_settings(settings), differences=DIFFERENCES[library]
+    )
     described = dataclasses.replace(
-        run_settings(arguments, run_config(arguments, target, overrides)),
+        options.run_settings(arguments, options.run_config(arguments, target, overrides)),
         framework=library,
         max_iterations=arguments.iterations,
     )
     with Benchmark(builder, described, output=folder, formatters=forms) as run:
         with builder.startup.phase("env_creation"):
-            env = make_target(
-                target,
-                cfg,
-                arguments.num_envs,
-                seed=arguments.seed,
-                threads=arguments.threads,
-                device=arguments.device,
-                sim=arguments.sim,
-                overrides=overrides,
-            )
+            env = options.made_env(arguments, target, cfg, overrides)
         with closing(env):
             _learn(cast("BatchEnv", env), builder, arguments, library, settings, folder, overrides)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
-    show_bundle(run.bundle, run.paths)
+    options.show_bundle(run.bundle, run.paths)
     return 0
 
 
@@ -135,7 +118,7 @@ def _learn(
         with closing(learner):
             first = 0 if arguments.resume is None else resume(learner, arguments.resume)
             keeper = CheckpointKeeper(folder, learner, arguments.task, overrides)
-            with progress_bar(f"training with {library}", arguments.iterations) as update:
+            with options.progress_bar(f"training with {library}", arguments.iterations) as update:
 
                 def after(done: Iteration) -> bool:
                     _note(builder, keeper)
@@ -173,21 +156,6 @@ def _note(builder: TrainingBuilder, keeper: CheckpointKeeper) -> None:
         )
 
 
-def _descriptor(library: LibraryName, settings: PPOSettings) -> LibraryDescriptor:
-    from headrace.adapters.library import library_version
-    from headrace.adapters.settings import DIFFERENCES
-    from headrace.bench import LibraryDescriptor
-
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-    return LibraryDescriptor(
-        name=library,
-        version=library_version(library),
-        algorithm="PPO",
-        settings=plain,
-        differences=list(DIFFERENCES[library]),
-    )
-
-
 def _checked_library(name: str) -> LibraryName:
     from headrace.adapters.library import require_library
     from headrace.adapters.settings import checked_library
@@ -213,16 +181,10 @@ def _settings(words: Sequence[str], seed: int) -> PPOSettings:
 
 
 def _output(arguments: argparse.Namespace, target: Target, library: str) -> tuple[Path, tuple[str, ...]]:
-    from datetime import UTC, datetime
-
     from headrace.adapters.training import INDEX
-    from headrace.bench.benchmark import check_output, run_id
 
-    name = run_id(
-        framework=library, physics=arguments.sim, task=target.name, seed=arguments.seed, began=datetime.now(UTC)
-    )
-    folder = Path("runs") / name if arguments.output is None else cast("Path", arguments.output)
+    folder, forms = options.checked_output(arguments, target, "training", framework=library)
     if (folder / INDEX).exists():
         raise ConfigError(f"--output: {str(folder)!r} holds another training; choose another folder")
     Console(stderr=True).print(f"checkpoints go to {folder / 'checkpoints'}", highlight=False, soft_wrap=True)
-    return folder, check_output(folder, "training", arguments.formatter or ("schema",))
+    return folder, forms
