@@ -90,5 +90,5 @@ def test_replay_of_another_task_setting_says_where_it_differs(ants, tmp_path, ca
 
 
 def test_a_contact_sheet_needs_pictures(ants, tmp_path):
-    with pytest.raises(ConfigError, match="no pictures"):
+    with pytest.raises(ConfigError, match="expected pictures in the dataset"):
         run("show", ants, "--sheet", tmp_path / "sheet.png")

@@ -74,11 +74,16 @@ def contact_sheet(
     images = require_extra("PIL.Image", extra="record", purpose="a contact sheet")
     drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
     if not len(dataset):
-        raise ConfigError("contact sheet: the dataset has no episode")
+        raise ConfigError(f"contact sheet: expected an episode in {dataset.path}, got none; record some first")
     cameras = cameras_of(dataset[0])
     chosen = camera or (cameras[0] if cameras else None)
     if chosen is None or chosen not in cameras:
-        raise ConfigError(f"contact sheet: no pictures named {camera or 'anything'}; there are: {cameras or 'none'}")
+        wanted = "pictures" if camera is None else f"pictures named {camera!r}"
+        got = f"pictures {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
+        raise ConfigError(
+            f"contact sheet: expected {wanted} in the dataset (uint8, with 1, 3 or 4 channels), got {got}; record a "
+            "camera, without a frame stack"
+        )
     lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
     height, width = as_rgb(dataset[0].read(chosen, 0, 1)).shape[1:3]
     # small pictures are shown larger, so that the text beside them can be read
