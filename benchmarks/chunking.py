@@ -36,7 +36,8 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from chunking_cases import Case, Effort, Row, camera_rows, case_rows
+from chunking_camera import camera_rows
+from chunking_cases import Case, Effort, Row, case_rows
 from chunking_plot import bars_svg
 
 HEADS = ["setting", "N", "scheduler", "useful steps/s", "× any", "× synced", "of bound", "rows for nobody", "held"]

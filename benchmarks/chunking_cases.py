@@ -29,7 +29,6 @@ from headrace.chunking import (
 from headrace.chunking import Any as AnyRule
 from headrace.envs.rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
-from headrace.envs.tasks.cartpole import CartpoleCamera, CartpoleCameraCfg
 from headrace.rollout import evaluate
 from headrace.types import Obs, Step
 
@@ -60,7 +59,7 @@ class Effort:
 
     @staticmethod
     def full() -> Effort:
-        return Effort((16, 64), 3, 1.2, 64, turns=3, tries=2, every_rule=True)
+        return Effort((16, 64), 5, 1.2, 64, turns=3, tries=2, every_rule=True)
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,6 @@ class RandomEnds:
 
 class EndingAnt(RandomEnds, Ant):
     """``ant`` that ends at random only."""
-
-
-class EndingCartpoleCamera(RandomEnds, CartpoleCamera):
-    """``cartpole-camera`` that ends at random only."""
 
 
 def make_ants(case: Case, autoreset: str) -> Any:
@@ -423,8 +418,10 @@ def closed_forms(case: Case, p: float, whole: float) -> dict[str, float]:
 
 def _row(case: Case, name: str, found: dict[str, list[Measured]], whole: float, note: str) -> Row:
     mine = found[name]
-    form = "suspended"
-    if name.lower().startswith("any"):
+    form: str | None = "suspended"
+    if name.startswith("Any"):
+        form = None  # the closed form is that of a long run out of phase, which only the restated one begins with
+    elif name.startswith("any"):
         form = "any"
     elif "hold" in name:
         form = "synced"
@@ -441,82 +438,10 @@ def _row(case: Case, name: str, found: dict[str, list[Measured]], whole: float, 
         rate=statistics.median(one.rate for one in mine),
         times_any=over("any, full batch (restated)"),
         times_synced=over("synced, hold (restated)"),
-        of_bound=statistics.median(one.rate / closed_forms(case, one.p, whole)[form] for one in mine),
+        of_bound=None
+        if form is None
+        else statistics.median(one.rate / closed_forms(case, one.p, whole)[form] for one in mine),
         wasted=max(one.wasted for one in mine),
         held=max(one.held for one in mine),
         note=note,
     )
-
-
-# --- (c) -------------------------------------------------------------------------------------------------------------
-
-
-class NoThought:
-    """Plans a fixed chunk and counts the time it takes, which is excluded."""
-
-    horizon, action_dim, obs_steps = EXECUTE, 1, 1
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
-        del obs
-        begin = time.perf_counter()
-        plan = torch.full((len(context.env_ids), EXECUTE, 1), 0.1)
-        self.seconds += time.perf_counter() - begin
-        return plan
-
-
-def camera_rows(frames: int, effort: Effort) -> list[Row]:
-    rows: list[Row] = []
-    for num_envs in effort.sizes:
-        free, parking = (_cartpoles(num_envs, frames, mode) for mode in ("same_step", "disabled"))
-        every, demand, shares, physics, drawing = [], [], [], 0.0, 0.0
-        for _ in range(effort.rounds + 2):
-            physics = _camera_seconds(free, effort, draws=False)
-            step = _camera_seconds(free, effort, draws=True)
-            drawing = step - physics
-            policy = NoThought()
-            window = Window(parking, effort, counts_holds=False)
-            window.on_begin = lambda policy=policy: setattr(policy, "seconds", 0.0)
-            evaluate(window, policy, episodes=range(ENDLESS), execute=EXECUTE, progress=False)
-            every.append(num_envs / step)
-            demand.append(window.useful / (window.seconds - policy.seconds))
-            allowed = (physics + drawing) / (physics + frames * drawing / EXECUTE)
-            shares.append(demand[-1] / every[-1] / allowed)
-        setting = f"(c) camera 64², K = {frames}"
-        note = (
-            f"{setting}, N = {num_envs}: p = {physics * 1e3:.2f} ms, r = {drawing * 1e3:.2f} ms; "
-            f"on demand is {statistics.median(a / b for a, b in zip(demand, every, strict=True)):.1f} × every step"
-        )
-        rows += [
-            Row(setting, num_envs, "a picture every step", statistics.median(every)),
-            Row(
-                *(setting, num_envs, "on demand (Greedy, inline)", statistics.median(demand)),
-                of_bound=statistics.median(shares),
-                note=note,
-            ),
-        ]
-        free.close()
-        parking.close()
-    return rows
-
-
-def _cartpoles(num_envs: int, frames: int, autoreset: str) -> Any:
-    task = EndingCartpoleCamera(CartpoleCameraCfg(pixels=64, frame_stack=frames, episode_length=10_000))
-    task.q = 1 / 150
-    return headrace.make(task, num_envs, threads=2, autoreset=autoreset, final_obs=False)  # type: ignore[arg-type]  # a literal
-
-
-def _camera_seconds(env: Any, effort: Effort, *, draws: bool) -> float:
-    """Seconds of a step of the batch, with or without pictures."""
-    env.reset(seed=0)
-    observe = None if draws else torch.zeros(env.num_envs, dtype=torch.bool)
-    action = torch.full((env.num_envs, 1), 0.1)
-    for _ in range(5):
-        env.step(action, observe=observe)
-    steps, begin = 0, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < effort.seconds / 2:
-        env.step(action, observe=observe)
-        steps += 1
-    return spent / steps

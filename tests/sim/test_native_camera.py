@@ -187,9 +187,11 @@ def moving_rows(n: int) -> tuple[mujoco.MjModel, np.ndarray]:
     return model, qpos
 
 
-def test_a_frame_does_not_depend_on_other_rows_their_number_its_slot_or_threads():
+# few pixels on one thread, several pictures on all of them, one picture cut into bands
+@pytest.mark.parametrize(("width", "height"), [(65, 43), (129, 87)])
+def test_a_frame_does_not_depend_on_other_rows_their_number_its_slot_or_threads(width, height):
     model, qpos = moving_rows(7)
-    spec = CameraSpec(name="front", width=33, height=21, data_types=ALL)
+    spec = CameraSpec(name="front", width=width, height=height, data_types=ALL)
     reader = PoseReader(model, threads=2)
     together = NativeCamera(model, spec).render(reader.read(qpos))
     for threads in (1, 2):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
 _NO_FLAGS = np.empty(0, np.bool_)
+_PARALLEL_COPY = 1 << 22
+"""Below so many bytes one thread copies: torch would wake others, and wait for them where the cores are busy."""
 
 
 class Board:
@@ -136,16 +138,23 @@ class Board:
 
     def _cloned(self, name: str) -> Tensor:
         held = self._held[name]
+        if name not in self._cameras:
+            return held.clone()
         # pictures are large: memory that was used before spares the page faults of memory from the system
-        return (
-            self._fresh(tuple(held.shape), held.dtype, held.device).copy_(held)
-            if name in self._cameras
-            else held.clone()
-        )
+        copied = self._fresh(tuple(held.shape), held.dtype, held.device)
+        if held.device.type == "cpu" and held.nbytes < _PARALLEL_COPY:
+            np.copyto(copied.numpy(), held.numpy())
+            return copied
+        return copied.copy_(held)
 
     def rows(self, ids: Tensor) -> Obs:
         """Some rows, fresh."""
-        return {name: held.index_select(0, ids) for name, held in self._held.items()}
+        return {name: self._picked(held, ids) for name, held in self._held.items()}
+
+    def _picked(self, held: Tensor, ids: Tensor) -> Tensor:
+        if held.device.type == "cpu" and len(ids) * held[0].nbytes < _PARALLEL_COPY:
+            return torch.from_numpy(held.numpy()[ids.numpy()])
+        return held.index_select(0, ids)
 
     def state_dict(self) -> StateDict:
         """Held observations and camera histories, as copies."""

@@ -2,17 +2,19 @@
 
 Kernels are cached on disk, release the GIL and, where ``parallel``, run on a threading layer that several Python
 threads may use at once: a policy thread and a camera do. numba's own last resort, ``workqueue``, aborts the process
-in that case, so it is refused.
+in that case, so it is refused. What is compiled is told to the logger ``headrace.kernels`` (level INFO).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import torch
 from numba import config as _config
+from numba.core import event as _event
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -23,6 +25,21 @@ if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009
     setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010
 
 prange = numba.prange
+
+
+class _Narrator(_event.Listener):
+    """Logs each function that is compiled, not those found on disk: who waits for it should know what for."""
+
+    def on_start(self, event: _event.Event) -> None:
+        function = cast("dict[str, Any]", event.data)["dispatcher"].py_func
+        _LOG.info("compiling %s", f"{function.__module__}.{function.__qualname__}")
+
+    def on_end(self, event: _event.Event) -> None:
+        pass
+
+
+_LOG = logging.getLogger("headrace.kernels")
+_event.register("numba:compile", _Narrator())
 
 
 def max_threads() -> int:

@@ -110,3 +110,10 @@ def render_primitives(
         i, band = task // bands, task % bands
         first, last = band * frame.height // bands, (band + 1) * frame.height // bands
         _render_band(scene, rows, frame, i, first, last, rgb, depth, seg)
+
+
+@kernel(checked_division=False)
+def render_few(scene: RaycastScene, rows: RaycastRows, frame: RaycastFrame, rgb: U8, depth: F32, seg: I32) -> None:
+    """``render_primitives`` on one thread."""
+    for i in range(rows.camera_pos.shape[0]):
+        _render_band(scene, rows, frame, i, 0, frame.height, rgb, depth, seg)

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, LifecycleError
 from headrace.kernels.compiled import max_threads
-from headrace.kernels.raycast import render_primitives
+from headrace.kernels.raycast import render_few, render_primitives
 from headrace.kernels.raycast_given import pixel_rays, render_given
 from headrace.kernels.raycast_place import RaycastRows
 from headrace.kernels.raycast_scene import BOX, F32, HFIELD, PLANE
@@ -20,6 +20,9 @@ from headrace.sim.mujoco_api import Model, new_batch
 _NO_RGB = np.empty((0, 0, 0, 3), np.uint8)
 _NO_DEPTH = np.empty((0, 0, 0), np.float32)
 _NO_SEGMENTATION = np.empty((0, 0, 0), np.int32)
+
+_FEW_PIXELS = 2 * 64 * 64
+"""Waking threads costs as much as they save on so few, and far more where the cores are busy."""
 
 
 class NativeCamera:
@@ -66,7 +69,9 @@ class NativeCamera:
         before = numba.get_num_threads()
         numba.set_num_threads(self._threads)
         try:
-            if self._rays is None:
+            if self._rays is None and n * self.spec.height * self.spec.width <= _FEW_PIXELS:
+                render_few(self._tables.scene, rows, self._frame, *outputs)
+            elif self._rays is None:
                 # fewer rows than threads: cut pictures into bands
                 bands = min(-(-self._threads // n), self.spec.height)
                 render_primitives(self._tables.scene, rows, self._frame, bands, *outputs)
