@@ -1,272 +1,311 @@
-"""One library on one task in a process of its own: answers the questions of ``libraries.py``, a line of JSON each."""
+"""One library in a process of its own: opens sections, measures rounds of them and closes them into bundle files, as
+``libraries.py`` asks, a line of JSON each.
+
+A section is a generator: it makes what it needs, yields, and does a round each time it is sent True; False ends it.
+"""
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+Section = Generator[None, bool, None]
 
 TASKS: dict[str, tuple[int, dict[str, Any]]] = {
     "cartpole": (256, {}),
     "ant": (64, {}),
     "cartpole-camera": (32, {"pixels": 48, "frame_stack": 2, "color": "gray"}),
+    "pusher-solid": (64, {}),
 }
 """Task → environments and overrides."""
 BEST, WINDOW, LEARNING_ENVS = 300.0, 50, 64
-ENVS, SEEN, ACTIONS = 256, 48, 12
+SAMPLES = 200
+"""A statistic with more loses them; those that the table reads have fewer."""
+ITERATIONS, PAIRS, STEPS = 2, 4, 60
+"""In a round: iterations of speed, pairs of rollouts of overhead, steps of play."""
 
 
-def main(library: str, task: str) -> int:
+def main(library: str) -> int:
     import warnings
 
     warnings.simplefilter("ignore")  # the libraries' deprecations
-    import headrace
-    from headrace.adapters.library import make_learner
-    from headrace.adapters.settings import PPOSettings
+    from headrace.adapters.library import require_library
+    from headrace.adapters.settings import checked_library
     from headrace.adapters.torch_state import library_run
 
-    num_envs, overrides = TASKS[task]
+    require_library(checked_library(library))
+    sys.argv = ["python", "benchmarks/libraries.py"]  # bundles say what a user would type
+    sections: dict[str, Section] = {}
     with library_run(seed=0):
-        env = headrace.make(task, num_envs, seed=0, overrides=overrides)
-        learner = make_learner(library, env, PPOSettings())
-        learner.iterate()
-        overhead: Callable[[int], dict[str, float]] | None = None
-        played: Callable[[int], dict[str, float]] | None = None
         print(json.dumps({"ready": {}}), flush=True)
         for line in sys.stdin:
             asked = json.loads(line)
+            name = asked["name"]
             match asked["question"]:
-                case "train":
-                    answer = _train(learner, asked["iterations"], num_envs)
-                case "play":
-                    played = played or _play(library, task, learner)
-                    answer = played(asked["steps"])
-                case "overhead":
-                    overhead = overhead or _overhead(library)
-                    answer = overhead(asked["pairs"])
+                case "open":
+                    sections[name] = _section(library, name.partition("-")[0], asked)
+                    next(sections[name])
+                case "round":
+                    sections[name].send(True)
                 case _:
-                    answer = _learn(library, asked["seed"], asked["iterations"])
-            print(json.dumps(answer), flush=True)
+                    next(_ended(sections.pop(name)))
+            print(json.dumps({"done": name}), flush=True)
     return 0
 
 
-def _train(learner: Any, iterations: int, num_envs: int) -> dict[str, float]:
-    times = [learner.iterate() for _ in range(iterations)]
+def _section(library: str, part: str, asked: dict[str, Any]) -> Section:
+    folder = Path(asked["folder"])
+    match part:
+        case "speed":
+            return _speed(library, asked["task"], folder)
+        case "learning":
+            return _learning(library, asked["iterations"], folder)
+        case "overhead":
+            return _overhead(library, folder)
+        case _:
+            return _play(asked["checkpoint"], folder, whole=asked["whole"])
+
+
+def _ended(section: Section) -> Generator[None]:
+    try:
+        section.send(False)
+    except StopIteration:
+        yield
+
+
+class _Clock:
+    """Seconds that a section worked: it stands still while others are measured."""
+
+    def __init__(self) -> None:
+        self._worked, self._since = 0.0, 0.0
+        self._running = False
+
+    def __call__(self) -> float:
+        return self._worked + (time.perf_counter() - self._since if self._running else 0.0)
+
+    def __enter__(self) -> None:
+        self._since, self._running = time.perf_counter(), True
+
+    def __exit__(self, *_: object) -> None:
+        self._worked, self._running = self(), False
+
+
+@contextmanager
+def _benchmark(
+    builder: Any, folder: Path, task: str, num_envs: int, *, library: str, seed: int = 0, **more: Any
+) -> Generator[None]:
+    """A run that writes a bundle when its block ends."""
+    from headrace.bench import Benchmark, RunConfig, RunSettings, environment_variables
+
+    config = RunConfig(
+        physics_backend="none" if task == "nothing" else "mujoco",
+        rendering_backend="native" if "camera" in task else None,
+        device="cpu",
+        actions="policy",
+        environment=environment_variables(),
+        **more,
+    )
+    settings = RunSettings(task=task, num_envs=num_envs, seed=seed, config=config, framework=library)
+    with Benchmark(builder, settings, output=folder) as run:
+        yield
+    for path in run.paths:
+        path.write_text(json.dumps(_small(json.loads(path.read_text()))) + "\n")
+
+
+def _small(value: Any) -> Any:
+    """A bundle fit for a repository: without long lists of samples, whose statistics stay, and the machine's name."""
+    if isinstance(value, list):
+        return [_small(item) for item in value]
+    if not isinstance(value, dict):
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+    if len(value.get("samples") or ()) > SAMPLES:
+        value = {**value, "samples": None, "sampling": None}
+    return {name: "benchmark" if name == "hostname" else _small(item) for name, item in value.items()}
+
+
+def _described(library: str, settings: Any) -> Any:
+    from headrace.adapters.settings import DIFFERENCES, plain_settings
+    from headrace.bench import describe_library
+
+    return describe_library(
+        library, algorithm="PPO", settings=plain_settings(settings), differences=DIFFERENCES[library]
+    )
+
+
+def _peak_megabytes() -> float:
     status = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
-    return {
-        "collect": sum(one.collect for one in times),
-        "learn": sum(one.learn for one in times),
-        "frames": iterations * learner.settings.steps * num_envs,
-        "megabytes": peak / 1024,
-    }
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
 
-def _learn(library: str, seed: int, iterations: int) -> dict[str, float | None]:
-    """Seconds of collecting and learning to the threshold, None where it was not reached, and the final return."""
+def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) -> Any:
+    """One iteration, told to the builder; what it learned from a second goes to ``learning``. Returns its episodes."""
+    times, finished, frames = learner.iterate(), learner.finished(), learner.settings.steps * num_envs
+    builder.iteration(
+        frames=frames,
+        collection_s=times.collect,
+        learning_s=times.learn,
+        rewards=finished.returns,
+        lengths=finished.lengths,
+        successes=finished.success if finished.returns else None,
+    )
+    learning.append(frames / times.learn)
+    return finished
+
+
+def _speed(library: str, task: str, folder: Path) -> Section:
+    import headrace
+    from headrace.adapters.library import make_learner
+    from headrace.adapters.settings import PPOSettings
+    from headrace.bench import TrainingBuilder
+
+    num_envs, overrides = TASKS[task]
+    clock, learning, settings = _Clock(), list[float](), PPOSettings()
+    builder = TrainingBuilder(clock=clock)
+    builder.library = _described(library, settings)
+    with _benchmark(builder, folder, task, num_envs, library=library, overrides=overrides):
+        env = headrace.make(task, num_envs, seed=0, overrides=overrides)
+        learner = make_learner(library, env, settings)
+        learner.iterate()
+        learner.finished()
+        builder.begin()
+        while (yield):
+            with clock:
+                for _ in range(ITERATIONS):
+                    _iterated(builder, learner, num_envs, learning)
+        builder.extra |= {"learning_fps": list(learning), "peak_memory_mb": _peak_megabytes()}
+        learner.close()
+        env.close()
+
+
+def _learning(library: str, iterations: int, folder: Path) -> Section:
+    seed = 0
+    while (yield):
+        _learned(library, seed, iterations, folder.with_name(f"{folder.name}-seed{seed}"))
+        seed += 1
+
+
+def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
+    """A training from its first step on; its bundle has the seconds to the threshold, null where it was not reached."""
     import headrace
     from headrace.adapters.library import make_learner
     from headrace.adapters.settings import PPOSettings
     from headrace.adapters.torch_state import library_run
+    from headrace.bench import TrainingBuilder
 
-    env = headrace.make("cartpole", LEARNING_ENVS, seed=seed)
     recent: deque[float] = deque(maxlen=WINDOW)
-    seconds, reached = 0.0, None
-    with library_run(seed=seed):
-        learner = make_learner(library, env, PPOSettings(seed=seed))
+    clock, settings = _Clock(), PPOSettings(seed=seed)
+    builder = TrainingBuilder(clock=clock)
+    builder.library = _described(library, settings)
+    reached: float | None = None
+    with _benchmark(builder, folder, "cartpole", LEARNING_ENVS, library=library, seed=seed), library_run(seed=seed):
+        env = headrace.make("cartpole", LEARNING_ENVS, seed=seed)
+        learner = make_learner(library, env, settings)
+        builder.begin()
         for _ in range(iterations):
-            seconds += sum(learner.iterate())
-            recent.extend(learner.finished().returns)
+            with clock:
+                recent.extend(_iterated(builder, learner, LEARNING_ENVS, []).returns)
             if reached is None and len(recent) == WINDOW and sum(recent) / WINDOW >= 0.95 * BEST:
-                reached = seconds
+                reached = clock()
+        builder.extra |= {
+            "threshold": 0.95 * BEST,
+            "window_episodes": WINDOW,
+            "seconds_to_threshold": reached,
+            "final_return": sum(recent) / len(recent) if recent else None,
+        }
         learner.close()
-    env.close()
-    return {"seconds": reached, "final": sum(recent) / len(recent)}
+        env.close()
 
 
-def _play(library: str, task: str, learner: Any) -> Callable[[int], dict[str, float]]:
-    """Play the checkpoint of ``learner`` from a file, then the same actions from the same state without a policy."""
-    import headrace
-    from headrace.adapters.learner import CheckpointMeta
-    from headrace.adapters.library import make_learner
-
-    num_envs, overrides = TASKS[task]
-    env = headrace.make(task, num_envs, seed=1, overrides=overrides)
-    fresh = make_learner(library, env, learner.settings)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"policy{learner.suffix}"
-        meta = CheckpointMeta(library=learner.library, task=task, iteration=0, score=None, settings=learner.settings)
-        learner.save(path, meta)
-        fresh.load(path)
-    policy = fresh.policy()
-    obs, _ = env.reset(seed=1)
-
-    def measure(steps: int) -> dict[str, float]:
-        nonlocal obs
-        state, taken = env.state_dict(), []
-        begin = time.perf_counter()
-        for _ in range(steps):
-            taken.append(policy(obs))
-            step = env.step(taken[-1])
-            obs = step.obs
-        play = time.perf_counter() - begin
-        env.load_state_dict(state)
-        begin = time.perf_counter()
-        for actions in taken:
-            obs = env.step(actions).obs
-        return {"play": play, "bare": time.perf_counter() - begin, "frames": steps * num_envs}
-
-    return measure
-
-
-# --- nothing ------------------------------------------------------------------------------------------------------
-
-
-def _overhead(library: str) -> Callable[[int], dict[str, float]]:
-    """Blocks of rollouts with the adapter and natively, in turn: median seconds a step of each, collecting alone."""
-    from headrace.adapters.library import make_learner
+def _overhead(library: str, folder: Path) -> Section:
+    """Rollouts with the adapter and natively, in turn, in pairs whose order turns; collecting alone is timed."""
     from headrace.adapters.settings import PPOSettings
+    from headrace.bench import TrainingBuilder
+    from libraries_nothing import ENVS, both_arms
 
-    env: Any = _nothing()
-    settings = PPOSettings(epochs=1)  # learning is not timed here
-    ours: Any = make_learner(library, env, settings)
-    theirs: Any = make_learner(library, env, settings)
-    native = _native(library, theirs)
-    arms: dict[str, Callable[[], float]] = {"adapter": lambda: ours.iterate().collect, "native": native}
-    for arm in arms.values():
-        arm()
-    turn = 0
+    settings, clock = PPOSettings(epochs=1), _Clock()  # learning is not timed here
+    builder = TrainingBuilder(clock=clock)
+    builder.library = _described(library, settings)
+    with _benchmark(builder, folder, "nothing", ENVS, library=library):
+        arms: dict[str, Callable[[], tuple[float, float]]] = both_arms(library, settings)
+        for arm in arms.values():
+            arm()
+        builder.begin()
+        native: list[float] = []
+        frames, turn = ENVS * settings.steps, 0
+        while (yield):
+            turn += 1
+            for pair in range(PAIRS):
+                for name in arms if (pair + turn) % 2 else reversed(arms):
+                    with clock:
+                        collect, learn = arms[name]()
+                        if name == "adapter":
+                            builder.iteration(frames=frames, collection_s=collect, learning_s=learn)
+                        else:
+                            native.append(frames / collect)
+        builder.extra |= {"native_collection_fps": list(native), "pairs_per_round": PAIRS}
 
-    def measure(pairs: int) -> dict[str, float]:
-        nonlocal turn
-        turn += 1
-        times: dict[str, list[float]] = {name: [] for name in arms}
-        for i in range(pairs):
-            for name in arms if (i + turn) % 2 else reversed(arms):
-                times[name].append(arms[name]() / ours.settings.steps)
-        return {name: statistics.median(values) for name, values in times.items()}
 
-    return measure
+def _play(name: str, folder: Path, *, whole: bool) -> Section:
+    """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
+    import headrace
+    from headrace.adapters.finding import manifest, published_file
+    from headrace.adapters.playing import play_episodes, play_steps
+    from headrace.adapters.policies import inspect_file, load_policy
+    from headrace.bench import CheckpointInfo, EpisodePlan, PlayBuilder, PolicyDescriptor
 
-
-def _nothing() -> SimpleNamespace:
-    """What adapters ask of a ``BatchEnv``, with constants for answers."""
-    import numpy as np
-    import torch
-    from gymnasium import spaces
-
-    from headrace.types import Step
-
-    no = torch.zeros(ENVS, dtype=torch.bool)
-    step = Step({"policy": torch.zeros(ENVS, SEEN)}, torch.zeros(ENVS), no, no, {})
-    seen = spaces.Box(-np.inf, np.inf, (SEEN,), np.float32)
-    return SimpleNamespace(
-        num_envs=ENVS,
-        device=torch.device("cpu"),
-        autoreset="same_step",
-        single_action_space=spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32),
-        single_observation_space=spaces.Dict({"policy": seen}),
-        task=SimpleNamespace(cfg=SimpleNamespace(episode_length=1000)),
-        episode_steps=torch.zeros(ENVS, dtype=torch.int64),
-        reset=lambda: (step.obs, {}),
-        step=_always(step),
+    entry = manifest()[name]
+    task = entry["task"]
+    num_envs = TASKS[task][0]
+    path = published_file(name)
+    file = inspect_file(path, task)
+    env = headrace.make(task, num_envs, seed=1, overrides=file.overrides)
+    policy = load_policy(file, env, deterministic=True)
+    limit = env.task.cfg.episode_length
+    plan = EpisodePlan(
+        kind="episodes" if whole else "steps",
+        episodes_planned=num_envs if whole else None,
+        num_steps=None if whole else STEPS,
+        max_episode_length=limit,
+        shorter_than_episode=not whole,
     )
-
-
-def _always(answer: Any) -> Callable[[Any], Any]:
-    return lambda _: answer
-
-
-def _native(library: str, learner: Any) -> Callable[[], float]:
-    """One rollout of the library's own loop over an environment that does nothing: seconds of collecting."""
-    import numpy as np
-    import torch
-
-    obs, zeros, no = torch.zeros(ENVS, SEEN), torch.zeros(ENVS), torch.zeros(ENVS, dtype=torch.bool)
-    if library == "rsl_rl":
-        from tensordict import TensorDict
-
-        seen = TensorDict({"policy": obs}, [ENVS], device="cpu")
-        answer = (seen, zeros, no.long(), {"time_outs": no})
-        learner.runner.env = SimpleNamespace(
-            device=torch.device("cpu"), get_observations=lambda: seen, step=_always(answer)
-        )
-        return lambda: learner.iterate().collect
-    if library == "rl_games":
-        answer = ({"obs": obs}, zeros, no, {"time_outs": no})
-        learner.agent.vec_env = SimpleNamespace(step=_always(answer), set_train_info=lambda *_: None)
-        return lambda: learner.iterate().collect
-    if library == "sb3":
-        given = obs.numpy(), zeros.numpy(), no.numpy(), [{} for _ in range(ENVS)]
-        model = learner.model
-        env = SimpleNamespace(num_envs=ENVS, step=_always(given))
-        model._last_obs, model._last_episode_starts = given[0], np.ones(ENVS, dtype=bool)
-
-        def collect() -> float:
+    builder = PlayBuilder(num_envs, plan=plan)
+    builder.checkpoint = CheckpointInfo(
+        path=path.name, source="published", sha256=entry["sha256"], library=entry["library"], task=task
+    )
+    kind = "chunk" if file.kind == "chunk" else "checkpoint"
+    builder.policy = PolicyDescriptor(kind=kind, name=name, deterministic=True, recurrent=policy.recurrent)
+    with _benchmark(builder, folder, task, num_envs, library=entry["library"], overrides=file.overrides):
+        if whole:  # what it achieves: an episode of each environment
+            play_episodes(env, policy, builder.steps, builder.episodes, num_envs, lambda _: None)
+        else:
+            play_steps(env, policy, builder.steps, builder.episodes, STEPS, lambda _: None)
+        policy.reset(env.active)
+        obs, _ = env.reset(seed=1)
+        rates: dict[str, list[float]] = {"play_fps": [], "bare_fps": []}
+        while (yield):
+            state, taken = env.state_dict(), []
             begin = time.perf_counter()
-            model.collect_rollouts(env, learner._callback, model.rollout_buffer, learner.settings.steps)
-            seconds = time.perf_counter() - begin
-            model.train()
-            return seconds
-
-        return collect
-    return _native_skrl(learner, obs, zeros, no)
-
-
-def _native_skrl(learner: Any, obs: Any, zeros: Any, no: Any) -> Callable[[], float]:
-    from skrl.envs.wrappers.torch import Wrapper
-    from skrl.trainers.torch import SequentialTrainer
-
-    class Nothing(Wrapper):
-        """Constants in skrl's interface; skrl adds to the reward in place, to zero times the discount."""
-
-        def reset(self) -> Any:
-            return obs, {}
-
-        def step(self, actions: Any) -> Any:
-            del actions
-            return obs, zeros[:, None], no[:, None], no[:, None], {}
-
-        def state(self) -> None:
-            return None
-
-        def render(self) -> None: ...
-
-        def close(self) -> None: ...
-
-    agent, learning = learner.agent, 0.0
-    update = agent.update
-
-    def timed(**now: Any) -> None:
-        nonlocal learning
-        begin = time.perf_counter()
-        update(**now)
-        learning = time.perf_counter() - begin
-
-    agent.update = timed
-    cfg: Any = {
-        "timesteps": learner.settings.steps,
-        "headless": True,
-        "disable_progressbar": True,
-        "close_environment_at_exit": False,
-    }
-    trainer = SequentialTrainer(env=Nothing(learner._core.env), agents=agent, cfg=cfg)
-
-    def collect() -> float:
-        begin = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - begin - learning
-        agent.tracking_data.clear()
-        return seconds
-
-    return collect
+            for _ in range(STEPS):
+                taken.append(policy(obs))
+                step = env.step(taken[-1])
+                obs = step.obs
+                if "ends" in step.info:
+                    policy.reset(step.terminated | step.truncated)
+            between = time.perf_counter()
+            env.load_state_dict(state)
+            again = time.perf_counter()
+            for actions in taken:
+                env.step(actions)
+            rates["bare_fps"].append(STEPS * num_envs / (time.perf_counter() - again))
+            rates["play_fps"].append(STEPS * num_envs / (between - begin))
+        builder.extra |= rates
+    env.close()
 
 
 if __name__ == "__main__":

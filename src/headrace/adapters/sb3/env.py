@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from torch import Tensor
 
 from headrace.adapters.stepping import LearnerEnv, Turn, channels_first, picture
 from headrace.types import Obs
@@ -42,7 +43,7 @@ class Sb3Env(VecEnv):
         rows = obs["policy"]
         if self._picture and rows.shape[-1] < rows.shape[1]:
             rows = rows.movedim(-1, 1).contiguous()
-        return rows.cpu().numpy()
+        return self._numpy(rows)
 
     def reset(self) -> Array:
         """Begin episodes everywhere."""
@@ -59,9 +60,13 @@ class Sb3Env(VecEnv):
         turn = self.core.step(actions if self._on_cpu else actions.to(self.core.device), within=True)
         if any(self._blank):  # somebody wrote into an info of an earlier step
             self._blank = [{} for _ in range(self.num_envs)]
-        infos = self._told(turn) if turn.any_ended else list(self._blank)
-        # SB3 keeps the flags until the next step, and adds to the reward in place
-        return self.array(turn.obs), turn.reward.cpu().numpy(), turn.ended.cpu().numpy(), infos
+        obs, reward = self.array(turn.obs), self._numpy(turn.reward)
+        if turn.any_ended:
+            return obs, reward, self._numpy(turn.ended), self._told(turn)
+        return obs, reward, np.zeros(self.num_envs, dtype=bool), list(self._blank)
+
+    def _numpy(self, rows: Tensor) -> Array:
+        return rows.numpy() if self._on_cpu else rows.cpu().numpy()
 
     def _told(self, turn: Turn) -> list[dict[str, Any]]:
         infos, ends = list(self._blank), turn.info.get("ends")
