@@ -12,10 +12,15 @@ from rich.progress import track
 from rich.rule import Rule
 from rich.table import Table
 
+from headrace.cli.compiling import compile_bar
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.replay import ReplayBuffer
     from headrace.rollout import Evaluation
+
+_STACKED = {"frame_stack": 4, "pixels": 48}
+"""The pictures of the replay buffer."""
 
 
 class Saving(NamedTuple):
@@ -46,8 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _demo(arguments: argparse.Namespace) -> int:
     console, begin = Console(), time.perf_counter()
-    console.print("The first run on a machine compiles kernels, for up to a few minutes; they are kept.", style="dim")
     output = _free_folder(arguments.output)
+    with compile_bar():
+        warm_kernels()
     episodes, slots = (16, 8) if arguments.quick else (96, 32)
     savings: list[Saving] = []
     console.print(Rule("1 of 4: a chunk policy, one inference a chunk and only where it is needed"))
@@ -64,6 +70,23 @@ def _demo(arguments: argparse.Namespace) -> int:
         f"Next: headrace view ant, the lessons in docs/tutorials/, examples/. ({time.perf_counter() - begin:.0f} s)"
     )
     return 0
+
+
+def warm_kernels() -> None:
+    """Use a little of everything, so that what the first run on a machine compiles is compiled under one bar."""
+    import torch
+
+    import headrace
+    from headrace.rollout.actor_critic import load_actor_critic
+
+    saved = load_actor_critic("cartpole-camera")
+    camera, ant = headrace.make("cartpole-camera", 2, overrides=saved.overrides), headrace.make("ant", 2)
+    ant.reset()
+    ant.step(torch.zeros(2, 8))
+    camera.step(saved.act(camera.reset()[0]))
+    ant.close()
+    camera.close()
+    _filled(1).sample(1)
 
 
 def chunk_savings(console: Console, episodes: int, slots: int) -> list[Saving]:
@@ -139,26 +162,31 @@ def pixel_savings(console: Console, output: Path, episodes: int, slots: int) -> 
 
 def replay_savings(console: Console, steps: int) -> list[Saving]:
     """Bytes a transition of real pictures, beside keeping ``obs`` and ``next_obs``."""
+    buffer = _filled(steps)
+    sample = buffer.sample(min(32, len(buffer)))
+    usual = sum(2 * sample["observation", group][0].nbytes for group in ("policy", "critic"))
+    console.print(f"{len(buffer):,} transitions of 48 × 48 pictures in stacks of 4: {buffer.nbytes / 2**20:.1f} MiB")
+    return [Saving("bytes a transition", "obs and next_obs stored", usual, buffer.bytes_per_transition, " B")]
+
+
+def _filled(steps: int) -> ReplayBuffer:
     import torch
 
     import headrace
     from headrace.replay import ReplayBuffer
     from headrace.types import StackSpec
 
-    env = headrace.make("cartpole-camera", 4, seed=0, overrides={"frame_stack": 4, "pixels": 48})
+    env = headrace.make("cartpole-camera", 4, seed=0, overrides=_STACKED)
     spaces = env.single_observation_space, env.single_action_space
     buffer = ReplayBuffer(4 * steps, 4, *spaces, stack={"policy": StackSpec(frames=4)})
     obs, _ = env.reset()
-    for _ in track(range(steps), "filling", console=Console(stderr=True), transient=True):
+    for _ in track(range(steps), "filling", console=Console(stderr=True), transient=True, disable=steps == 1):
         active, action = env.active, torch.rand(4, 1) * 2 - 1
         step = env.step(action)
         buffer.extend(obs, action, step, active)
         obs = step.obs
     env.close()
-    sample = buffer.sample(min(32, len(buffer)))
-    usual = sum(2 * sample["observation", group][0].nbytes for group in ("policy", "critic"))
-    console.print(f"{len(buffer):,} transitions of 48 × 48 pictures in stacks of 4: {buffer.nbytes / 2**20:.1f} MiB")
-    return [Saving("bytes a transition", "obs and next_obs stored", usual, buffer.bytes_per_transition, " B")]
+    return buffer
 
 
 def _report(output: Path, quick: bool) -> None:

@@ -29,6 +29,7 @@ from headrace.cli import (
     train,
     view,
 )
+from headrace.cli.compiling import compile_notice
 from headrace.cli.parser import Parser, helping
 from headrace.errors import HeadraceError
 
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
-        return handler(parsed)
+        with compile_notice():
+            return handler(parsed)
     except HeadraceError as error:
         # a message may have brackets of its own, such as headrace[warp]
         message = Text.assemble(("error: ", "bold red"), str(error))
