@@ -64,6 +64,17 @@ def test_an_observer_that_raises_at_the_end_of_an_episode_does_not_keep_it_from_
     assert torch.equal(env.step(actions).obs["policy"], twin.step(actions).obs["policy"])
 
 
+def test_no_stage_runs_on_after_an_observer_that_raises() -> None:
+    env = headrace.make("cartpole", 3, threads=1)
+    env.attach(Counter(fail_at=1))
+    env.reset()
+    with pytest.raises(StorageError, match="full"):
+        env.step(torch.zeros(3, 1))
+    before = env.timer.seconds()
+    env.timer.stop()  # would add what has gone by to a stage that still runs
+    assert env.timer.seconds() == before
+
+
 @pytest.mark.parametrize(("needs", "frames"), [(frozenset(), 0), (frozenset({"frames"}), 3)])
 def test_only_an_observer_that_needs_frames_has_them_drawn(needs: frozenset[Literal["frames"]], frames: int) -> None:
     env = headrace.make("cartpole-camera", 3, threads=1, overrides={"frame_stack": 1, "pixels": 8})

@@ -156,7 +156,7 @@ class BatchEnv(EpisodicEnv):
             if ended is not None and self.autoreset == "same_step":
                 self._begin(ended, None, observe=None)
                 step = step._replace(obs=self._board.copy())
-        self.timer.stop()
+            self.timer.stop()
         return step
 
     def observe(self, ids: Ids | None = None) -> Obs:
