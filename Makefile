@@ -54,6 +54,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/chunking.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
+	$(BIN)/python benchmarks/libraries.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .
