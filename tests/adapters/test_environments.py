@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 
 import headrace
+from headrace.adapters.learner import CheckpointMeta
+from headrace.adapters.library import make_learner
+from headrace.adapters.settings import PPOSettings
 from headrace.adapters.stepping import LearnerEnv
+from headrace.adapters.torch_state import library_run
 from headrace.types import Step
 
 ENVS, LIMIT, STEPS, SCALE = 4, 14, 60, 0.1
@@ -143,3 +148,76 @@ def test_actions_are_cut_and_scaled_to_the_bounds(low: float, high: float) -> No
     assert got.flatten().tolist() == [low, low, (low + high) / 2, low + 0.75 * (high - low), high]
     got += 1.0
     assert actions[2] == 0.0  # what came back is the caller's own
+
+
+def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_are_not_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``pusher-camera`` has a vector for the actor, more for the critic, and a picture that nobody here reads."""
+    from headrace.adapters.rl_games import RlGamesEnv
+    from headrace.adapters.rsl_rl import RslRlEnv
+    from headrace.adapters.sb3 import Sb3Env
+    from headrace.adapters.skrl import SkrlEnv
+
+    env = headrace.make("pusher-camera", 2, seed=0, threads=1)
+    core = LearnerEnv(env, reward_scale=None)
+    zeros = torch.zeros(2, core.action_dim)
+    rsl_rl, rl_games, skrl, sb3 = RslRlEnv(core), RlGamesEnv(core), SkrlEnv(core), Sb3Env(core)
+    core.reset()
+    drawn: list[int] = []
+    draw = type(env._board).draw
+    monkeypatch.setattr(type(env._board), "draw", lambda self, ids: (drawn.append(len(ids)), draw(self, ids))[1])
+    assert {name: tuple(rows.shape) for name, rows in rsl_rl.step(zeros)[0].items()} == {
+        "policy": (2, 17),
+        "critic": (2, 23),
+    }
+    assert {name: tuple(rows.shape) for name, rows in rl_games.step(zeros)[0].items()} == {
+        "obs": (2, 17),
+        "states": (2, 23),
+    }
+    assert rl_games.get_env_info()["state_space"].shape == (23,)
+    assert skrl.step(zeros)[0].shape == (2, 17)
+    state = skrl.state()
+    assert state is not None
+    assert torch.equal(state, core.obs["critic"])
+    sb3.step_async(zeros.numpy())
+    assert sb3.step_wait()[0].shape == (2, 17)
+    assert sum(drawn) == 0
+
+
+@pytest.mark.parametrize("library", ADAPTERS)
+def test_a_critic_that_sees_more_learns_and_its_weights_travel(library: str, tmp_path: Path) -> None:
+    settings = PPOSettings(steps=4, epochs=1, minibatches=2, hidden=(16,))
+    with library_run(seed=1):
+        env = headrace.make("pusher-camera", 2, seed=0, threads=1)
+        learner = make_learner(library, env, settings)
+        learner.iterate()
+        path = tmp_path / f"file{learner.suffix}"
+        name: Any = library
+        learner.save(
+            path, CheckpointMeta(library=name, task="pusher-camera", iteration=1, score=None, settings=settings)
+        )
+        other = make_learner(library, env, settings)
+        other.load(path)
+        assert torch.equal(other.policy()(env.observe()), learner.policy()(env.observe()))
+
+
+def test_the_four_libraries_have_networks_of_the_same_size() -> None:
+    sizes: dict[str, list[int]] = {}
+    with library_run(seed=1):
+        for library in ADAPTERS:
+            learner: Any = make_learner(library, headrace.make("cartpole", ENVS, seed=0, threads=1), PPOSettings())
+            match library:
+                case "rsl_rl":
+                    modules = [learner.runner.alg.actor, learner.runner.alg.critic]
+                case "rl_games":
+                    modules = [learner.agent.model]
+                case "skrl":
+                    modules = list(learner.agent.models.values())
+                case _:
+                    modules = [learner.model.policy]
+            weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+            sizes[library] = sorted(weight.numel() for weight in weights)
+    # actor and critic of 4 → 64 → 64 → 1, and the spread of the one action
+    assert sizes["rsl_rl"] == sorted([256, 64, 4096, 64, 64, 1] * 2 + [1])
+    assert all(found == sizes["rsl_rl"] for found in sizes.values()), sizes

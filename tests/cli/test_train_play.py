@@ -90,9 +90,10 @@ def test_training_leaves_a_bundle_and_a_checkpoint_that_plays(library: str) -> N
     assert set(threading.enumerate()) <= running
 
 
-def test_early_stop_ends_within_one_window_and_says_why() -> None:
+@pytest.mark.parametrize("library", ["headrace", "rl_games", "rsl_rl", "sb3", "skrl"])
+def test_early_stop_ends_within_one_window_and_says_why(library: str) -> None:
     stop = ("--check-success", "--success-threshold", "1.0", "--success-window", "2", "--set", "episode_length=3")
-    assert trained("one", "--iterations", "50", *stop) == 0
+    assert trained("one", "--iterations", "50", *stop, library=library) == 0
     bundle = training_bundle("one")
     assert bundle.run.status == "completed"
     assert "success rate" in str(bundle.run.status_reason)
@@ -145,6 +146,32 @@ def test_broken_off_training_leaves_a_bundle_and_a_usable_checkpoint(
     assert bundle.runtime.iterations_completed == 1
     assert bundle.checkpoint is not None
     assert main(["play", "cartpole", "--num-envs", "2", "--checkpoint", bundle.checkpoint.path, "--output", "p"]) == 0
+
+
+@pytest.mark.parametrize("library", ["rl_games", "rsl_rl", "sb3", "skrl"])
+def test_an_environment_that_breaks_under_a_library_leaves_bundle_checkpoint_and_no_thread(library: str) -> None:
+    step, calls = headrace.BatchEnv.step, 0
+    threads, settings = set(threading.enumerate()), (torch.get_num_threads(), torch.is_grad_enabled())
+
+    def broken(self: headrace.BatchEnv, *words: torch.Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 20:  # in the second iteration of 16 steps
+            raise RuntimeError("the motor is on fire")
+        return step(self, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headrace.BatchEnv, "step", broken)
+        with pytest.raises(RuntimeError, match="on fire"):
+            trained("runs/one", "--iterations", "5", library=library)
+    bundle = training_bundle("runs/one")
+    assert bundle.run.status == "crashed"
+    assert bundle.runtime.iterations_completed == 1
+    assert bundle.checkpoint is not None
+    assert set(threading.enumerate()) <= threads
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == settings
+    assert not torch.is_inference_mode_enabled()
+    assert played("--checkpoint", bundle.checkpoint.path, "--episodes", "2", "--output", "p") == 0
 
 
 def test_resumed_training_equals_training_without_a_break() -> None:
@@ -294,6 +321,30 @@ def test_play_films_every_step_and_never_over_another_film(capsys: pytest.Captur
     assert played(*words, "--output", "again") == 2
     assert "already exists" in said(capsys)
     assert not Path("again").exists()
+
+
+def test_a_chunk_policy_plays_and_other_forms_of_the_result_are_written() -> None:
+    forms = ("--formatter", "schema", "--formatter", "summary")
+    words = ("--num-envs", "4", "--threads", "1", "--num-steps", "40", "--output", "p")
+    assert main(["play", "pusher-solid", *words, *forms]) == 0
+    bundle = play_bundle("p")
+    assert bundle.policy is not None
+    assert bundle.policy.kind == "chunk"
+    assert bundle.runtime.frames == 160
+    assert "pusher-solid" in Path("p/play_summary.txt").read_text()
+
+
+def test_sampled_actions_are_others_than_the_mean_ones_and_the_same_for_a_seed() -> None:
+    found = []
+    for name, how in (("mean", "--deterministic"), ("one", "--stochastic"), ("two", "--stochastic")):
+        assert played(how, "--episodes", "3", "--set", "episode_length=20", "--output", name) == 0
+        bundle = play_bundle(name)
+        assert bundle.policy is not None
+        assert bundle.policy.deterministic == (name == "mean")
+        assert bundle.reward is not None
+        found.append(bundle.reward.samples)
+    assert found[0] != found[1]
+    assert found[1] == found[2]
 
 
 @pytest.mark.parametrize("episodes", [1, 5, 8, 11])

@@ -64,6 +64,11 @@ class LearnerEnv:
         self._ends: list[EpisodeEnds] = []
         self._bounds = _bounds(space, env.device)
         self._unit = self._bounds is not None and bool((self._bounds[0] == 0.0).all() & (self._bounds[1] == 1.0).all())
+        # cameras whose pictures neither actor nor critic reads are not drawn
+        drawn = set(env.task.pictures)
+        self._observe: tuple[Tensor, ...] = ()
+        if drawn and not drawn & {"policy", self.critic_group}:
+            self._observe = (torch.zeros(env.num_envs, dtype=torch.bool, device=env.device),)
         self._none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
 
     @property
@@ -83,7 +88,8 @@ class LearnerEnv:
             actions: cut to that.
             within: the library has cut them already; they are then the environment's to keep.
         """
-        obs, reward, terminated, truncated, info = self.env.step(self.rescaled(actions, within=within))
+        chosen = self.rescaled(actions, within=within)
+        obs, reward, terminated, truncated, info = self.env.step(chosen, *self._observe)
         self.obs = obs
         if self._scale is not None:
             reward = reward * self._scale
