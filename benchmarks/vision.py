@@ -283,7 +283,7 @@ def _stack_sb3(envs: int, frames: int, seconds: float) -> None:
 
     def step(turn: int) -> Any:
         stacked, _ = stack.update(pictures[turn % 4], dones, infos)
-        return preprocess_obs(obs_as_tensor(stacked, "cpu"), stack.stacked_observation_space)  # type: ignore[arg-type]
+        return preprocess_obs(obs_as_tensor(stacked, "cpu"), stack.stacked_observation_space)  # type: ignore[arg-type]  # sb3 says less than it takes
 
     _run(step, lambda: stack.stacked_obs.nbytes, seconds)
 

@@ -33,7 +33,7 @@ def test_every_stage_has_an_export_list_of_names_that_exist(stage: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'ReplayBufer'"):
-        _ = headrace.ReplayBufer  # pyright: ignore[reportAttributeAccessIssue]
+        _ = headrace.ReplayBufer  # pyright: ignore[reportAttributeAccessIssue]  # wrong on purpose
 
 
 def test_importing_registers_the_gymnasium_ids_and_loads_nothing_heavy() -> None:

@@ -41,7 +41,7 @@ SWING_UP_XML = """
   </worldbody>
   <actuator><motor name="torque" joint="hinge" gear="0.6" ctrllimited="true" ctrlrange="-1 1"/></actuator>
 </mujoco>
-"""  # noqa: E501
+"""  # noqa: E501  # MJCF reads better in one line
 
 # ## The first way: a class
 #

@@ -15,11 +15,11 @@ from headrace.errors import ConfigError, LifecycleError, StorageError, UnknownNa
 
 def settings(**more: object) -> RunSettings:
     config = RunConfig(physics_backend="mujoco", rendering_backend=None)
-    return RunSettings(task="cartpole", num_envs=4, seed=3, config=config, **more)  # type: ignore[arg-type]
+    return RunSettings(task="cartpole", num_envs=4, seed=3, config=config, **more)  # type: ignore[arg-type]  # passed on as it came
 
 
 def begun(folder: Path, **more: object) -> Benchmark[RuntimeBuilder]:
-    return Benchmark(RuntimeBuilder(4), settings(), output=folder, **more)  # type: ignore[arg-type]
+    return Benchmark(RuntimeBuilder(4), settings(), output=folder, **more)  # type: ignore[arg-type]  # passed on as it came
 
 
 def _send_self(number: int) -> None:
@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_while_the_result_is_written_does_not_cost_it(tmp_path: 
     class Slow(RuntimeBuilder):
         def build(self, origin: object) -> RuntimeBundle:
             os.kill(os.getpid(), signal.SIGINT)
-            return super().build(origin)  # type: ignore[arg-type]
+            return super().build(origin)  # type: ignore[arg-type]  # passed on as it came
 
     with pytest.raises(KeyboardInterrupt), Benchmark(Slow(4), settings(), output=tmp_path):
         pass

@@ -240,7 +240,7 @@ def test_other_runs_are_refused_unless_told_otherwise(difference: str, word: str
     with pytest.raises(ConfigError, match=word) as caught:
         compare(before, after)
     assert f"--allow {difference}" in str(caught.value)
-    compare(before, after, CompareCfg(allow=frozenset({difference})))  # type: ignore[arg-type]
+    compare(before, after, CompareCfg(allow=frozenset({difference})))  # type: ignore[arg-type]  # difference comes from a parameter, as text
 
 
 def test_other_hardware_and_timing_are_refused() -> None:
@@ -303,8 +303,8 @@ def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
 
 @pytest.mark.parametrize("make", [training_bundle, play_bundle, startup_bundle])
 def test_every_kind_can_be_compared(make: object) -> None:
-    before = [make(run_id=f"a{i}") for i in range(8)]  # type: ignore[operator]
-    found = compare(before, [make(run_id=f"b{i}") for i in range(8)])  # type: ignore[operator]
+    before = [make(run_id=f"a{i}") for i in range(8)]  # type: ignore[operator]  # any callable
+    found = compare(before, [make(run_id=f"b{i}") for i in range(8)])  # type: ignore[operator]  # any callable
     assert found.rows
     assert found.count("unchanged") == sum(row.better is not None for row in found.rows)
     assert not found.regressed

@@ -18,7 +18,7 @@ from headrace.errors import StorageError
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_all_forms_of_all_kinds_are_written_beside_each_other(kind: str, tmp_path: Path) -> None:
     paths = write_formats(EXAMPLES[kind](), list(FORMATTERS), tmp_path)
-    assert paths == [output_path(name, kind, tmp_path) for name in FORMATTERS]  # type: ignore[arg-type]
+    assert paths == [output_path(name, kind, tmp_path) for name in FORMATTERS]  # type: ignore[arg-type]  # kind comes from a parameter, as text
     assert sorted(tmp_path.iterdir()) == sorted(paths), "nothing temporary is left"
     assert paths[0] == tmp_path / f"{kind}.json"
 

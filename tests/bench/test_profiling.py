@@ -36,24 +36,24 @@ def profiled() -> list[dict[str, object]]:
 
 
 def test_the_functions_that_cost_most_come_first() -> None:
-    spin, clock = sorted(top_functions(profiled(), 2), key=lambda found: found.calls)  # type: ignore[arg-type]
+    spin, clock = sorted(top_functions(profiled(), 2), key=lambda found: found.calls)  # type: ignore[arg-type]  # entries of cProfile, which are untyped
     assert clock.name == "builtins:time.perf_counter"
     assert spin.name.endswith("test_profiling:_spin")
     assert spin.calls == 2
     assert spin.cum_time_s == pytest.approx(0.08, rel=0.5)
-    assert len(top_functions(profiled(), 1)) == 1  # type: ignore[arg-type]
+    assert len(top_functions(profiled(), 1)) == 1  # type: ignore[arg-type]  # entries of cProfile, which are untyped
 
 
 def test_a_whitelist_keeps_what_matches_and_refuses_what_matches_nothing() -> None:
     entries = profiled()
-    found = whitelisted(entries, ["*:_inner", "*:_outer"], "first_step")  # type: ignore[arg-type]
+    found = whitelisted(entries, ["*:_inner", "*:_outer"], "first_step")  # type: ignore[arg-type]  # entries of cProfile, which are untyped
     assert sorted(function.name.split(":")[1] for function in found) == ["_inner", "_outer"]
     with pytest.raises(ConfigError, match=r"'torch\.\*' of phase 'first_step' matches none"):
-        whitelisted(entries, ["*:_inner", "torch.*"], "first_step")  # type: ignore[arg-type]
+        whitelisted(entries, ["*:_inner", "torch.*"], "first_step")  # type: ignore[arg-type]  # entries of cProfile, which are untyped
 
 
 def test_the_tree_shares_a_callee_out_among_its_callers() -> None:
-    tree = call_tree("first_step", 0.08, profiled())  # type: ignore[arg-type]
+    tree = call_tree("first_step", 0.08, profiled())  # type: ignore[arg-type]  # entries of cProfile, which are untyped
     outer = next(node for node in tree.children if node.name.endswith(":_outer"))
     children = {node.name.split(":")[1]: node for node in outer.children}
     assert children["_spin"].cum_time_s < children["_inner"].cum_time_s
@@ -72,7 +72,7 @@ def test_recursion_ends() -> None:
 
     profile = cProfile.Profile()
     profile.runcall(countdown, 20)
-    tree = call_tree("phase", 0.02, _entries(profile))  # type: ignore[arg-type]
+    tree = call_tree("phase", 0.02, _entries(profile))  # type: ignore[arg-type]  # entries of cProfile, which are untyped
     assert len(tree.model_dump_json()) < 5000
 
 
@@ -106,7 +106,7 @@ def test_the_tree_of_imports_is_read_from_pythons_own_report() -> None:
 )
 def test_names_have_no_folder_of_the_machine(file: str, function: str, name: str) -> None:
     entry = {"file": file, "line": 1, "function": function, "calls": 1, "own": 1.0, "cum": 1.0, "callers": []}
-    assert top_functions([entry], 1)[0].name == name  # type: ignore[list-item]
+    assert top_functions([entry], 1)[0].name == name  # type: ignore[list-item]  # an entry of cProfile, which is untyped
 
 
 def test_a_whitelist_file_is_checked_before_anything_runs(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_publishing_other_fields_under_the_same_version_is_refused(
 ) -> None:
     write_schemas(tmp_path)
     changed = json_schemas()
-    del changed["play.json"]["properties"]["per_env"]  # type: ignore[attr-defined]
+    del changed["play.json"]["properties"]["per_env"]  # type: ignore[attr-defined]  # plain JSON
     monkeypatch.setattr(json_schema, "json_schemas", lambda: changed)
     with pytest.raises(ConfigError, match="raise SCHEMA_VERSION"):
         write_schemas(tmp_path)

@@ -23,7 +23,7 @@ def sweep(tmp_path: Path, **changes: object) -> Sweep:
         "seed": 5,
         "output": tmp_path,
     }
-    return Sweep(**{**settings, **changes})  # type: ignore[arg-type]
+    return Sweep(**{**settings, **changes})  # type: ignore[arg-type]  # settings by name, checked at run time
 
 
 def test_the_sides_take_turns_and_share_the_seed_of_a_repetition(tmp_path: Path) -> None:

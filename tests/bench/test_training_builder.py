@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, DataError
 
 def builder(**more: object) -> TrainingBuilder:
     """One second passes with every look at the clock."""
-    made = TrainingBuilder(clock=itertools.count(0.0).__next__, **more)  # type: ignore[arg-type]
+    made = TrainingBuilder(clock=itertools.count(0.0).__next__, **more)  # type: ignore[arg-type]  # settings by name
     made.begin()
     return made
 
@@ -95,7 +95,7 @@ def test_success_is_counted_per_episode_not_per_iteration() -> None:
             lengths=[1] * len(successes),
         )
     assert not stop
-    assert built(made).success_rate.rate == 0.1  # type: ignore[union-attr]
+    assert built(made).success_rate.rate == 0.1  # type: ignore[union-attr]  # None would fail the test as well
 
 
 def test_without_a_success_measure_the_rule_never_applies() -> None:
@@ -130,4 +130,4 @@ def test_a_reward_that_is_not_finite_is_refused_when_it_comes() -> None:
 )
 def test_settings_that_cannot_work_are_refused(wrong: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        wrong()  # type: ignore[operator]
+        wrong()  # type: ignore[operator]  # any callable

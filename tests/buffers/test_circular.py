@@ -251,9 +251,9 @@ def test_bad_rows_and_ids_raise_and_change_nothing() -> None:
         ]
         for rows, ids, error in bad:
             with pytest.raises(error):
-                buffer.append(rows, ids)  # type: ignore[arg-type]  (wrong on purpose)
+                buffer.append(rows, ids)  # type: ignore[arg-type]  # wrong on purpose
             with pytest.raises(error):
-                buffer.peek(rows, ids)  # type: ignore[arg-type]  (wrong on purpose)
+                buffer.peek(rows, ids)  # type: ignore[arg-type]  # wrong on purpose
             assert torch.equal(buffer.buffer, before)
             assert torch.equal(buffer.lengths, lengths)
         with pytest.raises(IdError):

@@ -23,7 +23,7 @@ def command(*arguments: str) -> list[str]:
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]  # any callable
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
 

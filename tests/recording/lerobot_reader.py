@@ -20,14 +20,14 @@ _library = torch.library.Library("torchvision", "DEF")
 _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats  # noqa: E402
-from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
+from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats  # noqa: E402  # after the settings that it reads at import
+from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402  # after the settings that it reads at import
 
 
 def can_decode() -> bool:
     """Whether torchcodec finds FFmpeg's libraries on this machine."""
     try:
-        import torchcodec.decoders  # noqa: F401
+        import torchcodec.decoders  # noqa: F401  # only whether it loads
     except (ImportError, OSError, RuntimeError):
         return False
     return True

@@ -60,7 +60,7 @@ def test_clone_false_still_never_writes_into_the_camera() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rgb"):
-        image_observation("rbg", COLOUR)  # type: ignore[arg-type]  (wrong on purpose)
+        image_observation("rbg", COLOUR)  # type: ignore[arg-type]  # wrong on purpose
     for kind, image in (
         ("rgb", COLOUR.float()),
         ("depth", COLOUR),

@@ -129,4 +129,4 @@ def test_an_absent_warp_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "warp", None)
     monkeypatch.delitem(sys.modules, "headrace.kernels.normalize_warp", raising=False)
     with pytest.raises(MissingExtraError, match=r"headrace\[warp\]"):
-        import headrace.kernels.normalize_warp  # noqa: F401
+        import headrace.kernels.normalize_warp  # noqa: F401  # only whether it loads

@@ -44,7 +44,7 @@ class ListStack:
         before = blank if not episode or self.spec.reset == "zero" else episode[0]
         frames = ([before] * length + episode)[-length:]
         if self.normalize:
-            frames = [normalize_image(frame, channels=self.channels) for frame in frames]  # type: ignore[arg-type]
+            frames = [normalize_image(frame, channels=self.channels) for frame in frames]  # type: ignore[arg-type]  # a str that is one of the choices
         axis = self.spec.axis(len(self.shape))
         return torch.stack(frames, axis) if self.spec.layout == "new_axis" else torch.cat(frames, axis)
 

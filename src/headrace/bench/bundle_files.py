@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)
             os.replace(name, path)
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             os.unlink(name)
             raise
     except OSError as error:

@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 
 def _entries(profile: cProfile.Profile) -> list[Entry]:
     """Every profiled function with the callers it was called by, as JSON: keys are indices into the list."""
-    stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]  # typeshed does not list it
     index = {function: i for i, function in enumerate(stats)}
     return [
         {

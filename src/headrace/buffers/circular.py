@@ -177,7 +177,7 @@ def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch
 
     The values of a tensor on another device than the CPU are not looked at: that would wait for it.
     """
-    if isinstance(lag, bool) or not isinstance(lag, (int, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be untyped)
+    if isinstance(lag, bool) or not isinstance(lag, (int, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"{name}: expected an int or an int64 tensor, got {type(lag).__name__}")
     if isinstance(lag, int):
         if not 0 <= lag <= limit:

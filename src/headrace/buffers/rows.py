@@ -74,15 +74,18 @@ def over(per_env: Tensor, like: Tensor) -> Tensor:
 def env_rows(env_ids: Ids | None, *, num_envs: int, device: torch.device) -> EnvRows:
     """Check ``env_ids`` and say which environments are meant.
 
-    None means all. Indices are checked for range and repetition on the CPU; on another device that would force a
-    host synchronisation at every step, so indices that already live there are taken as they are.
+    None means all; a list of bools is a mask. Indices are checked for range and repetition on the CPU; on another
+    device that would force a host synchronisation at every step, so indices that already live there are taken as they
+    are.
     """
     if env_ids is None:
         return EnvRows(num_envs, None, None)
     if not isinstance(env_ids, Tensor):
-        ids = torch.tensor(list(env_ids), dtype=torch.int64)
-        _check_indices(ids, num_envs)
-        return EnvRows(num_envs, ids.to(device), None)
+        given = _listed(env_ids)
+        if given.dtype == torch.int64:
+            _check_indices(given, num_envs)
+            return EnvRows(num_envs, given.to(device), None)
+        env_ids = given.to(device)
     if env_ids.device != device:
         raise DeviceError(f"env_ids: expected a tensor on {device}, got one on {env_ids.device}; move it with .to()")
     if env_ids.dim() != 1:
@@ -104,7 +107,7 @@ def env_rows(env_ids: Ids | None, *, num_envs: int, device: torch.device) -> Env
 
 def check_rows(name: str, rows: Tensor, where: EnvRows, device: torch.device) -> None:
     """Refuse rows that are not a tensor, live elsewhere or do not line up with the environments."""
-    if not isinstance(rows, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be untyped)
+    if not isinstance(rows, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"{name}: expected a torch tensor, got {type(rows).__name__}; use torch.as_tensor")
     if rows.device != device:
         raise DeviceError(f"{name}: expected a tensor on {device}, got one on {rows.device}; move it with .to()")
@@ -127,6 +130,16 @@ def check_frames(name: str, rows: Tensor, held: Tensor | None) -> None:
         raise ShapeError(f"{name}: expected frames of shape {tuple(held.shape[1:])}, as at first, got {shape}")
     if rows.dtype != held.dtype:
         raise DtypeError(f"{name}: expected {held.dtype}, as at first, got {rows.dtype}; convert with .to()")
+
+
+def _listed(env_ids: list[int] | range) -> Tensor:
+    """A list, range or array as a tensor (n,): bool as it is, else int64; nothing is rounded to an integer."""
+    given = np.asarray(env_ids)
+    if given.ndim != 1:
+        raise ShapeError(f"env_ids: expected one dimension, got {env_ids!r}; pass a list of indices or a bool mask")
+    if given.size and given.dtype.kind not in "biu":
+        raise DtypeError(f"env_ids: expected integers or a bool mask, got {env_ids!r}")
+    return torch.from_numpy(given.copy() if given.dtype == np.bool_ else given.astype(np.int64))
 
 
 def _check_indices(ids: Tensor, num_envs: int) -> None:

@@ -71,7 +71,7 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
     suspend_envs = suspend
     resume_envs = resume
 
-    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # Gymnasium says None or a tuple
         """One picture per environment, as Gymnasium's vector environments give."""
         return self.batch.render_each()
 

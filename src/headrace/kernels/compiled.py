@@ -21,8 +21,8 @@ _R = TypeVar("_R")
 
 # numba picks tbb or omp for "threadsafe" and raises at the first parallel kernel where only workqueue is there; a layer
 # that the user chose by name stays. The setting is made at run time by numba, so it is reached by name.
-if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009
-    setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010
+if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009  # numba makes the name at run time
+    setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010  # as above
 
 prange = numba.prange
 
@@ -44,7 +44,7 @@ _event.register("numba:compile", _Narrator())
 
 def max_threads() -> int:
     """The most threads that a parallel kernel can use in this process."""
-    return int(getattr(_config, "NUMBA_NUM_THREADS"))  # noqa: B009
+    return int(getattr(_config, "NUMBA_NUM_THREADS"))  # noqa: B009  # numba makes the name at run time
 
 
 def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

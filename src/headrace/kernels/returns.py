@@ -110,9 +110,9 @@ def vtrace(
     """V-trace; ``ratio`` is π(a|s) / μ(a|s), (T, N)."""
     tensors = (reward, value, next_value, terminated, truncated)
     if reward.device.type == "cpu":
-        from headrace.kernels import returns_numba
+        from headrace.kernels import vtrace_numba
 
-        forms = (returns_numba.vtrace_block, returns_numba.vtrace)
+        forms = (vtrace_numba.vtrace_block, vtrace_numba.vtrace)
         return _numba(forms, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
     if reward.device.type == "cuda":
         return warp_vtrace(*tensors, active, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)

@@ -97,7 +97,7 @@ def _join_for_cudnn(kind: Kind, flat: list[Tensor], layers: int) -> None:
     mode = 3 if kind == "gru" else 2  # CUDNN_GRU and CUDNN_LSTM
     hidden = flat[1].shape[1]
     with torch.no_grad():
-        torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # torch has no public name for it
             # torch.nn.GRU calls it at its own construction; it has no public name
             flat,
             len(flat) // layers,

@@ -113,7 +113,7 @@ class EpisodeStore:
             self._take_lock()
             (self.path / "episodes").mkdir(exist_ok=True)
             self._open(info)
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             self._lock.close()
             raise
 
@@ -201,7 +201,7 @@ class EpisodeStore:
         try:
             size, digest = write_episode_file(part, episode.meta, episode.columns(), self._buffer)
             part.rename(target)
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             part.unlink(missing_ok=True)
             raise
         return JournalEntry(**episode.meta.as_dict(), file=f"{episode.group}/{target.name}", size=size, sha256=digest)

@@ -76,7 +76,7 @@ def _as_images(x: Tensor, channels: Channels) -> Tensor:
 
 
 def _check(x: Tensor, channels: Channels, out: Tensor | None) -> None:
-    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be untyped)
+    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"x: expected a torch tensor, got {type(x).__name__}; use torch.as_tensor")
     if x.dtype != torch.uint8:
         raise DtypeError(f"x: expected uint8 pictures, got {x.dtype}; float images are not scaled by 255")

@@ -38,7 +38,7 @@ def write_tensorboard(bundle: Bundle, path: Path) -> None:
             writer.close()
             os.chmod(made, 0o755)
             os.replace(made, path)
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             shutil.rmtree(made)
             raise
     except OSError as error:

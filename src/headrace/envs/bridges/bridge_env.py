@@ -288,7 +288,7 @@ class BridgeEnv(EpisodicEnv):
         """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
         try:
             call()
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             self._ready = False
             self.timer.stop()
             raise

@@ -143,7 +143,7 @@ def _native_backend(
     try:
         envs.extend(factory() for factory in factories[1:])
         group = EnvGroup(envs, exchange, range(len(envs)), probe.action_space)
-    except BaseException:
+    except BaseException:  # also Ctrl-C; raised again
         for env in envs:
             env.close()
         raise

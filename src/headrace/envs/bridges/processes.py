@@ -66,7 +66,7 @@ class ProcessBackend:
                 self._pipes.append(ours)
                 self._processes.append(process)
             self._answers(range(len(self._parts)), "start")
-        except BaseException:
+        except BaseException:  # also Ctrl-C; raised again
             self.close()
             raise
 
