@@ -109,6 +109,21 @@ def test_the_curve_a_library_logs_is_found_and_is_the_one_counted_here(library: 
     assert curves.length[-1] == pytest.approx(sum(finished.lengths) / len(finished), rel=within)
 
 
+def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
+    import os
+
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    for name, value, moment in (("PPO_2", 5.0, 2_000.0), ("PPO_10", 7.0, 3_000.0), ("PPO_1", 3.0, 1_000.0)):
+        with SummaryWriter(str(tmp_path / name)) as writer:
+            writer.add_scalar(TAGS["sb3"].reward, value, 64)
+            writer.add_scalar(TAGS["sb3"].length, 2 * value, 64)
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (moment, moment))
+    curves = read_curves(tmp_path, "sb3")
+    assert (curves.at, curves.reward, curves.length) == ([64], [7.0], [14.0])
+
+
 def test_a_folder_without_the_curve_says_what_it_has(tmp_path: Path) -> None:
     from torch.utils.tensorboard.writer import SummaryWriter
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,3 +222,34 @@ def test_the_four_libraries_have_networks_of_the_same_size() -> None:
     # actor and critic of 4 → 64 → 64 → 1, and the spread of the one action
     assert sizes["rsl_rl"] == sorted([256, 64, 4096, 64, 64, 1] * 2 + [1])
     assert all(found == sizes["rsl_rl"] for found in sizes.values()), sizes
+
+
+def test_an_episode_that_ends_and_is_cut_off_at_once_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, _ = _twins()
+    core.reset()
+    flags = {"terminated": [True, True, False, False], "truncated": [True, False, True, False]}
+    terminated, truncated = (torch.tensor(flag) for flag in flags.values())
+    ends: Any = SimpleNamespace(env_ids=torch.tensor([0, 1, 2]))
+    step = Step(core.obs, torch.ones(ENVS), terminated, truncated, {"ends": ends})
+    monkeypatch.setattr(core.env, "step", lambda _: step)
+    turn = core.step(PUSH)
+    assert turn.terminated.tolist() == flags["terminated"]
+    assert turn.truncated.tolist() == [False, False, True, False]
+    assert turn.ended.tolist() == [True, True, True, False]
+    assert turn.any_ended
+    assert turn.any_truncated
+
+
+def test_what_is_written_into_an_info_of_sb3_is_gone_in_the_next_step() -> None:
+    from headrace.adapters.sb3 import Sb3Env
+
+    core, _ = _twins()
+    env = Sb3Env(core)
+    env.reset()
+    still = torch.zeros(ENVS, 1).numpy()
+    first = env.step(still)[3]
+    assert first == [{}] * ENVS
+    assert len({id(info) for info in first}) == ENVS
+    first[1]["note"] = "mine"
+    assert env.step(still)[3] == [{}] * ENVS
+    assert first[1] == {"note": "mine"}

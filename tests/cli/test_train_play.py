@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import headrace
+from headrace.adapters.curves import read_curves
 from headrace.adapters.finding import bare_name, find_checkpoint, manifest
+from headrace.adapters.settings import LibraryName
 from headrace.bench import PlayBundle, TrainingBundle, read_bundle
 from headrace.cli.main import main
 
@@ -88,6 +90,25 @@ def test_training_leaves_a_bundle_and_a_checkpoint_that_plays(library: str) -> N
     after = torch.get_num_threads(), torch.get_float32_matmul_precision(), str(torch.tensor([1.23456789]))
     assert after == threads
     assert set(threading.enumerate()) <= running
+
+
+@pytest.mark.parametrize(
+    ("library", "at"),
+    [("rl_games", [1, 2, 3]), ("rsl_rl", [0, 1, 2]), ("sb3", [128, 256, 384]), ("skrl", [16, 32, 48])],
+)
+def test_curves_go_to_tensorboard_under_the_names_of_the_library(library: LibraryName, at: list[int]) -> None:
+    assert (
+        trained("one", "--iterations", "3", "--formatter", "schema", "--formatter", "tensorboard", library=library) == 0
+    )
+    learning = training_bundle("one").learning
+    assert learning.reward is not None
+    assert learning.ep_length is not None
+    curves = read_curves(Path("one"), library)
+    known = [place for place, value in zip(at, learning.reward.series_per_iter or [], strict=True) if value is not None]
+    assert curves.at == known
+    # TensorBoard keeps float32
+    assert curves.reward == pytest.approx([v for v in learning.reward.series_per_iter or [] if v is not None], rel=1e-6)
+    assert curves.length == pytest.approx([v for v in learning.ep_length.series_per_iter or [] if v is not None])
 
 
 @pytest.mark.parametrize("library", ["headrace", "rl_games", "rsl_rl", "sb3", "skrl"])
