@@ -55,6 +55,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick
+	$(BIN)/python benchmarks/libraries.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .

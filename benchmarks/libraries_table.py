@@ -193,19 +193,23 @@ pip install 'headrace[rsl-rl,rl-games,skrl,sb3]'
 
 One process a library (speed: a library and task), measured in turn; medians over rounds, ratios within a round.
 
-- **speed**: a fixed number of frames; collecting and learning apart, peak resident memory of the process, and frames/s
-  of both together against the first library. `cartpole` has 256 environments, `ant` 64, `cartpole-camera` 32 with two
-  gray pictures of 48 × 48.
-- **learning**: 64 environments. Mean return of the last 50 episodes when the run ends, and seconds of training until
-  that mean is 95 % of the best return (300); 95 % bootstrap intervals over three seeds.
-- **overhead**: seconds to collect a step with our adapter over a do-nothing environment in the form of `BatchEnv`,
-  divided by those of the library's own loop over a do-nothing environment in the library's own interface. Both hand
-  out constants; 256 environments, 48 observations, 12 actions. The adapter's side has all that it does: actions cut
-  and scaled, rewards scaled, groups, flags, infos. The loops are `OnPolicyRunner.learn` (rsl_rl), `train_epoch`
-  (rl_games) and `collect_rollouts` (sb3) on both sides; skrl has its `SequentialTrainer` on the native side and our
-  loop over its agent on the other. Learning is left out.
-- **play**: each published checkpoint, loaded as `headrace play` loads it, and its share of the frames/s of `env.step`
-  alone with the same actions from the same state. Returns are of whole episodes.
+- **speed** (`speed/TASK-LIBRARY/training.json`): a fixed number of frames; collecting and learning apart, peak
+  resident memory of the process, and frames/s of both together against the first library. `cartpole` has 256
+  environments, `ant` 64, `cartpole-camera` 32 with two gray pictures of 48 × 48.
+- **learning** (`learning/LIBRARY-seedN/training.json`): 64 environments. Mean return of the last 50 episodes when the
+  run ends, and seconds of training until that mean is 95 % of the best return (300); 95 % bootstrap intervals over
+  three seeds.
+- **overhead** (`overhead/LIBRARY/training.json`): seconds to collect a step with our adapter over a do-nothing
+  environment in the form of `BatchEnv`, divided by those of the library's own loop over a do-nothing environment in
+  the library's own interface. Both hand out constants; 256 environments, 48 observations, 12 actions; no episode
+  ends. The adapter's side has all that it does in such a step: actions cut and scaled, rewards scaled, groups, flags,
+  infos. It can be below 1: rl_games and rsl_rl are told of time-outs only in steps that have some, and rl_games need
+  not cut actions. The loops are `OnPolicyRunner.learn` (rsl_rl), `train_epoch` (rl_games) and `collect_rollouts`
+  (sb3) on both sides; skrl has its `SequentialTrainer` on the native side and our loop over its agent on the other.
+  Learning is left out. A learner measured against another just like it gave 0.97 to 1.02 on this machine.
+- **play** (`play/NAME/play.json`): each published checkpoint, loaded as `headrace play` loads it, and its share of
+  the frames/s of `env.step` alone with the same actions from the same state. Returns are of one whole episode of each
+  environment.
 
 ## Bars
 
