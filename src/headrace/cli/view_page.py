@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} · headrace</title>
+<title>{title} · headrace</title><link rel="icon" href="data:,">
 <style>
 :root {{ color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif; }}
 body {{ margin: 1rem auto; max-width: 900px; padding: 0 1rem; }}
@@ -38,8 +38,15 @@ body {{ margin: 1rem auto; max-width: 900px; padding: 0 1rem; }}
 <script>
 for (const button of document.querySelectorAll("button"))
   button.onclick = () => fetch("/click/" + button.dataset.env, {{method: "POST"}});
-setInterval(async () => {{
-  const state = await (await fetch("/state")).json();
+const clock = setInterval(async () => {{
+  let state;
+  try {{
+    state = await (await fetch("/state")).json();
+  }} catch {{
+    clearInterval(clock);
+    document.getElementById("state").textContent = "headrace view has ended; start it again and reload";
+    return;
+  }}
   document.getElementById("state").textContent =
     `step ${{state.steps}}, ${{state.rate.toFixed(0)}} steps per second, ${{state.suspended.length}} suspended`;
   for (const button of document.querySelectorAll("button")) {{

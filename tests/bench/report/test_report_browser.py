@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,6 @@ from report_bundles import a_set
 from headrace.bench.report import report_page
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[object]:
-    from playwright.sync_api import sync_playwright
-
-    program = shutil.which("chromium")
-    assert program, "needs a browser: apt-get install chromium"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
