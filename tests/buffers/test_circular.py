@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -246,6 +247,9 @@ def test_bad_rows_and_ids_raise_and_change_nothing() -> None:
             (good, torch.ones(3, dtype=torch.bool), ShapeError),
             (good[:2], torch.tensor([0, 1], dtype=torch.int32), DtypeError),
             (good[:2], torch.tensor([[0, 1]]), ShapeError),
+            (good[:2], [[0, 1]], ShapeError),
+            (good[:2], [0.0, 1.5], DtypeError),
+            (good[:2], [True, True, False], ShapeError),
             (good.to("meta"), None, DeviceError),
             (good[:2], torch.tensor([0, 1], device="meta"), DeviceError),
         ]
@@ -258,6 +262,15 @@ def test_bad_rows_and_ids_raise_and_change_nothing() -> None:
             assert torch.equal(buffer.lengths, lengths)
         with pytest.raises(IdError):
             buffer.reset([4])
+
+
+@pytest.mark.parametrize("mask", [[False, True, True, False], np.array([False, True, True, False])])
+def test_a_list_or_array_of_bools_is_a_mask_and_not_the_indices_0_and_1(mask) -> None:
+    buffer = CircularBuffer(2, NUM_ENVS)
+    buffer.append(identifiable(0, (2,), torch.float32), mask)
+    assert buffer.lengths.tolist() == [0, 1, 1, 0]
+    buffer.reset(np.array([1]))
+    assert buffer.lengths.tolist() == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("lag", [-1, 3, 100])

@@ -70,6 +70,9 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(DtypeError):
             image_observation(kind, image)
+    for kind in ("depth", "semantic_segmentation", "rgb"):
+        with pytest.raises(DtypeError, match="torch tensor"):
+            image_observation(kind, DEPTH.numpy())
     with pytest.raises(ConfigError, match="only distances"):
         image_observation("rgb", COLOUR, max_depth=1.0)
     for value in (0.0, -1.0, float("inf"), float("nan")):

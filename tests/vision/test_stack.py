@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.errors import ConfigError, DataError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.types import StackSpec
 from headrace.vision import FrameStack, normalize_image
 
@@ -237,6 +237,7 @@ def test_bad_frames_raise_and_change_nothing() -> None:
         (IdError, lambda: stack.append(pictures(1)[:1], [3])),
         (IdError, lambda: stack.skip([1, 1])),
         (ShapeError, lambda: stack.fill(stack.missing(), pictures(1))),
+        (DeviceError, lambda: stack.fill(stack.missing(), torch.empty(0, *SHAPE, dtype=torch.uint8, device="meta"))),
     ]:
         with pytest.raises(error):
             call()
@@ -248,3 +249,7 @@ def test_a_board_of_another_form_is_refused() -> None:
     stack.append(pictures(0))
     with pytest.raises(ShapeError, match=r"board: expected a contiguous \(3, 5, 4, 6\) of torch.uint8"):
         stack.show(torch.tensor([0]), torch.zeros(NUM_ENVS, *SHAPE, dtype=torch.uint8))
+    board = torch.zeros(NUM_ENVS, 5, 4, 6, dtype=torch.uint8)
+    with pytest.raises(DtypeError, match="int64 indices, got a bool mask"):
+        stack.show(torch.tensor([False, False, True]), board)
+    assert not board.any()

@@ -120,6 +120,23 @@ def test_with_autoreset_disabled_a_reset_mask_begins_new_stacks_there_only(spec)
             at = [(e + 1, 0) if terminated[i] else (e, c) for i, (e, c) in enumerate(at)]
 
 
+class UpsideDownEnv(CountingEnv):
+    """Turns its pictures as programs do that read them from OpenGL: a view that runs backwards."""
+
+    def _observation(self) -> Any:
+        return super()._observation()[::-1]
+
+
+def test_pictures_that_run_backwards_in_memory_are_stacked() -> None:
+    inner = SyncVectorEnv([lambda i=i: UpsideDownEnv(i) for i in range(3)], autoreset_mode=AutoresetMode.SAME_STEP)
+    spec = StackSpec(frames=2)
+    env = FrameStackVector(inner, spec)
+    env.reset(seed=0)
+    for _ in range(3):
+        info = env.step(np.zeros(3, np.int64))[4]
+    np.testing.assert_array_equal(info["final_obs"][0], stacked(0, 0, 3, spec)[::-1])
+
+
 def test_named_groups_are_stacked_and_the_others_pass_through() -> None:
     spec = StackSpec(frames=2)
     env = FrameStackVector(vector(AutoresetMode.SAME_STEP, named=True), {"camera": spec}, normalize=True)

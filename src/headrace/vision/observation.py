@@ -63,6 +63,8 @@ def image_observation(
     """
     if kind not in _KINDS:
         raise UnknownNameError("kind of image", kind, _KINDS)
+    if not isinstance(image, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be untyped)
+        raise DtypeError(f"image: expected a torch tensor, got {type(image).__name__}; use torch.as_tensor")
     if kind not in DISTANCES and max_depth is not None:
         raise ConfigError(f"max_depth: only distances have one, not {kind!r}; leave it out")
     if kind in COLOURS or (kind in SEGMENTATIONS and image.dtype == torch.uint8):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.buffers import EnvRows, OrderedFrames, check_rows, env_rows
-from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.kernels.gather import scatter
 from headrace.types import Ids, StackSpec, StateDict, as_device
 from headrace.vision.normalize import Channels, fresh, normalize_into
@@ -159,6 +159,10 @@ class FrameStack:
                 f"frames: expected {expected} of {self._frames.data.dtype}, one frame per missing one, "
                 f"got {tuple(frames.shape)} of {frames.dtype}"
             )
+        if frames.device != self.device:
+            raise DeviceError(
+                f"frames: expected a tensor on {self.device}, got one on {frames.device}; move it with .to()"
+            )
         slots = self.spec.frames - 1 - missing.lags
         self._frames.write(missing.env_ids, slots, frames)
         self._valid[missing.env_ids, slots] = True
@@ -192,6 +196,8 @@ class FrameStack:
                 f"got {tuple(board.shape)} of {board.dtype}"
             )
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        if where.mask is not None:
+            raise DtypeError("env_ids: expected int64 indices, got a bool mask; use mask.nonzero().squeeze(1)")
         self._require_frames(where)
         if board.device.type != "cpu" or self.device.type != "cpu":
             board.index_copy_(0, env_ids.to(board.device), self.observe(env_ids).to(board.device))

@@ -207,7 +207,9 @@ def _tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array
     array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    # torch takes neither read-only memory nor arrays that run backwards, such as pictures of OpenGL turned upside down
+    shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shareable else array.copy())
 
 
 def _like(given: Array, tensor: Tensor) -> Array:
