@@ -57,6 +57,8 @@ class LearnerEnv:
             name: cast("tuple[int, ...]", group.shape) for name, group in seen.spaces.items()
         }
         self.critic_group = "critic" if "critic" in self.groups else "policy"
+        self.pictures = {name for name in ("policy", self.critic_group) if picture(self.groups[name])}
+        """The groups among those that are read."""
         self.obs: Obs = {}
         """The newest observation; empty before :meth:`reset`."""
         # a number would be made into a tensor at every step, at twice the cost of the product

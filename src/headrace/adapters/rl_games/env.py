@@ -21,7 +21,6 @@ class RlGamesEnv(IVecEnv):
 
     def __init__(self, core: LearnerEnv) -> None:
         self.core = core
-        self._pictures = {name for name, shape in core.groups.items() if picture(shape)}
         self.has_states = core.critic_group != "policy"
 
     def grouped(self, obs: Obs) -> dict[str, Tensor]:
@@ -51,7 +50,7 @@ class RlGamesEnv(IVecEnv):
         return found | {"state_space": self._space(self.core.critic_group)} if self.has_states else found
 
     def _rows(self, obs: Obs, group: str) -> Tensor:
-        return float_picture(obs[group]) if group in self._pictures else obs[group]
+        return float_picture(obs[group]) if group in self.core.pictures else obs[group]
 
     def _space(self, group: str) -> spaces.Box:
         shape = self.core.groups[group]

@@ -41,7 +41,9 @@ class RlGamesLearner:
         self.settings = settings
         self._core = LearnerEnv(env, reward_scale=None)
         if settings.memory != "none" and picture(self._core.shape):
-            raise ConfigError("memory: expected none for pictures with rl_games")
+            raise ConfigError(
+                f"memory: expected none for pictures with rl_games, got {settings.memory!r}; use rsl_rl or headrace"
+            )
         self._env = RlGamesEnv(self._core)
         # it prints as it builds, makes folders, and opens an event file with a thread of its own
         with tempfile.TemporaryDirectory() as folder, _quiet():

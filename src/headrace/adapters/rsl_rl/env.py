@@ -9,7 +9,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from headrace.adapters.stepping import LearnerEnv, float_picture, picture
+from headrace.adapters.stepping import LearnerEnv, float_picture
 
 
 class RslRlEnv(VecEnv):
@@ -25,7 +25,6 @@ class RslRlEnv(VecEnv):
         self.max_episode_length = core.env.task.cfg.episode_length
         self.device = core.device
         self.cfg = {}
-        self._pictures = {name for name, shape in core.groups.items() if picture(shape)}
         self._read = sorted({"policy", core.critic_group})
         self._outside = torch.inference_mode(False)
         self._no_dones = torch.zeros(core.num_envs, dtype=torch.int64, device=core.device)
@@ -54,6 +53,6 @@ class RslRlEnv(VecEnv):
 
     def grouped(self, obs: dict[str, Tensor]) -> TensorDict:
         """The groups that actor and critic read."""
-        chosen = {name: float_picture(obs[name]) if name in self._pictures else obs[name] for name in self._read}
+        chosen = {name: float_picture(obs[name]) if name in self.core.pictures else obs[name] for name in self._read}
         # the constructor checks and copies what is known to fit, which takes 3 % of a step
         return TensorDict._new_unsafe(chosen, self._size, device=self.device)  # pyright: ignore[reportPrivateUsage]

@@ -28,7 +28,6 @@ class SkrlEnv(Wrapper):
         self.core = core
         self.has_state = core.critic_group != "policy"
         self._spaces = {name: _space(core, name) for name in {"policy", core.critic_group}}
-        self._pictures = {name for name, shape in core.groups.items() if picture(shape)}
         none = torch.zeros(core.num_envs, 1, dtype=torch.bool, device=core.device)
         self._no_flags = none, none
         self._action_space = spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32)
@@ -84,7 +83,7 @@ class SkrlEnv(Wrapper):
         }
 
     def _flat(self, rows: Tensor, group: str) -> Tensor:
-        return float_picture(rows).flatten(1) if group in self._pictures else rows
+        return float_picture(rows).flatten(1) if group in self.core.pictures else rows
 
 
 def _space(core: LearnerEnv, group: str) -> spaces.Box:
