@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import torch
+from script_env import Planner
 from torch import Tensor, nn
 
 from headrace.chunking import ChunkContext
@@ -78,3 +80,40 @@ class CannotBeMade:
 
     def __getstate__(self) -> object:
         return {"weights": 0}
+
+
+class SlowStart:
+    """Plans as :class:`Planner` does, but thinks for a while when it is first asked for chunk ``at``."""
+
+    horizon, action_dim, obs_steps = 4, 4, 1
+
+    def __init__(self, sign: str, at: int) -> None:
+        self.sign = Path(sign)
+        self.at = at
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        if bool((context.chunk_index == self.at).any()) and not self.sign.exists():
+            self.sign.touch()
+            time.sleep(0.5)
+        return Planner(4, 4)(obs, context)
+
+
+class Stubborn:
+    """Counts its calls, has a length of zero, and does not end when it is asked to; with a ``sign``, it sleeps."""
+
+    horizon, action_dim, obs_steps = 4, 4, 1
+
+    def __init__(self, sign: str = "") -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.sign = sign
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        self.calls += 1
+        if self.sign:
+            Path(self.sign).touch()
+            time.sleep(60)
+        return torch.full((len(context.env_ids), 4, 4), float(self.calls))

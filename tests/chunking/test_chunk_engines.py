@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chunk_policies import Attention, Broken, CannotBeMade
+from chunk_policies import Attention, Broken, CannotBeMade, SlowStart, Stubborn
 from script_env import Planner, ScriptEnv, length_of
 
 from headrace.chunking import (
@@ -23,6 +23,7 @@ from headrace.chunking import (
     Request,
     ThreadEngine,
     as_chunk_policy,
+    engines,
     make_engine,
 )
 from headrace.errors import ConfigError, LifecycleError, PolicyError
@@ -140,6 +141,90 @@ def test_ctrl_c_ends_a_process_in_the_middle_of_a_call(tmp_path: Path) -> None:
     assert time.perf_counter() - begin < 55
 
 
+def _interrupts(sign: Path) -> threading.Thread:
+    """Presses Ctrl-C as soon as ``sign`` is there: the policy has been asked, and the caller waits for it."""
+
+    def press() -> None:
+        while not sign.exists():
+            time.sleep(0.01)
+        time.sleep(0.05)  # for the caller to go from handing over to waiting
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("engine", ["inline", "thread"])
+def test_ctrl_c_while_the_model_thinks_returns_what_is_finished(engine: str, tmp_path: Path) -> None:
+    """Inline the call is cut off; a thread's call is waited for, and the thread is gone."""
+    presses = _interrupts(tmp_path / "asked")
+    policy = SlowStart(str(tmp_path / "asked"), at=2)
+    found = evaluate(ScriptEnv(3), policy, episodes=12, execute=4, engine=engine, progress=False)  # type: ignore[arg-type]  # a name
+    presses.join()
+    assert found.status == "interrupted"
+    assert found.episodes, "episode 0 has one step only"
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_answer_that_ctrl_c_left_under_way_is_not_taken_for_the_next(kind: str, tmp_path: Path) -> None:
+    policy = SlowStart(str(tmp_path / "asked"), at=0)
+    make = partial(SlowStart, str(tmp_path / "asked"), at=0)
+    engine = ThreadEngine(policy, Batching()) if kind == "thread" else ProcessEngine(make, Batching())
+    presses = _interrupts(tmp_path / "asked")
+    first = evaluate(ScriptEnv(2), policy, episodes=[3, 4], execute=4, engine=engine, progress=False)
+    presses.join()
+    assert first.status == "interrupted"
+    assert engine.busy, "the answer is still to come"
+    # actions of episodes 3 and 4 played in 10 and 11 would be an error of the environment
+    again = evaluate(ScriptEnv(2), policy, episodes=[10, 11], execute=4, engine=engine, progress=False)
+    engine.close()
+    assert [episode.episode_id for episode in again.episodes] == [10, 11]
+
+
+def test_a_process_that_dies_between_two_calls_is_reported() -> None:
+    engine = ProcessEngine(partial(Broken, "none"), Batching())
+    engine.submit(_request())
+    assert engine.poll(wait=True) is not None
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(PolicyError, match=r"its process has died \(exit code -9\); it was asked for environments 0"):
+        _answer(engine)
+    assert not engine.busy
+    engine.close()
+
+
+def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engines, "_SECONDS_TO_END", 0.2)
+    engine = ProcessEngine(partial(Stubborn, str(tmp_path / "asked")), Batching())
+    engine.submit(_request())
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.01)
+    begin = time.perf_counter()
+    engine.close()  # the fixture sees whether it is gone
+    assert time.perf_counter() - begin < 30, "the call takes a minute"
+
+
+def test_a_process_makes_its_policy_once() -> None:
+    engine = ProcessEngine(Stubborn, Batching())
+    answers = []
+    for _ in range(2):
+        engine.submit(_request())
+        reply = engine.poll(wait=True)
+        assert reply is not None
+        answers.append(float(reply.answer.actions[0, 0, 0]))
+    engine.close()
+    assert answers == [1.0, 2.0], "calls of the same policy"
+
+
+def _answer(engine: ProcessEngine) -> None:
+    """A death may be seen when the request is sent, or when its reply does not come."""
+    engine.submit(_request())
+    engine.poll(wait=True)
+
+
 def _request(count: int = 2) -> Request:
     ids = torch.arange(count)
     zeros = torch.zeros(count, dtype=torch.int64)
@@ -193,3 +278,10 @@ def test_an_engine_of_the_callers_own_forgets_what_an_interrupted_evaluation_lef
     engine.close()
     with pytest.raises(ConfigError, match="which has its own"):
         evaluate(smaller, planner, episodes=9, execute=4, engine=engine, batching=Batching(), progress=False)
+
+
+def test_an_engine_that_runs_another_policy_than_the_one_evaluated_is_reported() -> None:
+    engine = ThreadEngine(as_chunk_policy(Planner(6, 4, check=False)), Batching())
+    with pytest.raises(PolicyError, match=r"expected chunks \(2, 4, 4\).*got \(2, 6, 4\); give evaluate the policy"):
+        evaluate(ScriptEnv(4), Planner(4, 4), episodes=4, execute=4, engine=engine, progress=False)
+    engine.close()

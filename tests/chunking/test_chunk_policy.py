@@ -80,8 +80,29 @@ def test_modules_functions_and_lerobot_policies_fit_without_subclassing() -> Non
     assert (again.horizon, again.action_dim, again.obs_steps) == (3, 2, 2), "fitting twice changes nothing"
 
 
+class Told(nn.Module):
+    horizon, action_dim = 3, 2
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        return context.noise(3, 2) + obs["policy"][:, :1, None]
+
+
+# torch.jit is old, and so are many policies
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_compiled_and_traced_modules_fit() -> None:
+    obs, context = {"policy": torch.randn(4, 5)}, _context([0, 1, 2, 3])
+    compiled = as_chunk_policy(torch.compile(Told()))
+    assert (compiled.horizon, compiled.action_dim) == (3, 2)
+    with torch.compiler.set_stance("force_eager"):  # no compiler: what matters is that the context gets through
+        assert torch.equal(compiled(obs, context), Told()(obs, context))
+
+    module = Module().eval()
+    fitted = as_chunk_policy(torch.jit.trace(module, (obs,), strict=False), horizon=3, action_dim=2)
+    assert torch.equal(fitted(obs, context), module(obs))
+
+
 def test_a_policy_that_does_not_say_its_sizes_or_contradicts_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"horizon: expected a policy that says it, or horizon=…"):
+    with pytest.raises(ConfigError, match=r"horizon: expected a policy that says it.*as_chunk_policy\(policy, horizon"):
         as_chunk_policy(lambda obs: obs["policy"], action_dim=2)
     with pytest.raises(ConfigError, match="horizon: expected 7, got a policy with horizon 3"):
         as_chunk_policy(Module(), horizon=7, action_dim=2)

@@ -103,13 +103,15 @@ def test_hold_forms_finish_every_episode_and_count_their_junk(
 
 
 @settings(deadline=None, max_examples=40)
-@given(obs_steps=st.integers(2, 5), execute=st.integers(1, 8), count=st.integers(1, 4))
+@given(obs_steps=st.integers(2, 5), lengths=_lengths(), count=st.integers(1, 4), delays=st.lists(st.integers(0, 9)))
 def test_with_a_history_only_the_observations_that_the_model_reads_are_asked_for(
-    obs_steps: int, execute: int, count: int
+    obs_steps: int, lengths: dict[str, int], count: int, delays: list[int]
 ) -> None:
     env = ScriptEnv(count)
-    planner = Planner(horizon=execute, execute=execute, obs_steps=obs_steps)
-    evaluate(env, planner, episodes=9, execute=execute, progress=False)
+    planner = Planner(obs_steps=obs_steps, **lengths)
+    rest = {name: lengths[name] for name in ("execute", "offset", "latency")}
+    engine = LateEngine(planner, delays) if delays else "inline"
+    evaluate(env, planner, episodes=9, engine=engine, progress=False, **rest)
     read = {(e, max(0, step - age)) for e, _, step in planner.asked for age in range(obs_steps)}
     assert len(env.observed_steps) == len(set(env.observed_steps)), "none twice"
     # the last chunk of an episode may never be asked for: then up to obs_steps - 1 observations before it are idle
@@ -211,6 +213,27 @@ def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
         evaluate(ScriptEnv(2), Planner(4, 4), episodes=2, execute=4, admission=Never(), progress=False)
 
 
+def test_a_rule_that_stops_in_the_middle_leaves_nobody_suspended() -> None:
+    class Once:
+        """Infers the first environment, once."""
+
+        holds = False
+
+        def infer(self, queue: Queue) -> np.ndarray:
+            return queue.waiting & (np.arange(2) == 0) if queue.steps == 0 else queue.nobody
+
+    env = ScriptEnv(2, lambda episode: 9)
+    with pytest.raises(LifecycleError, match="a rule must infer when no environment can act"):
+        evaluate(env, Planner(4, 4), episodes=2, execute=4, admission=Once(), progress=False)
+    assert not env.suspended.any()
+
+
+@pytest.mark.parametrize("episodes", [3, np.int64(3), [0, 1, 2], np.arange(3), range(3), iter((2, 0, 1))], ids=repr)
+def test_a_plan_is_a_number_or_ids(episodes: object) -> None:
+    found = evaluate(ScriptEnv(2), Planner(4, 4), episodes=episodes, execute=4, progress=False)  # type: ignore[arg-type]  # any of them
+    assert [episode.episode_id for episode in found.episodes] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
@@ -220,6 +243,10 @@ def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
         ({"execute": 2, "latency": 2}, "latency: expected less than execute = 2"),
         ({"execute": 2, "ensemble_decay": 0.01}, "ensemble_decay: expected execute=1"),
         ({"execute": 1, "ensemble_decay": -1.0}, "ensemble decay: expected a finite number"),
+        (
+            {"execute": 1, "ensemble_decay": 0.1, "admission": Clock(2, holds=True)},
+            "expected a rule that suspends, got",
+        ),
         ({"execute": 2, "engine": "threads"}, "unknown engine 'threads'; did you mean 'thread'"),
         ({"execute": 2, "episodes": 0}, "episodes: expected at least one"),
         ({"execute": 2, "episodes": [1, 1]}, "each once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from headrace.chunking import (
 from headrace.envs.rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import EpisodeResult, Evaluation, evaluate
+from headrace.rollout.evaluation import Counters
 from headrace.types import Obs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chunking"))
@@ -108,6 +110,13 @@ def test_latency_changes_the_episodes_but_not_their_independence(alone: list[Epi
     assert late != alone
     for num_envs, rule, engine in ((1, Greedy(), "inline"), (16, Greedy(), "thread"), (16, All(), "inline")):
         assert _evaluated(num_envs, latency=3, admission=rule, engine=engine).episodes == late
+
+
+def test_ensembling_changes_the_episodes_but_not_their_independence(alone: list[EpisodeResult]) -> None:
+    blended = _evaluated(3, execute=1, ensemble_decay=0.01).episodes
+    assert blended != alone
+    for num_envs, rule, engine in ((1, Greedy(), "inline"), (16, Greedy(), "thread"), (16, Any(), "inline")):
+        assert _evaluated(num_envs, execute=1, ensemble_decay=0.01, admission=rule, engine=engine).episodes == blended
 
 
 def test_hold_actions_change_the_episodes_with_the_number_of_environments(alone: list[EpisodeResult]) -> None:
@@ -196,6 +205,37 @@ def test_the_summary_has_every_figure() -> None:
     assert sum(seconds for name, seconds in spent.items()) <= found.counters.seconds * 1.01
     assert found.wasted_share == 0.0
     assert 0.0 <= found.idle_share < 1.0
+
+
+def test_the_summary_of_nothing_has_dashes() -> None:
+    from rich.console import Console
+
+    nothing = Evaluation(episodes=[], planned=3, status="interrupted", counters=Counters())
+    assert nothing.success_rate is None
+    assert nothing.mean_reward is nothing.iqm_reward is nothing.mean_length is None
+    console = Console(record=True, width=100)
+    console.print(nothing.summary())
+    shown = console.export_text()
+    assert "0 of 3 episodes, interrupted" in shown
+    assert shown.count("–") == 4
+
+
+def test_the_progress_bar_shows_rate_and_running_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.rollout import progress
+
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "_REFRESH", 0.0)
+
+    class Seen(progress.Progress):
+        def update(self, *ids: object, **fields: object) -> None:
+            shown.append(f"{fields['completed']}: {fields['description']}")
+            super().update(*ids, **fields)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(progress, "Progress", Seen)
+    found = _evaluated(4, progress=True)
+    rate = sum(bool(episode.success) for episode in found.episodes) / EPISODES
+    assert re.fullmatch(rf"20: [\d,]+ env-steps/s, {rate:.0%} success", shown[-1])
+    assert any(re.fullmatch(r"0: [\d,]+ env-steps/s", line) for line in shown), "no rate before the first end"
 
 
 def test_a_second_evaluation_counts_from_zero() -> None:

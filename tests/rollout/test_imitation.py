@@ -292,6 +292,29 @@ def test_the_command_refuses_a_task_without_an_expert_and_a_folder(tmp_path: Pat
         run_command("ant", "--out", str(tmp_path / "policy.pt"))
     with pytest.raises(HeadraceError, match="expected a file to write"):
         run_command("pusher-solid", "--out", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(HeadraceError, match="--out: expected a place for a file"):
+        run_command("pusher-solid", "--out", str(tmp_path / "file" / "policy.pt"))
+
+
+def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    interrupts: list[int] = []
+    step = BatchEnv.step
+
+    def interrupted(self: BatchEnv, *arguments: object, **more: object) -> object:
+        if out.exists():  # the policy is written: this is the first evaluation
+            interrupts.append(1)
+            raise KeyboardInterrupt
+        return step(self, *arguments, **more)
+
+    out = tmp_path / "policy.pt"
+    monkeypatch.setattr(BatchEnv, "step", interrupted)
+    sizes = ("--demos", "2", "--updates", "2", "--episodes", "4", "--num-envs", "4")
+    assert run_command("pusher-solid", *sizes, "--out", str(out)) == 130
+    assert len(interrupts) == 1, "one Ctrl-C, not one a contestant"
+    assert "sha256" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("option", "value"), [("--execute", "17"), ("--updates", "0"), ("--demos", "0")])

@@ -24,6 +24,7 @@ from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNam
 from headrace.types import Obs
 
 EngineName = Literal["inline", "thread", "process"]
+_SECONDS_TO_END = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ class ThreadEngine:
             except PolicyError as error:
                 self._replies.put(error)
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
                 self._replies.put(_blamed(request.context, error))
 
 
@@ -239,11 +240,14 @@ class ProcessEngine:
         request = self._request
         if request is None or not (wait or self._pipe.poll()):
             return None
-        self._request = None
         try:
+            # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
+            self._pipe.poll(None)
             told = cast("_Told", self._pipe.recv())
         except (EOFError, OSError) as error:
+            self._request = None
             raise self._dead(request) from error
+        self._request = None
         if told.error is not None:
             raise PolicyError(told.error)
         answer = Answer(actions=torch.from_numpy(told.actions), calls=told.calls, padding=told.padding)
@@ -253,10 +257,13 @@ class ProcessEngine:
         """End the process; a call under way is dropped."""
         self._pipe.close()
         self._process.terminate()
-        self._process.join()
+        self._process.join(timeout=_SECONDS_TO_END)
+        if self._process.is_alive():  # a library in the policy has its own idea of that signal
+            self._process.kill()
+            self._process.join()
 
     def _dead(self, request: Request) -> PolicyError:
-        self._process.join(timeout=5)
+        self._process.join(timeout=_SECONDS_TO_END)
         return PolicyError(
             f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
             f"it was asked for {named(request.context)}"
@@ -309,12 +316,12 @@ def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: 
         except (EOFError, OSError):
             return
         try:
-            policy = policy or make_policy()
+            policy = make_policy() if policy is None else policy
             reply = _answered(policy, request, batching)
         except PolicyError as error:
             pipe.send(_Told(error=str(error), actions=_SILENCE))
         # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
             pipe.send(_Told(error=str(_blamed(request.context, error)), actions=_SILENCE))
         else:
             answer = reply.answer

@@ -145,11 +145,14 @@ def as_chunk_policy(
 
 
 def _size(name: str, given: int | None, own: object, configured: object, default: int | None = None) -> int:
-    """The size that somebody states; those who state it must agree."""
+    """The size that the policy states, else its configuration; what the caller says must agree."""
     said = [size for size in (own, configured, given) if size is not None][:1] or [default]
     size = said[0]
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"{name}: expected a policy that says it, or {name}=… with at least 1, got {size!r}")
+        raise ConfigError(
+            f"{name}: expected a policy that says it, with at least 1, got {size!r}; "
+            f"pass as_chunk_policy(policy, {name}=…)"
+        )
     if given is not None and given != size:
         raise ConfigError(f"{name}: expected {given}, got a policy with {name} {size}")
     return size
@@ -204,9 +207,14 @@ def _form(policy: PolicyLike) -> Literal["predict", "with context", "plain"]:
 
 def _takes_context(policy: Callable[..., object]) -> bool:
     """Whether a second argument must be given; one with a default is the policy's own affair, unless named so."""
-    target = policy.forward if isinstance(policy, nn.Module) else policy
+    written: object = getattr(policy, "_orig_mod", policy)  # torch.compile's module takes anything: ask what is in it
+    target = written.forward if isinstance(written, nn.Module) else policy
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [p for p in inspect.signature(target).parameters.values() if p.kind in positional]
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # a traced module has none, and takes tensors only
+        return False
+    parameters = [p for p in signature.parameters.values() if p.kind in positional]
     if len(parameters) < 2:
         return False
     return parameters[1].default is inspect.Parameter.empty or parameters[1].name in ("context", "ctx")

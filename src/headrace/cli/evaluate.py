@@ -32,7 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Play episodes of TASK, each exactly once, with a policy that plans chunks of actions, and print success "
             "rate and reward with intervals, and what the model cost. An environment that waits for its next chunk is "
-            "suspended. With --strict the table does not depend on --num-envs, --admission or --engine by one bit."
+            "suspended. With --strict the table does not depend on --num-envs, --engine or --admission (but for the "
+            "hold forms) by one bit."
         ),
     )
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
@@ -72,6 +73,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     overrides = parse_assignments(arguments.set)
     rule = _rule(arguments.admission)
+    if arguments.csv is not None and (arguments.csv.is_dir() or not arguments.csv.parent.is_dir()):
+        raise ConfigError(f"--csv: expected a file in a folder that exists, got {arguments.csv}")
     env = make(
         arguments.task,
         arguments.num_envs,

@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(arguments.task, demos, results))
     console.print(f"{arguments.out}: {arguments.out.stat().st_size:,} bytes, sha256 {digest}", soft_wrap=True)
-    return 0
+    return 130 if any(result.status == "interrupted" for result in results.values()) else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -74,6 +74,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
     if arguments.out.is_dir():
         raise ConfigError(f"--out: expected a file to write, got the folder {arguments.out}")
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: expected a place for a file, got {arguments.out}: {error.strerror}") from error
     if not 1 <= arguments.execute <= ActCfg.horizon:
         raise ConfigError(f"--execute: expected 1 to {ActCfg.horizon} actions of a chunk, got {arguments.execute}")
     for name in ("demos", "updates", "episodes"):
@@ -129,10 +133,12 @@ def _evaluated(
         "mean action": MeanAction(demos.actions.mean(dim=0), policy.horizon),
     }
     seed = arguments.seed + _HELD_OUT
-    return {
-        name: evaluate(env, contestant, episodes=arguments.episodes, execute=arguments.execute, seed=seed)
-        for name, contestant in contestants.items()
-    }
+    results: dict[str, Evaluation] = {}
+    for name, contestant in contestants.items():
+        results[name] = evaluate(env, contestant, episodes=arguments.episodes, execute=arguments.execute, seed=seed)
+        if results[name].status == "interrupted":  # Ctrl-C is meant for the command, not for one contestant
+            break
+    return results
 
 
 def _table(task: str, demos: Demonstrations, results: dict[str, Evaluation]) -> Table:

@@ -224,6 +224,11 @@ class ChunkLoop:
         """Give environments their chunks; rows of ended episodes, and rows that nobody waited for, are dropped."""
         context, answer = reply.request.context, reply.answer
         actions = answer.actions.to(self._env.device)
+        if actions.shape != context.rest.shape:  # an engine of the caller's own runs another policy
+            raise PolicyError(
+                f"engine: expected chunks {tuple(context.rest.shape)} (rows, horizon, size), as its policy says, "
+                f"got {tuple(actions.shape)}; give evaluate the policy that the engine runs"
+            )
         chunk = Chunk(
             env_ids=context.env_ids, episode_ids=context.episode_ids, index=context.chunk_index, actions=actions
         )

@@ -17,7 +17,7 @@ from headrace.chunking import (
     as_chunk_policy,
     make_engine,
 )
-from headrace.errors import ConfigError, PolicyError
+from headrace.errors import ConfigError, LifecycleError, PolicyError
 from headrace.rollout.chunk_loop import ChunkLoop, EvaluatedEnv
 from headrace.rollout.episode_plan import EpisodePlan
 from headrace.rollout.evaluation import Evaluation
@@ -46,7 +46,8 @@ def evaluate(
 
     Args:
         env: made with ``autoreset="disabled"``; ``final_obs=False`` saves the pictures of last observations.
-        policy: whatever :func:`as_chunk_policy` takes, if it says its ``horizon``.
+        policy: whatever :func:`as_chunk_policy` takes, if it says its ``horizon``; with an engine of your own, the
+            policy that runs there, or one of its sizes.
         episodes: how many (ids from 0), or the ids.
         execute: steps from chunk to chunk: the actions of each that are played.
         seed: of the episodes and of the policy's noise.
@@ -73,6 +74,11 @@ def evaluate(
     fitted = as_chunk_policy(policy, action_dim=space.shape[0])
     if ensemble_decay is not None and (execute != 1 or latency):
         raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
+    rule = admission or Greedy()
+    if ensemble_decay is not None and rule.holds:
+        raise ConfigError(
+            f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no prediction"
+        )
     if batching is not None and not isinstance(engine, str):
         raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
     lengths = ChunkLengths(horizon=fitted.horizon, execute=execute, offset=offset, latency=latency)
@@ -84,7 +90,7 @@ def evaluate(
             fitted,
             plan,
             lengths=lengths,
-            rule=admission or Greedy(),
+            rule=rule,
             engine=runs,
             seed=seed,
             ensemble_decay=ensemble_decay,
@@ -94,6 +100,9 @@ def evaluate(
                 result = loop.play(bar)
         except PolicyError as error:
             error.finished = loop.result("failed")
+            loop.release()
+            raise
+        except LifecycleError:  # a rule that lets nobody go on
             loop.release()
             raise
         loop.release()
