@@ -37,7 +37,19 @@ def test_runtime_writes_a_bundle_and_every_other_form(tmp_path: Path, capsys: py
     assert bundle.runtime.warmup is not None
     assert bundle.runtime.warmup.steps >= 10
     startup = bundle.runtime.startup_time_s
-    assert None not in (startup.python_imports, startup.task_config, startup.env_creation, startup.first_step)
+    assert None not in (startup.task_config, startup.env_creation, startup.first_step)
+
+
+def test_imports_are_timed_in_a_fresh_process_and_null_in_one_that_has_done_them(tmp_path: Path) -> None:
+    run = ["runtime", "cartpole", "--num-envs", "2", "--num-steps", "2", "--warmup-steps", "0", "--output"]
+    program = (
+        "import sys\nfrom headrace.cli import main\n"
+        "sys.exit(main([*sys.argv[1:], 'first']) or main([*sys.argv[1:], 'second']))"
+    )
+    subprocess.run([sys.executable, "-c", program, *run], cwd=tmp_path, check=True, capture_output=True)
+    first, second = (read_bundle(tmp_path / name / "runtime.json") for name in ("first", "second"))
+    assert first.runtime.startup_time_s.python_imports > 0.1
+    assert second.runtime.startup_time_s.python_imports is None
 
 
 def test_settings_reach_task_and_bundle(tmp_path: Path) -> None:

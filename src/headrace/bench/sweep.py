@@ -187,7 +187,7 @@ def _git(repository: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise ConfigError("--commits: expected git to be installed, got none") from error
+        raise ConfigError("--commits: expected git on the PATH, got none; install it, or use --vary") from error
     if done.returncode:
         raise DataError(f"--commits: git {' '.join(arguments)} failed: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.bench import Bundle, RunConfig, RunSettings
     from headrace.bench.schema import Kind
+    from headrace.bench.step_times import StartupClock
     from headrace.bench.targets import AnyEnv, Target
     from headrace.envs import TaskCfg
 
@@ -164,6 +166,14 @@ def checked_output(
     name = run_id(framework=framework or kind, physics=physics, task=arguments.task, seed=arguments.seed, began=began)
     folder = Path("runs") / name if given is None else given
     return folder, check_output(folder, kind, arguments.formatter or ("schema",))
+
+
+def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManager[None]:
+    """Time the imports of ``target``; not, and null in the bundle, where this process has done them before."""
+    from headrace.bench.targets import environments_module
+
+    done = environments_module(target) in sys.modules
+    return nullcontext() if done else startup.phase("python_imports")
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def _runtime(arguments: argparse.Namespace) -> int:
     folder, forms = options.checked_output(arguments, target, "runtime")
 
     builder = RuntimeBuilder(arguments.num_envs, mode=arguments.timing)
-    with builder.startup.phase("python_imports"):
+    with options.imports_phase(builder.startup, target):
         import_environments(target)
     with builder.startup.phase("task_config"):
         overrides = options.overrides_of(arguments)

@@ -79,7 +79,10 @@ class PositionTarget:
     def __post_init__(self) -> None:
         _check_scale("PositionTarget", self.scale)
         if (self.kp is None) != (self.kd is None):
-            raise ConfigError("PositionTarget: expected kp and kd both, or neither for the model's own gains")
+            raise ConfigError(
+                f"PositionTarget: expected kp and kd both, or neither for the model's own gains, got kp={self.kp}, "
+                f"kd={self.kd}"
+            )
 
     def prepare(self, model: Model) -> Bounds:
         """-1 to 1; installs the servos."""

@@ -105,7 +105,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _shown(self) -> Obs:
         """The observation that every environment shows, (N, …), fresh."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must override _shown()")
 
     def _bookkeeping(self, name: str) -> dict[str, object]:
         """The part of a snapshot of ``name`` that is kept here, as copies."""

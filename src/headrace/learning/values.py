@@ -123,8 +123,9 @@ def repair_next_obs(obs: Rows, next_obs: Rows, terminated: Tensor) -> Repaired:
         raise DtypeError(f"terminated: expected torch.bool, got {terminated.dtype}; convert it with .bool()")
     rank = terminated.dim()
     for name, rows in (("obs", obs), ("next_obs", next_obs)):
-        if _leading(rows, rank, name, "the leading axes of terminated") != tuple(terminated.shape):
-            raise ShapeError(f"{name}: expected leading axes {tuple(terminated.shape)} as terminated has")
+        got = _leading(rows, rank, name, "the leading axes of terminated")
+        if got != tuple(terminated.shape):
+            raise ShapeError(f"{name}: expected leading axes {tuple(terminated.shape)} as terminated has, got {got}")
     replaced = _missing(next_obs, rank)
     if not bool(replaced.any()):
         return Repaired(next_obs, replaced, torch.zeros_like(replaced), 0)

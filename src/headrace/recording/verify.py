@@ -52,7 +52,7 @@ def verify_dataset(path: Path | str) -> Verdict:
     """Check everything that can be checked without the environment."""
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path}: there is nothing")
+        raise DataError(f"{path}: expected a dataset folder or an .hdf5 file, got nothing there; check the path")
     kind = detect_kind(path)
     check = {
         "headrace": _check_store,

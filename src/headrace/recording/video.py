@@ -214,10 +214,11 @@ class VideoObserver:
         found = flatten(obs)
         cameras = [name for name, value in found.items() if is_picture(tuple(value.shape[1:]))]
         if self._camera is None and len(cameras) != 1:
-            raise ConfigError(f"camera: the environment has {cameras or 'none'}; name the one to film")
+            got = f"{len(cameras)} of them, {', '.join(cameras)}; name the one to film" if cameras else "none"
+            raise ConfigError(f"camera: expected one observation with pictures, got {got}")
         name = self._camera or cameras[0]
         if name not in cameras:
-            raise ConfigError(f"camera: no pictures named {name!r}; there are: {cameras or 'none'}")
+            raise ConfigError(f"camera: no pictures named {name!r}; there are: {', '.join(cameras) or 'none'}")
         pictures = as_array(found[name] if self._stack is None else self._stack.newest(found[name]), name)
         field = Field(name=name, dtype=pictures.dtype, shape=tuple(pictures.shape[1:]))
         if not can_be_shown(field):

@@ -63,7 +63,10 @@ class Appearance:
         if episode_ids.shape != (n,):
             raise ShapeError(f"episode_ids: expected ({n},), got {episode_ids.shape}; pass one per row of poses")
         if _with_looks(poses.layout) != self.layout:
-            raise ShapeError("poses: expected those of the model that this appearance was made for")
+            raise ShapeError(
+                f"poses: expected those of the model that this appearance was made for, got {poses.layout}; read them "
+                "with a PoseReader of that model"
+            )
         packed = np.empty((n, self.layout.width))
         packed[:, : poses.layout.width] = poses.packed
         looks = ScenePoses(packed, self.layout)

@@ -61,10 +61,16 @@ def bridge(
     if workers is not None and (workers < 1 or executor == "inline"):
         raise ConfigError(f'workers: expected at least 1, with executor="threads" or "processes", got {workers}')
     if not isinstance(source, str) and (num_envs is not None or env_kwargs is not None):
-        raise ConfigError("num_envs and env_kwargs go with a Gymnasium id; the source given has its own")
+        raise ConfigError(
+            f"num_envs, env_kwargs: expected none with {type(source).__name__}, which has its own, got "
+            f"{num_envs=}, {env_kwargs=}; leave them out, or pass a Gymnasium id"
+        )
     taken_apart = isinstance(source, SyncVectorEnv)
     if (save is None) != (restore is None):
-        raise ConfigError("save and restore: expected both or neither")
+        raise ConfigError(
+            f"save and restore: expected both or neither, got only {'save' if restore is None else 'restore'}; what "
+            "one takes the other puts back"
+        )
     if (save is not None or hold_action is not None) and (taken_apart or not isinstance(source, VectorEnv)):
         raise ConfigError(
             "save, restore and hold_action are for vector environments that step all or none; "
