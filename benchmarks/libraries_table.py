@@ -179,8 +179,11 @@ def markdown_page(found: Found, short: Sequence[str], folder: Path, page: Path, 
     return f"""# RL libraries side by side
 
 The four libraries on our environments, with the same PPO for all ([settings](../training.md)): network, batch, epochs,
-learning rate, discount. {versions}. torch has one thread. Two cores, whose load average when each run began was {load};
-one of it is the benchmark itself.{" " + note if note else ""}
+learning rate, discount. torch has one thread. {versions}.
+
+Two cores. Their load average when each run began was {load}, the start of the benchmark's own processes among it.{
+        " " + note if note else ""
+    }
 
 {table}
 Every line is made from the bundles in `{folder}`, which `headrace compare` and `headrace report` read too. To make them
