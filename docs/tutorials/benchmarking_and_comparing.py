@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -68,3 +69,4 @@ assert any(row.verdict == "regressed" for row in comparison.rows)
 
 same = compare(before[:3], before[3:], CompareCfg(metrics=("runtime.throughput_fps",)))
 assert not any(row.verdict == "regressed" for row in same.rows)
+shutil.rmtree(runs)  # nothing is left behind

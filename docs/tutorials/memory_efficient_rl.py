@@ -11,6 +11,7 @@ recurrent networks without padding, and one pipeline of all of it at the end.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -248,3 +249,4 @@ estimated = gae(
 assert estimated.advantage.isfinite().all()
 print(f"the critic read {evaluated} observations; two passes would read {2 * 32 * 4}")
 assert evaluated < 2 * 32 * 4
+shutil.rmtree(folder)  # nothing is left behind

@@ -8,6 +8,7 @@ running, reads them back, turns them into the formats that people train from, an
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -61,3 +62,4 @@ print("episode", first.meta.episode_id, "replays exactly")
 
 with EpisodeRecorder(folder / "run", cfg, info, resume=True) as recorder:
     assert recorder.has(0, first.meta.episode_id)
+shutil.rmtree(folder)  # nothing is left behind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,10 @@ _SHORT = {
 @pytest.mark.parametrize("name", sorted(_SHORT))
 def test_example_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error::UserWarning", str(_EXAMPLES / f"{name}.py"), *_SHORT[name]]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves there goes with the test
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def _blocks(path: Path) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("path", [f for f in FILES if _blocks(f)], ids=lambda f: str(f.relative_to(ROOT)))
 def test_every_python_block_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     module = types.ModuleType("snippet")  # dataclasses look their module up by name
     monkeypatch.setitem(sys.modules, "snippet", module)
     for line, code in _blocks(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ def _forget_registered_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lesson", _LESSONS, ids=lambda path: path.stem)
-def test_lesson_runs(lesson: Path) -> None:
+def test_lesson_runs_and_leaves_nothing_behind(lesson: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(lesson))
+    # torch's compiler keeps its cache there, once for all programs
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []
 
 
 def test_the_class_of_the_lesson_takes_less_than_60_lines_with_its_model_and_settings() -> None:
