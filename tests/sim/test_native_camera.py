@@ -248,6 +248,28 @@ def test_mocap_bodies_are_part_of_the_poses():
     assert camera.render(reader.read(qpos, mocap_pos=moved)).segmentation[:, 4, 4].tolist() == [0, -1]
 
 
+def test_a_cube_texture_has_no_direction_in_the_middle_of_a_plane_and_is_read_within_its_texels():
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><asset><texture name="t" type="cube" builtin="flat" rgb1="1 0 0" rgb2="0 1 0" width="8" height="8"/>'
+        '<material name="m" texture="t"/></asset><worldbody><geom type="plane" size="1 1 1" material="m"/>'
+        '<camera name="above" pos="0 0 2"/></worldbody></mujoco>'
+    )
+    middle = draw(model, "above", 5, 5).rgb[0, 2, 2]
+    assert middle.any()
+    assert not middle[2], "a mix of red and green"
+
+
+def test_poses_that_are_not_numbers_draw_something_and_leave_other_rows_alone():
+    # the camera of a diverged simulation: the sky has no direction to look in
+    model = model_of("primitives")
+    camera = NativeCamera(model, CameraSpec(name="front", width=16, height=12))
+    poses = PoseReader(model).read(np.tile(model.qpos0, (3, 1)))
+    broken = poses.packed.copy()
+    broken[1] = np.nan
+    drawn = camera.render(ScenePoses(broken, poses.layout)).rgb
+    assert np.array_equal(drawn[[0, 2]], camera.render(poses).rgb[[0, 2]])
+
+
 def test_a_subset_of_rows_and_no_rows_at_all_are_fine():
     model, qpos = moving_rows(4)
     camera = NativeCamera(model, CameraSpec(name="front", width=8, height=8))

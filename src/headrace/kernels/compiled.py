@@ -7,8 +7,12 @@ in that case, so it is refused. What is compiled is told to the logger ``headrac
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -61,9 +65,42 @@ def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
         compiled = numba.njit(cache=True, nogil=True, parallel=parallel, error_model=error_model)(function)
+        _stamp_with_sources(compiled, Path(function.__code__.co_filename))
         return cast("Callable[_P, _R]", compiled)
 
     return compile_
+
+
+def sources(path: Path) -> list[Path]:
+    """A module's file and those of the kernels that it imports, all the way down, in order."""
+    found: list[Path] = []
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.append(path)
+            names = re.findall(r"^from headrace\.kernels\.(\w+) import", path.read_text("utf-8"), re.MULTILINE)
+            waiting += [Path(__file__).with_name(f"{name}.py") for name in names if name != "compiled"]
+    return sorted(found)
+
+
+@functools.cache
+def _digest(path: Path) -> bytes | None:
+    """A hash of a module and of the kernels in it; None for one that imports no other kernels."""
+    found = sources(path)
+    return hashlib.sha256(b"".join(source.read_bytes() for source in found)).digest() if len(found) > 1 else None
+
+
+def _stamp_with_sources(compiled: object, path: Path) -> None:
+    """Have numba compile a kernel anew when one that it calls has changed.
+
+    numba looks at the file of the kernel alone, while the machine code on disk has the kernels that it calls in it:
+    after an upgrade that changed only those, the old code would run. Without a compiler (NUMBA_DISABLE_JIT) there is no
+    cache.
+    """
+    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if cache_file is not None and (digest := _digest(path)) is not None:
+        cache_file._source_stamp = digest
 
 
 def _start_threading_layer() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ _LANES = 256
 """Threads that share the sum of one image: neighbours read neighbouring bytes."""
 
 _scratch: dict[tuple[int, int, torch.device, int], tuple[Tensor, Tensor]] = {}
+_lock = threading.Lock()
+"""Two Python threads may share a stream, and then the sums: the launches of one image batch stay together."""
 
 
 @wp.kernel(enable_backward=False)
@@ -98,40 +101,41 @@ def normalize_warp(x: Tensor, out: Tensor) -> None:
     pixels = height * width
     on_cuda = x.device.type == "cuda"
     stream = torch.cuda.current_stream(x.device) if on_cuda else None
-    sums, mean = _scratch_for(images, channels, x.device, stream.cuda_stream if stream is not None else 0)
-    sums.zero_()
-    wp.init()
-    source = wp.from_torch(_flat(x), dtype=wp.uint8)
-    target = wp.from_torch(_flat(out), dtype=wp.float32)
-    warp_sums = wp.from_torch(sums, dtype=wp.int64)
-    warp_mean = wp.from_torch(mean, dtype=wp.vec2d)
-    device = wp.device_from_torch(x.device)
-    warp_stream = wp.stream_from_torch(stream) if stream is not None else None
-    strides, out_strides = wp.vec4l(*x.stride()), wp.vec4l(*out.stride())
-    wp.launch(
-        _sum,
-        dim=(images, _LANES * channels),
-        inputs=[source, strides, width, channels, pixels],
-        outputs=[warp_sums],
-        device=device,
-        stream=warp_stream,
-    )
-    wp.launch(
-        _mean,
-        dim=(images, channels),
-        inputs=[warp_sums, pixels],
-        outputs=[warp_mean],
-        device=device,
-        stream=warp_stream,
-    )
-    wp.launch(
-        _write,
-        dim=(images, pixels * channels),
-        inputs=[source, warp_mean, strides, width, channels, out_strides],
-        outputs=[target],
-        device=device,
-        stream=warp_stream,
-    )
+    with _lock:
+        sums, mean = _scratch_for(images, channels, x.device, stream.cuda_stream if stream is not None else 0)
+        sums.zero_()
+        wp.init()
+        source = wp.from_torch(_flat(x), dtype=wp.uint8)
+        target = wp.from_torch(_flat(out), dtype=wp.float32)
+        warp_sums = wp.from_torch(sums, dtype=wp.int64)
+        warp_mean = wp.from_torch(mean, dtype=wp.vec2d)
+        device = wp.device_from_torch(x.device)
+        warp_stream = wp.stream_from_torch(stream) if stream is not None else None
+        strides, out_strides = wp.vec4l(*x.stride()), wp.vec4l(*out.stride())
+        wp.launch(
+            _sum,
+            dim=(images, _LANES * channels),
+            inputs=[source, strides, width, channels, pixels],
+            outputs=[warp_sums],
+            device=device,
+            stream=warp_stream,
+        )
+        wp.launch(
+            _mean,
+            dim=(images, channels),
+            inputs=[warp_sums, pixels],
+            outputs=[warp_mean],
+            device=device,
+            stream=warp_stream,
+        )
+        wp.launch(
+            _write,
+            dim=(images, pixels * channels),
+            inputs=[source, warp_mean, strides, width, channels, out_strides],
+            outputs=[target],
+            device=device,
+            stream=warp_stream,
+        )
 
 
 def _scratch_for(images: int, channels: int, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:

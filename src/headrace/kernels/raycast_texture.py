@@ -31,7 +31,7 @@ _LANE = np.uint64((1 << 21) - 1)
 
 @kernel()
 def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, base: I32, index: I32, out: U64) -> None:
-    """One level at (u, v) in [0, 1]: packed colours times 4096.
+    """One level at (u, v) in [0, 1]: packed colours times 4096. Anything else reads the texel at 0.
 
     ``base`` int32 (n,) is the first texel of each pixel's face; ``index`` int32 (6, at least n) is scratch.
     """
@@ -45,8 +45,11 @@ def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, b
     after_u, after_v = (np.int32(0), np.int32(0)) if repeat else (last_u, last_v)
     scale_u, scale_v = np.float32(width) * _STEPS, np.float32(height) * _STEPS
     for k in range(n):
-        at_u = np.int32(np.int32(u[k] * scale_u) - np.int32(32))
-        at_v = np.int32(np.int32(v[k] * scale_v) - np.int32(32))
+        # a direction of length zero (the centre of a plane in a cube) is NaN here, and would be read beyond the texels
+        safe_u = u[k] if (u[k] >= _ZERO) & (u[k] <= _ONE) else _ZERO
+        safe_v = v[k] if (v[k] >= _ZERO) & (v[k] <= _ONE) else _ZERO
+        at_u = np.int32(np.int32(safe_u * scale_u) - np.int32(32))
+        at_v = np.int32(np.int32(safe_v * scale_v) - np.int32(32))
         iu, iv = np.int32(at_u >> np.int32(6)), np.int32(at_v >> np.int32(6))
         iu_1, iv_1 = np.int32(iu + np.int32(1)), np.int32(iv + np.int32(1))
         iu_1 = iu_1 if iu_1 < w else after_u
