@@ -41,6 +41,8 @@ for _ in range(16):
     reader.step(actions, observe=nobody)
 on_demand = reader.observe([1, 3])["policy"]
 assert torch.equal(on_demand, every_step.obs["policy"][[1, 3]])
+print(f"frames drawn: {env.frames_drawn} when every step is looked at, {reader.frames_drawn} on demand")
+assert reader.frames_drawn < env.frames_drawn / 4
 
 # The same stack is there for pictures that come from elsewhere. It is written once per frame, in the layout of the
 # observation: `stacked` is a view, not a copy.

@@ -11,6 +11,7 @@ recurrent networks without padding, and one pipeline of all of it at the end.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -201,6 +202,17 @@ resets = torch.zeros(8, 16, dtype=torch.bool)
 resets[0] = True
 features, _ = gru(x, None, resets)
 assert features.shape == (8, 16, 32)
+
+# A rollout has resets inside. Padding would split it there and make every piece as long as the longest.
+
+x, done = (full["observation", "policy"].transpose(0, 1), full["next", "done"][..., 0].transpose(0, 1))
+resets = torch.cat([torch.ones_like(done[:1]), done[:-1]])
+features, _ = gru(x.contiguous(), None, resets.contiguous())
+starts = [[*torch.nonzero(resets[:, env]).flatten().tolist(), len(resets)] for env in range(resets.shape[1])]
+pieces = [end - start for of_env in starts for start, end in itertools.pairwise(of_env)]
+padded = len(pieces) * max(pieces)
+print(f"recurrent: {sum(pieces)} steps computed, {padded} with padding")
+assert sum(pieces) == resets.numel() < padded
 
 # ## One pipeline
 #
