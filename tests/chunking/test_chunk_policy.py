@@ -229,6 +229,7 @@ def test_an_evaluation_with_ensembling_blends_and_forgets_at_the_end_of_an_episo
     for episode, actions in seen.items():
         for now, (of, at, chunk, row) in enumerate(actions):
             rows = range(min(now + 1, 4))
+            # a running mean in float32 of at most 4 terms: a few roundings of 6e-8, within approx's 1e-6
             assert of == pytest.approx(episode)
             assert at == pytest.approx(now)
             assert chunk == pytest.approx(sum(now - i for i in rows) / len(rows))

@@ -173,6 +173,14 @@ def test_greedy_takes_the_step_that_brings_the_many_before_it_asks_for_the_few()
     assert engine.sizes[:3] == [4, 4, 4]
 
 
+def test_greedy_inline_asks_once_for_all_who_have_run_dry() -> None:
+    """Seven episodes of 4 steps and one of 2: its slot's next episode waits for the others' chunks to run dry."""
+    env = ScriptEnv(8, lambda episode: 2 if episode == 0 else 4)
+    found = evaluate(env, Planner(4, 4), episodes=9, execute=4, progress=False)
+    assert found.counters.model_calls == 2
+    assert found.counters.idle_steps == 2
+
+
 def test_a_slot_without_an_episode_never_acts_and_is_never_inferred() -> None:
     env = ScriptEnv(7)
     planner = Planner(4, 4)
