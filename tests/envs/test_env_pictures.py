@@ -112,6 +112,23 @@ def test_at_the_start_of_an_episode_the_first_frame_fills_the_stack() -> None:
     assert not torch.equal(later[..., 2, :], stack[..., 2, :])
 
 
+def test_a_stack_has_the_single_frames_of_its_own_episode_and_none_from_before() -> None:
+    single, stacked = (_make(3, frames=frames, length=4, start_velocity=8.0) for frames in (1, 3))
+    first = single.reset()[0]["policy"]
+    stacked.reset()
+    history = [[frame] * 3 for frame in first]
+    for step in range(10):
+        one, three = single.step(_actions(single, step)), stacked.step(_actions(stacked, step))
+        done = one.terminated | one.truncated
+        for env in range(3):
+            if done[env]:
+                final = [*history[env][1:], one.info["final_obs"]["policy"][env]]
+                assert torch.equal(three.info["final_obs"]["policy"][env], torch.cat(final, -1))
+            frame = one.obs["policy"][env]
+            history[env] = [frame] * 3 if done[env] else [*history[env][1:], frame]
+            assert torch.equal(three.obs["policy"][env], torch.cat(history[env], -1))
+
+
 @pytest.mark.parametrize(
     ("more", "shape", "dtype"),
     [

@@ -253,3 +253,16 @@ def test_a_board_of_another_form_is_refused() -> None:
     with pytest.raises(DtypeError, match="int64 indices, got a bool mask"):
         stack.show(torch.tensor([False, False, True]), board)
     assert not board.any()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_each_stack_is_shown_in_the_row_of_its_own_environment(normalize) -> None:
+    stack = FrameStack(StackSpec(frames=2), num_envs=NUM_ENVS, frame_shape=SHAPE, normalize=normalize)
+    for step in range(2):
+        stack.append(pictures(step))
+    board = torch.zeros(NUM_ENVS, *stack.observation_shape, dtype=stack.observation_dtype)
+    stack.show(torch.tensor([2, 0]), board)
+    everything = stack.observe()
+    assert torch.equal(board[[0, 2]], everything[[0, 2]])
+    assert not torch.equal(board[0], board[2])
+    assert not board[1].any()
