@@ -69,7 +69,7 @@ def _train(arguments: argparse.Namespace) -> int:
     builder = TrainingBuilder(
         ema_alpha=arguments.ema_alpha, series=not arguments.no_series, rule=rule if arguments.check_success else None
     )
-    with builder.startup.phase("python_imports"):
+    with options.imports_phase(builder.startup, target):
         library = _checked_library(arguments.library)
         import_environments(target)
     with builder.startup.phase("task_config"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
 from headrace.adapters.checkpoint import META_KEY, checked_fit, describe, write_whole
@@ -57,7 +58,9 @@ class Sb3Learner:
             policy_kwargs=_policy(settings, self._core.shape),
             device=str(env.device),
         )
-        # what learn() does before its loop: it resets the environment and makes a logger without outputs
+        # without a folder: SB3's own would leave an empty one in the temporary directory
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        # what learn() does before its loop: it resets the environment
         _, self._callback = self.model._setup_learn(total_timesteps=1)  # pyright: ignore[reportPrivateUsage]
 
     def iterate(self) -> Times:
