@@ -208,3 +208,37 @@ def test_the_camera_task_written_as_a_table_shows_the_same_pictures() -> None:
         assert torch.equal(got.obs["policy"], expected.obs["policy"])
         assert torch.equal(got.obs["critic"], expected.obs["critic"])
         assert torch.equal(got.reward, expected.reward)
+
+
+LOOKS = {"looks.colour": 0.4, "looks.light": 0.5, "looks.camera_position": 0.05}
+
+
+def test_every_episode_has_looks_of_its_own_which_neither_slot_nor_batch_decide() -> None:
+    few, many = _make(2, length=3, **LOOKS), _make(5, length=3, **LOOKS)
+    plain = _make(2, length=3)
+    first, more, bare = few.reset()[0]["policy"], many.reset()[0]["policy"], plain.reset()[0]["policy"]
+    assert torch.equal(first, more[:2])
+    assert not torch.equal(first, bare)
+    episodes = {0: first[0], 1: first[1]}
+    for step in range(9):
+        shown = few.step(_actions(few, step))
+        if "ends" in shown.info:
+            episodes |= {int(few.episode_ids[slot]): shown.obs["policy"][slot] for slot in range(2)}
+    # episode 4 is the third of slot 0 here and the first of slot 4 there
+    assert torch.equal(episodes[4], more[4])
+    assert len({tuple(picture.flatten().tolist()) for picture in episodes.values()}) == len(episodes)
+
+
+def test_with_looks_a_stack_drawn_on_demand_or_after_a_restart_has_the_same_bits() -> None:
+    always, lazily, restored = (_make(length=4, **LOOKS) for _ in range(3))
+    for env in (always, lazily, restored):
+        env.reset()
+    nobody = torch.zeros(3, dtype=torch.bool)
+    for step in range(6):
+        expected = always.step(_actions(always, step))
+        got = lazily.step(_actions(lazily, step), observe=nobody)
+        if "final_obs" in expected.info:
+            assert torch.equal(got.info["final_obs"]["policy"], expected.info["final_obs"]["policy"])
+    restored.load_state_dict(lazily.state_dict())
+    assert torch.equal(lazily.observe()["policy"], expected.obs["policy"])
+    assert torch.equal(restored.observe()["policy"], expected.obs["policy"])

@@ -169,7 +169,7 @@ class BatchEnv(EpisodicEnv):
         rows = self._slots.everyone if ids is None else checked_ids(ids, self.num_envs, self.device, ascending=False)
         if self._board.has_cameras:
             with self.timer.measure("render"):
-                self._board.draw(rows)
+                self._board.draw(rows, self._slots)
         return self._board.rows(rows)
 
     # --- saving, looking, ending -------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class BatchEnv(EpisodicEnv):
         if ended_ids is not None and not (self._wants_final_obs or self._needs("frames")):
             shown = read.clone()
             shown[ended_ids] = False
-        self._board.draw(shown.nonzero().squeeze(1))
+        self._board.draw(shown.nonzero().squeeze(1), self._slots)
         self.timer.start("task")
 
     def _show(self, ids: Tensor | None, seen: _Before, actions: Tensor, step: Step) -> None:
@@ -307,7 +307,7 @@ class BatchEnv(EpisodicEnv):
         self._board.show(everyone, self.task.observe(rows))
         if self._board.has_cameras:
             read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
-            self._board.draw(read)
+            self._board.draw(read, self._slots)
         self._roster.unpark(everyone)
         if self._observers:
             record = ResetRecord(

@@ -17,6 +17,7 @@ from headrace.types import Obs, StateDict
 if TYPE_CHECKING:
     from headrace.envs.picture_spec import PictureSpec
     from headrace.envs.pictures import Pictures
+    from headrace.envs.slots import Slots
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
@@ -122,12 +123,12 @@ class Board:
         for camera in self._cameras.values():
             camera.begin(ids.cpu())
 
-    def draw(self, ids: Tensor) -> None:
-        """Render the pictures of ``ids`` (n,)."""
+    def draw(self, ids: Tensor, slots: Slots) -> None:
+        """Render the pictures of ``ids`` (n,), which are in the episodes of ``slots``."""
         if not len(ids):
             return
         for name, camera in self._cameras.items():
-            camera.draw(ids.cpu(), self._held[name])
+            camera.draw(ids.cpu(), self._held[name], slots)
 
     def copy(self) -> Obs:
         """All rows, fresh."""

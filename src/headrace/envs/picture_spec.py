@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from gymnasium import spaces
 
+from headrace.sim.appearance import AS_MODELLED, AppearanceSpec
 from headrace.sim.camera import CameraSpec
 from headrace.types import StackSpec
 
@@ -25,6 +26,8 @@ class PictureSpec:
     """float32 instead of uint8: x / 255 less the mean of each frame's channel, after the stack."""
     reset: Literal["repeat", "zero"] = "repeat"
     """What fills the stack at the start of an episode."""
+    looks: AppearanceSpec = AS_MODELLED
+    """How far colours, lights and the camera stray from the model's, drawn anew for every episode."""
 
     @property
     def frame_shape(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 An environment's last K frames are kept as joint positions, a few numbers each. The pixels beside them are a cache with
 valid bits: a K-stack that is read once in 16 steps draws K frames, not 16, and is equal, bit for bit, to the stack of
-an environment that drew every step, because a frame is a pure function of its pose.
+an environment that drew every step, because a frame is a pure function of its pose and of its episode's looks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.picture_spec import PictureSpec
+from headrace.envs.slots import Slots
 from headrace.errors import DataError, ShapeError
+from headrace.sim.appearance import AS_MODELLED, Appearance
 from headrace.sim.camera import PoseReader
 from headrace.sim.mujoco_api import Model
 from headrace.sim.native_camera import NativeCamera
@@ -34,6 +36,8 @@ class Pictures:
         """How many frames have been rendered so far."""
         self._reader = PoseReader(model, threads=threads)
         self._camera = NativeCamera(model, spec.camera, threads=threads)
+        self._model = model
+        self._looks: Appearance | None = None
         channels: Channels = "last" if spec.layout == "channels_last" else "first"
         shape = spec.frame_shape
         self._stack = FrameStack(
@@ -57,10 +61,10 @@ class Pictures:
         self._count[rows] = np.minimum(self._count[rows] + 1, self.spec.frames)
         self._stack.skip(ids)
 
-    def draw(self, ids: Tensor, board: Tensor) -> None:
+    def draw(self, ids: Tensor, board: Tensor, slots: Slots) -> None:
         """Write the stacks of ``ids`` (n,) into their rows of ``board``, uint8 or float32 (N, …).
 
-        What was not rendered yet is rendered now.
+        What was not rendered yet is rendered now, with the looks of the episodes that ``slots`` are in.
         """
         missing = self._stack.missing(ids)
         if len(missing):
@@ -69,7 +73,8 @@ class Pictures:
             lags = np.minimum(missing.lags.numpy(), self._count[envs] - 1)
             places = envs * self.spec.frames + (self._head[envs] - lags) % self.spec.frames
             wanted, where = np.unique(places, return_inverse=True)
-            frames = self._rendered(self._poses.reshape(-1, self._poses.shape[-1])[wanted])
+            episodes = slots.episode_ids.cpu().numpy()[wanted // self.spec.frames]
+            frames = self._rendered(self._poses.reshape(-1, self._poses.shape[-1])[wanted], slots.seed, episodes)
             self.frames_drawn += len(wanted)
             # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
             in_order = np.array_equal(wanted, places)
@@ -101,9 +106,14 @@ class Pictures:
         """Release the camera."""
         self._camera.close()
 
-    def _rendered(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """Frames of poses (m, nq) in the layout of the observation, uint8 (m, …)."""
-        rgb = self._camera.render(self._reader.read(qpos)).rgb
+    def _rendered(self, qpos: NDArray[np.float64], seed: int, episodes: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Frames of poses (m, nq) in episodes (m,), in the layout of the observation, uint8 (m, …)."""
+        poses = self._reader.read(qpos)
+        if self.spec.looks != AS_MODELLED:
+            if self._looks is None or self._looks.seed != seed:
+                self._looks = Appearance(self._model, self.spec.looks, seed=seed)
+            poses = self._looks.apply(poses, episodes)
+        rgb = self._camera.render(poses).rgb
         if rgb is None:
             raise ShapeError(f"camera {self.spec.camera.name!r}: expected data_types to have rgb")
         if self.spec.color == "gray":

@@ -42,6 +42,10 @@ class AppearanceSpec:
             raise ConfigError(f"AppearanceSpec.light: expected at most 1 (light cannot be negative), got {self.light}")
 
 
+AS_MODELLED = AppearanceSpec()
+"""Every episode looks as the model says."""
+
+
 class Appearance:
     """Draws looks for episodes and writes them into poses. Keeps nothing between calls."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.rows import Rows
 from headrace.envs.task import Task, TaskCfg
+from headrace.sim.appearance import AS_MODELLED, AppearanceSpec
 from headrace.sim.camera import CameraSpec
 from headrace.sim.mujoco_api import load_model
 from headrace.types import Obs
@@ -110,6 +111,8 @@ class CartpoleCameraCfg(CartpoleCfg):
     layout: Literal["channels_last", "channels_first"] = "channels_last"
     normalize: bool = False
     """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
+    looks: AppearanceSpec = AS_MODELLED
+    """How far colours, lights and the camera stray in each episode, for example ``looks.colour=0.2``."""
 
 
 class CartpoleCamera(Cartpole):
@@ -122,6 +125,7 @@ class CartpoleCamera(Cartpole):
             color=cfg.color,
             layout=cfg.layout,
             normalize=cfg.normalize,
+            looks=cfg.looks,
         )
         Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), {"critic": 4}, {"policy": picture})
 

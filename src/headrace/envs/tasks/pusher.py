@@ -12,6 +12,7 @@ from headrace.envs.picture_spec import PictureSpec
 from headrace.envs.rows import Rows
 from headrace.envs.task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.sim.appearance import AS_MODELLED, AppearanceSpec
 from headrace.sim.camera import CameraSpec
 from headrace.types import Obs
 
@@ -126,6 +127,8 @@ class PusherCameraCfg(PusherGoalCfg):
     layout: Literal["channels_last", "channels_first"] = "channels_last"
     normalize: bool = False
     """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
+    looks: AppearanceSpec = AS_MODELLED
+    """How far colours, lights and the camera stray in each episode, for example ``looks.colour=0.2``."""
 
 
 class PusherCamera(PusherGoal):
@@ -138,6 +141,7 @@ class PusherCamera(PusherGoal):
             color=cfg.color,
             layout=cfg.layout,
             normalize=cfg.normalize,
+            looks=cfg.looks,
         )
         groups = {"policy": 2 * _JOINTS + 3, "critic": 23}
         Task.__init__(self, cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), groups, {"image": picture})
