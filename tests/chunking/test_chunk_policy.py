@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from script_env import Planner, ScriptEnv
 from torch import Tensor, nn
 
+import headrace
 from headrace.chunking import Batching, ChunkContext, TemporalEnsemble, as_chunk_policy
 from headrace.chunking.batching import ask
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, PolicyError
 from headrace.rollout import evaluate
 from headrace.types import Obs
 
@@ -234,3 +237,61 @@ def test_an_evaluation_with_ensembling_blends_and_forgets_at_the_end_of_an_episo
             assert at == pytest.approx(now)
             assert chunk == pytest.approx(sum(now - i for i in rows) / len(rows))
             assert row == pytest.approx(sum(rows) / len(rows))
+
+
+class DatasetPolicy:
+    """As LeRobot's policies: sizes and inputs in ``config``, a batch under the names of its datasets."""
+
+    def __init__(self, *inputs: str) -> None:
+        self.config = SimpleNamespace(
+            chunk_size=4,
+            n_obs_steps=1,
+            input_features=dict.fromkeys(inputs),
+            output_features={"action": SimpleNamespace(shape=(2,))},
+        )
+        self.seen: dict[str, Tensor] = {}
+
+    def predict_action_chunk(self, batch: dict[str, Tensor]) -> Tensor:
+        self.seen = dict(batch)
+        return torch.zeros(len(batch["policy"]), 4, 2)
+
+
+def test_a_lerobot_policy_says_its_sizes_and_reads_the_names_of_its_datasets() -> None:
+    own = DatasetPolicy("observation.state", "observation.images.camera", "observation.touch")
+    policy = as_chunk_policy(own)
+    assert (policy.horizon, policy.action_dim) == (4, 2)
+    obs = {
+        "policy": torch.rand(3, 5),
+        "camera": torch.randint(0, 256, (3, 8, 6, 3), dtype=torch.uint8),
+        "touch": torch.rand(3, 1),
+    }
+    policy(obs, _context([0, 1, 2]))
+    assert own.seen["observation.state"] is obs["policy"]
+    assert own.seen["observation.touch"] is obs["touch"]
+    assert torch.equal(own.seen["observation.images.camera"], obs["camera"].permute(0, 3, 1, 2) / 255)
+    with pytest.raises(PolicyError, match=r"has 'observation.depth', expected a group 'depth'.*got \['camera'"):
+        as_chunk_policy(DatasetPolicy("observation.depth"))(obs, _context([0, 1, 2]))
+
+
+class Moody(nn.Module):
+    horizon = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.dropout = nn.Linear(1, 1).eval(), nn.Dropout()
+        self.modes: list[bool] = []
+
+    def forward(self, obs: Obs) -> Tensor:
+        self.modes.append(self.dropout.training)
+        return torch.zeros(len(obs["policy"]), 3, 1)
+
+
+def test_a_module_is_in_its_own_mode_again_after_an_evaluation() -> None:
+    module = Moody()
+    env = headrace.make("inverted-pendulum", 2, threads=1, autoreset="disabled", overrides={"episode_length": 3})
+    evaluate(env, module, episodes=2, execute=3, progress=False)
+    assert module.modes == [False]
+    assert (module.training, module.frozen.training, module.dropout.training) == (True, False, True)
+    with pytest.raises(ConfigError, match="batching: expected a Batching, got 'strict'"):
+        evaluate(env, module, episodes=2, execute=3, progress=False, batching="strict")  # type: ignore[arg-type]  # on purpose
+    env.close()

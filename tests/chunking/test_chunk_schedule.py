@@ -236,7 +236,11 @@ def test_a_rule_that_stops_in_the_middle_leaves_nobody_suspended() -> None:
     assert not env.suspended.any()
 
 
-@pytest.mark.parametrize("episodes", [3, np.int64(3), [0, 1, 2], np.arange(3), range(3), iter((2, 0, 1))], ids=repr)
+@pytest.mark.parametrize(
+    "episodes",
+    [3, np.int64(3), [0, 1, 2], np.arange(3), range(3), iter((2, 0, 1))],
+    ids=["number", "numpy", "list", "array", "range", "iterator"],
+)
 def test_a_plan_is_a_number_or_ids(episodes: object) -> None:
     found = evaluate(ScriptEnv(2), Planner(4, 4), episodes=episodes, execute=4, progress=False)  # type: ignore[arg-type]  # any of them
     assert [episode.episode_id for episode in found.episodes] == [0, 1, 2]

@@ -193,3 +193,8 @@ def test_a_misspelt_setting_of_a_task_is_refused_by_make() -> None:
         make("ant", overrides={"control_cost_weight": 0.1})
     with pytest.raises(UnknownNameError, match="did you mean 'alive'"):
         make("cartpole-table", overrides={"rewards.alife.weight": 0.1})
+
+
+def test_a_setting_of_a_few_words_takes_only_those() -> None:
+    with pytest.raises(UnknownNameError, match="unknown value of 'color': 'grey'; did you mean 'gray'"):
+        make("cartpole-camera", 2, overrides={"color": "grey"})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.errors import DeviceError, DtypeError, MissingExtraError, ShapeError
+from headrace.errors import DeviceError, DtypeError, MissingExtraError, ShapeError, UnknownNameError
 from headrace.types import StackSpec
 from headrace.vision import normalize_image
 
@@ -130,3 +130,8 @@ def test_an_absent_warp_names_the_extra(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "headrace.kernels.normalize_warp", raising=False)
     with pytest.raises(MissingExtraError, match=r"headrace\[warp\]"):
         import headrace.kernels.normalize_warp  # noqa: F401  # only whether it loads
+
+
+def test_an_unknown_place_of_the_channels_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown channels 'frist'; did you mean 'first'"):
+        normalize_image(torch.zeros(2, 3, 3, 1, dtype=torch.uint8), channels="frist")  # type: ignore[arg-type]  # on purpose

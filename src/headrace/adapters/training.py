@@ -149,7 +149,9 @@ def resume(learner: Learner, run: Path) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
     kept = read_index(run)
     if kept.library != learner.library:
-        raise DataError(f"{run}: expected a run of {learner.library}, got one of {kept.library}")
+        raise DataError(
+            f"{run}: expected a run of {learner.library}, got one of {kept.library}; pass --library {kept.library}"
+        )
     state = read_weights(kept.last.with_name(STATE), trust=False)
     if state["iteration"] != kept.iteration:
         raise DataError(f"{run}: its {STATE} is of iteration {state['iteration']}, not {kept.iteration}; it is damaged")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import rng
+from headrace.chunking.lerobot_names import lerobot_action_dim, lerobot_batch
 from headrace.errors import ConfigError, PolicyError
 from headrace.types import Obs
 
@@ -111,7 +112,7 @@ class _Adapted:
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         with torch.no_grad():
             if self.form == "predict":
-                return cast("PredictsChunks", self.policy).predict_action_chunk(obs)
+                return cast("PredictsChunks", self.policy).predict_action_chunk(lerobot_batch(obs, self.policy))
             call = cast("Callable[..., Tensor]", self.policy)
             return call(obs, context) if self.form == "with context" else call(obs)
 
@@ -124,8 +125,10 @@ def as_chunk_policy(
     Args:
         policy: a :class:`ChunkPolicy`; an object with ``predict_action_chunk(obs)`` as in LeRobot; a plain
             ``nn.Module`` or function of the observation groups, or of groups and context.
+            The latter gets the groups, and what its ``config.input_features`` name beside them.
         horizon: rows of a chunk, where the policy does not say (``horizon``, or LeRobot's ``config.chunk_size``).
-        action_dim: size of an action, where the policy does not say (``action_dim``).
+        action_dim: size of an action, where the policy does not say (``action_dim``, or LeRobot's
+            ``config.output_features["action"]``).
         obs_steps: observations wanted, where the policy does not say (``obs_steps``, or LeRobot's
             ``config.n_obs_steps``); 1 if nobody does.
     """
@@ -137,7 +140,7 @@ def as_chunk_policy(
         policy=own,
         form=_form(own),
         horizon=_size("horizon", horizon, getattr(policy, "horizon", None), getattr(config, "chunk_size", None)),
-        action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None), None),
+        action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None), lerobot_action_dim(config)),
         obs_steps=_size(
             "obs_steps", obs_steps, getattr(policy, "obs_steps", None), getattr(config, "n_obs_steps", None), default=1
         ),

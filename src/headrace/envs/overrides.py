@@ -56,7 +56,12 @@ def _replaced(node: object, path: list[str], value: object, whole: str) -> objec
     if name not in known:
         raise UnknownNameError(f"setting in {whole!r}:", name, known)
     old: object = getattr(node, name)
-    new = _replaced(old, rest, value, whole) if rest else _fitted(old, value, _alternatives(node, name), whole)
+    hints = _alternatives(node, name)
+    choices = typing.get_args(hints[0]) if len(hints) == 1 and typing.get_origin(hints[0]) is typing.Literal else ()
+    if choices and value not in choices:
+        raise UnknownNameError(f"value of {whole!r}:", str(value), map(str, choices))
+    kinds = tuple(typing.get_origin(hint) or hint for hint in hints)
+    new = _replaced(old, rest, value, whole) if rest else _fitted(old, value, kinds, whole)
     return dataclasses.replace(node, **{name: new})
 
 
@@ -81,11 +86,10 @@ def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: 
 
 
 def _alternatives(node: object, name: str) -> tuple[object, ...]:
-    """The types that the annotation of a dataclass field unites: ``float | None`` → (float, NoneType)."""
+    """What the annotation of a dataclass field unites: ``float | None`` → (float, NoneType)."""
     try:
         hint = typing.get_type_hints(type(node)).get(name)
     except NameError:
         # a dataclass whose annotations name types that only a type checker sees
         return ()
-    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(typing.get_origin(member) or member for member in members)
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gymnasium import spaces
+from torch import nn
 
 from headrace.chunking import (
     Admission,
@@ -47,7 +48,7 @@ def evaluate(
     Args:
         env: made with ``autoreset="disabled"``; ``final_obs=False`` saves the pictures of last observations.
         policy: whatever :func:`as_chunk_policy` takes, if it says its ``horizon``; with an engine of your own, the
-            policy that runs there, or one of its sizes.
+            policy that runs there, or one of its sizes. A module is in evaluation mode meanwhile.
         episodes: how many (ids from 0), or the ids.
         execute: steps from chunk to chunk: the actions of each that are played.
         seed: of the episodes and of the policy's noise.
@@ -67,10 +68,18 @@ def evaluate(
         PolicyError: the policy raised or answered badly; ``error.finished`` has the episodes that were finished.
     """
     if env.autoreset != "disabled":
-        raise ConfigError(f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}')
+        raise ConfigError(
+            f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
+            'headrace.make(…, autoreset="disabled") makes one'
+        )
+    if batching is not None and not isinstance(batching, Batching):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        raise ConfigError(
+            f"batching: expected a Batching, got {batching!r}; for example Batching(mode='strict', size=16)"
+        )
     space = env.single_action_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(f"evaluate: expected an environment with actions (A,) of real numbers, got {space}")
+    modes = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
     fitted = as_chunk_policy(policy, action_dim=space.shape[0])
     if ensemble_decay is not None and (execute != 1 or latency):
         raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
@@ -110,3 +119,5 @@ def evaluate(
     finally:
         if isinstance(engine, str):
             runs.close()
+        for part, training in modes:
+            part.training = training

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from headrace.buffers import OutputPool
-from headrace.errors import DeviceError, DtypeError, ShapeError
+from headrace.errors import DeviceError, DtypeError, ShapeError, UnknownNameError
 from headrace.kernels.normalize import normalize_cpu
 from headrace.kernels.normalize_torch import normalize_torch
 
@@ -80,6 +80,8 @@ def _check(x: Tensor, channels: Channels, out: Tensor | None) -> None:
         raise DtypeError(f"x: expected a torch tensor, got {type(x).__name__}; use torch.as_tensor")
     if x.dtype != torch.uint8:
         raise DtypeError(f"x: expected uint8 pictures, got {x.dtype}; float images are not scaled by 255")
+    if channels not in get_args(Channels):
+        raise UnknownNameError("channels", str(channels), get_args(Channels))
     rank = 2 if channels == "none" else 3
     form = {"last": "(…, H, W, C)", "first": "(…, C, H, W)", "none": "(…, H, W)"}[channels]
     if x.dim() < rank or 0 in x.shape[-rank:]:
