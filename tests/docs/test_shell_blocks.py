@@ -30,7 +30,6 @@ SMALLER = {
 }
 # what a page presumes to be there
 BEFORE = {
-    "README.md": "headrace runtime ant --output runs/after",
     "docs/benchmarking.md": "headrace runtime ant --output runs/before\nheadrace runtime ant --output runs/after",
     "docs/recording.md": (
         "headrace run cartpole-camera --frame-stack 1 --set episode_length=12 --num-envs 4 --steps 60 --record runs/ant"
