@@ -167,7 +167,12 @@ def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_a
     core.reset()
     drawn: list[int] = []
     draw = type(env._board).draw
-    monkeypatch.setattr(type(env._board), "draw", lambda self, ids: (drawn.append(len(ids)), draw(self, ids))[1])
+
+    def counted(self, ids, slots):
+        drawn.append(len(ids))
+        draw(self, ids, slots)
+
+    monkeypatch.setattr(type(env._board), "draw", counted)
     assert {name: tuple(rows.shape) for name, rows in rsl_rl.step(zeros)[0].items()} == {
         "policy": (2, 17),
         "critic": (2, 23),
