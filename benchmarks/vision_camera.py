@@ -103,7 +103,7 @@ class _Team:
 
 def camera_rows(quick: bool) -> list[CameraRow]:
     """Measure part (a) of the vision benchmark."""
-    rounds, seconds = (3, 0.2) if quick else (5, 0.4)
+    rounds, seconds = (3, 0.1) if quick else (5, 0.4)
     rows: list[CameraRow] = []
     for pixels in (64,) if quick else (64, 128, 256):
         rows += _case("cartpole", pixels, PEERS, rounds, seconds)
