@@ -205,6 +205,18 @@ def test_resumed_training_equals_training_without_a_break() -> None:
         assert torch.equal(weights, rest["state_dict"][name]), name
 
 
+def test_a_run_that_cannot_be_resumed_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert trained("half", "--iterations", "1") == 0
+    said(capsys)
+    assert trained("rest", "--resume", "half", library="sb3") == 2
+    assert "expected a run of sb3, got one of headrace; pass --library headrace" in said(capsys)
+    assert trained("rest", "--resume", ".") == 2
+    assert "expected the folder of a training" in said(capsys)
+    assert not Path("rest").exists()
+
+
 def test_published_checkpoint_plays_where_nothing_was_trained() -> None:
     assert played("--output", "p", envs=8) == 0
     bundle = play_bundle("p")

@@ -145,13 +145,17 @@ def train(
     return done
 
 
+def resumable(run: Path, library: str) -> Kept:
+    """The checkpoints of a run that ``library`` can go on from."""
+    kept = read_index(run)
+    if kept.library != library:
+        raise DataError(f"{run}: expected a run of {library}, got one of {kept.library}; pass --library {kept.library}")
+    return kept
+
+
 def resume(learner: Learner, run: Path) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
-    kept = read_index(run)
-    if kept.library != learner.library:
-        raise DataError(
-            f"{run}: expected a run of {learner.library}, got one of {kept.library}; pass --library {kept.library}"
-        )
+    kept = resumable(run, learner.library)
     state = read_weights(kept.last.with_name(STATE), trust=False)
     if state["iteration"] != kept.iteration:
         raise DataError(f"{run}: its {STATE} is of iteration {state['iteration']}, not {kept.iteration}; it is damaged")

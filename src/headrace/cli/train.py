@@ -77,6 +77,10 @@ def _train(arguments: argparse.Namespace) -> int:
         cfg = target_cfg(target, overrides)
     settings = _settings(arguments.ppo, arguments.seed)
     settings.minibatch_size(arguments.num_envs)
+    if arguments.resume is not None:
+        from headrace.adapters.training import resumable
+
+        resumable(arguments.resume, library)
     folder, forms = _output(arguments, target, library)
     builder.library = describe_library(
         library, algorithm="PPO", settings=plain_settings(settings), differences=DIFFERENCES[library]
