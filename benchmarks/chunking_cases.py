@@ -336,7 +336,7 @@ def case_rows(case: Case, effort: Effort) -> list[Row]:
     free, parking, spare = (make_ants(case, mode) for mode in ("same_step", "disabled", "same_step"))
     free.reset(seed=0)
     probe = Probe(spare, effort)
-    p = statistics.median(probe.seconds() for _ in range(5))
+    p = statistics.median(probe.seconds() for _ in range(5 if effort.rounds > 1 else 1))
     policy = fitting_model(case, p, free)
     whole, quarter = (seconds_per_call(policy, free, rows) for rows in (case.num_envs, case.num_envs // 4))
     # a few turns of model and physics at least
