@@ -26,25 +26,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_TO_UNIT = 2.0**-53
+TO_UNIT = 2.0**-53
 
 
 def mix64(value: int) -> int:
     """SplitMix64's finaliser on a Python integer, taken modulo 2⁶⁴: the reference of the vectorised forms."""
     value &= _MASK
-    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
-    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    value = ((value ^ (value >> 30)) * MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)
 
 
 @functools.lru_cache(maxsize=4096)
 def stream_key(seed: int, stream: str) -> int:
     """The 64-bit key of one named stream under one seed, as a signed integer."""
-    named = mix64(zlib.crc32(stream.encode()) + _GOLDEN)
+    named = mix64(zlib.crc32(stream.encode()) + GOLDEN)
     return _signed(mix64(mix64(seed) ^ named))
 
 
@@ -106,7 +106,7 @@ def normal(
 
 def bits_reference(key: int, episode_ids: Tensor, first: Tensor, count: int) -> Tensor:
     """The bits in plain torch operations: the reference of the CPU kernel, and the path of other devices."""
-    golden = _signed(_GOLDEN)
+    golden = _signed(GOLDEN)
     start = _mix(_mix(episode_ids + golden) ^ key)
     steps = first[:, None] + torch.arange(1, count + 1, device=episode_ids.device)
     return _mix(start[:, None] + steps * golden)
@@ -136,13 +136,13 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 
 def _mix(value: Tensor) -> Tensor:
-    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
-    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    value = (value ^ _shift(value, 30)) * _signed(MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(MIX_2)
     return value ^ _shift(value, 31)
 
 
 def _unit(bits: Tensor) -> Tensor:
-    return _shift(bits, 11).to(torch.float64) * _TO_UNIT
+    return _shift(bits, 11).to(torch.float64) * TO_UNIT
 
 
 @functools.cache

@@ -12,10 +12,7 @@ import math
 import numba
 import numpy as np
 
-GOLDEN = 0x9E3779B97F4A7C15
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
-TO_UNIT = 2.0**-53
+from headrace.rng import GOLDEN, MIX_1, MIX_2, TO_UNIT
 
 # numba widens a uint64 beside a Python integer to float64, so every constant of the arithmetic is a uint64
 _GOLDEN, _FIRST, _SECOND = np.uint64(GOLDEN), np.uint64(MIX_1), np.uint64(MIX_2)
