@@ -27,7 +27,7 @@ from headrace.chunking import (
     as_chunk_policy,
 )
 from headrace.chunking import Any as AnyRule
-from headrace.envs.rows import Rows
+from headrace.envs._rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import evaluate
 from headrace.types import Obs, Step
@@ -225,7 +225,7 @@ class Window:
             self.seconds = spent
             raise KeyboardInterrupt
         self._steps += 1
-        ids = self._env._roster.ids
+        ids = self._env._active_set.ids
         acting = self._env.num_envs if ids is None else len(ids)
         if self._last is not None:
             # planned actions never repeat: a row that does, or that is zero, is held

@@ -1,7 +1,7 @@
 """Value estimation and recurrent training beside TorchRL, stable-baselines3 and the loop of rsl_rl.
 
   gae        advantages at three shapes: microseconds, and against one pass over the same bytes
-               torchrl      generalized_advantage_estimate, the quicker of its loop and its vectorised form
+               torchrl      generalized_advantage_estimate, the quicker of its loop and its vectorized form
                sb3          RolloutBuffer.compute_returns_and_advantage
                rsl_rl       its loop over steps in torch, restated here (rsl_rl keeps it inside its storage)
   recurrent  forward and backward of a GRU and an LSTM on slices (T, B) = (64, 128), 128 → 128, with 5, 20 and 50 % of
@@ -142,7 +142,7 @@ def _gae_contestants(steps: int, envs: int) -> dict[str, Callable[[], object]]:
     batch = [t.t().contiguous()[..., None] for t in (value, next_value, reward, terminated, terminated)]
     loop_form: dict[str, Callable[[], Any]] = {
         "loop": lambda: generalized_advantage_estimate(GAMMA, LAM, *batch[:3], done=batch[3], terminated=batch[4]),
-        "vectorised": lambda: vec_generalized_advantage_estimate(
+        "vectorized": lambda: vec_generalized_advantage_estimate(
             GAMMA, LAM, *batch[:3], done=batch[3], terminated=batch[4]
         ),
     }
@@ -362,7 +362,7 @@ before they are timed. Memory is the peak of a process that does one forward and
 
 {table}
 GAE is measured beside the copy of as many bytes as it reads and writes; TorchRL is the quicker of its loop and its
-vectorised form. "Two passes" is V(s) and V(s') evaluated apart.
+vectorized form. "Two passes" is V(s) and V(s') evaluated apart.
 
 ## Bars
 

@@ -111,7 +111,7 @@ def _assignments(part: str, folder: Path, *, quick: bool) -> list[Assignment]:
     if part == "speed":
         return [_speed(name, TASKS[0], folder) for name in LIBRARIES]
     if part == "play":
-        from headrace.adapters.finding import manifest
+        from headrace.adapters._finding import manifest
 
         published = {name: entry for name, entry in manifest().items() if not quick or entry["task"] == TASKS[0]}
         # checkpoints of our own need no library: they are dealt out

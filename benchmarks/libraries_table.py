@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 def read_rows(folder: Path, *, quick: bool) -> Found:
     """The rows of every part, in order."""
-    from headrace.adapters.finding import manifest
+    from headrace.adapters._finding import manifest
 
     tasks = TASKS[:1] if quick else TASKS
     bundles: dict[str, Any] = _bundles(folder)

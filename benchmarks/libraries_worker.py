@@ -35,9 +35,9 @@ def main(library: str) -> int:
     import warnings
 
     warnings.simplefilter("ignore")  # the libraries' deprecations
-    from headrace.adapters.library import require_library
-    from headrace.adapters.settings import checked_library
-    from headrace.adapters.torch_state import library_run
+    from headrace.adapters._library import require_library
+    from headrace.adapters._settings import checked_library
+    from headrace.adapters._torch_state import library_run
 
     require_library(checked_library(library))
     sys.argv = ["python", "benchmarks/libraries.py"]  # bundles say what a user would type
@@ -130,7 +130,7 @@ def _small(value: Any) -> Any:
 
 
 def _described(library: str, settings: Any) -> Any:
-    from headrace.adapters.settings import DIFFERENCES, plain_settings
+    from headrace.adapters._settings import DIFFERENCES, plain_settings
     from headrace.bench import describe_library
 
     return describe_library(
@@ -160,8 +160,8 @@ def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) 
 
 def _speed(library: str, task: str, folder: Path) -> Section:
     import headrace
-    from headrace.adapters.library import make_learner
-    from headrace.adapters.settings import PPOSettings
+    from headrace.adapters._library import make_learner
+    from headrace.adapters._settings import PPOSettings
     from headrace.bench import TrainingBuilder
 
     num_envs, overrides = TASKS[task]
@@ -193,9 +193,9 @@ def _learning(library: str, iterations: int, folder: Path) -> Section:
 def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
     """A training from its first step on; its bundle has the seconds to the threshold, null where it was not reached."""
     import headrace
-    from headrace.adapters.library import make_learner
-    from headrace.adapters.settings import PPOSettings
-    from headrace.adapters.torch_state import library_run
+    from headrace.adapters._library import make_learner
+    from headrace.adapters._settings import PPOSettings
+    from headrace.adapters._torch_state import library_run
     from headrace.bench import TrainingBuilder
 
     recent: deque[float] = deque(maxlen=WINDOW)
@@ -224,7 +224,7 @@ def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
 
 def _overhead(library: str, folder: Path) -> Section:
     """Rollouts with the adapter and natively, in turn, in pairs whose order turns; collecting alone is timed."""
-    from headrace.adapters.settings import PPOSettings
+    from headrace.adapters._settings import PPOSettings
     from headrace.bench import TrainingBuilder
     from libraries_nothing import ENVS, both_arms
 
@@ -254,9 +254,9 @@ def _overhead(library: str, folder: Path) -> Section:
 def _play(name: str, folder: Path, *, whole: bool) -> Section:
     """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
     import headrace
-    from headrace.adapters.finding import manifest, published_file
-    from headrace.adapters.playing import play_episodes, play_steps
-    from headrace.adapters.policies import inspect_file, load_policy
+    from headrace.adapters._finding import manifest, published_file
+    from headrace.adapters._playing import play_episodes, play_steps
+    from headrace.adapters._policies import inspect_file, load_policy
     from headrace.bench import CheckpointInfo, EpisodePlan, PlayBuilder, PolicyDescriptor
 
     entry = manifest()[name]

@@ -67,10 +67,10 @@ def measured(rounds: int) -> Found:
     import torch
 
     import headrace
-    from headrace.bench.actions import action_maker
-    from headrace.bench.builders import RuntimeBuilder
-    from headrace.bench.monitor import ResourceMonitor
-    from headrace.bench.stepping import Stepper
+    from headrace.bench._actions import action_maker
+    from headrace.bench._builders import RuntimeBuilder
+    from headrace.bench._monitor import ResourceMonitor
+    from headrace.bench._stepping import Stepper
 
     torch.set_num_threads(1)
     env = headrace.make(TASK, NUM_ENVS, threads=2)

@@ -105,7 +105,7 @@ def main() -> int:
         lines.append(cells)
     console.print(table)
     facts = describe(samplers)
-    most = max((float(result["neighbours"]) for _, _, result in rows), default=0.0)
+    most = max((float(result["neighbors"]) for _, _, result in rows), default=0.0)
     facts.append(f"other processes kept at most {most:.2f} cores busy during a measurement")
     for fact in facts:
         console.print(fact)
@@ -126,7 +126,7 @@ def describe(samplers: dict[str, float | str]) -> list[str]:
     names = {
         "uniform": "uniform",
         "n_step": "3-step (8 frames a sample instead of 5)",
-        "prioritized": "prioritised",
+        "prioritized": "prioritized",
         "prioritized_update": "update of 256 priorities",
         "slices": "16 slices of 16 (20 frames a slice, 256 transitions)",
         "slices_64": "64 slices of 16 (1,280 frames, as uniform; 1,024 transitions)",
@@ -180,7 +180,7 @@ def check(
     bar("uniform, of the memcpy limit", times["memcpy"] / times["uniform"], 0.45)
     bar("slices over uniform, 256 transitions", times["uniform"] / times["slices"], 1.0)
     bar("slices over uniform, 1,280 frames moved", times["uniform"] / times["slices_64"], 1.0)
-    bar("prioritised over uniform", times["uniform"] / times["prioritized"], 0.7)
+    bar("prioritized over uniform", times["uniform"] / times["prioritized"], 0.7)
     bar("3-step over one-step, single frames", times["single"] / times["single_n_step"], 0.9)
     bar(
         f"3-step over one-step, stacks of 4, per frame moved (per batch {times['uniform'] / times['n_step']:.2f})",

@@ -88,7 +88,7 @@ def verdict(values: list[bool]) -> str:
 ROUNDS = 4
 
 
-class Neighbours:
+class Neighbors:
     """How much of the machine other processes took meanwhile."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Neighbours:
 def measure(frames: int, batches: int, extend: Callable, sample: Callable, read: Callable, nbytes: Callable) -> dict:
     """Fill; then rounds of writes to the full buffer (in groups of 64, as some libraries write in blocks) and samples.
 
-    Each figure is the median of its best round: a neighbour who takes a core for a second spoils a round, not the run.
+    Each figure is the median of its best round: a neighbor who takes a core for a second spoils a round, not the run.
     """
     source, process = Source(), psutil.Process()
     before = process.memory_info().rss
@@ -120,7 +120,7 @@ def measure(frames: int, batches: int, extend: Callable, sample: Callable, read:
     for _ in range(3):
         sample()
     writes, reads = [], []
-    neighbours = Neighbours()
+    neighbors = Neighbors()
     for _ in range(ROUNDS):
         groups, times = [], []
         for _ in range(3):
@@ -144,7 +144,7 @@ def measure(frames: int, batches: int, extend: Callable, sample: Callable, read:
         "extend_us": 1e6 * float(min(writes)),
         "inside": verdict(seen["inside"]),
         "ends": verdict(seen["ends"]),
-        "neighbours": neighbours.share(),
+        "neighbors": neighbors.share(),
     }
 
 
@@ -235,7 +235,7 @@ def run_sb3(frames: int, batches: int, variant: str) -> dict:
 
     def extend(obs, true_next, _following, reward, terminated, truncated):
         done = terminated | truncated
-        # SB3's algorithms give the true last observation; the optimised form loses it to the next episode's first
+        # SB3's algorithms give the true last observation; the optimized form loses it to the next episode's first
         infos = [{"TimeLimit.truncated": bool(flag)} for flag in truncated]
         buffer.add(obs, true_next, action, reward, done, infos)
 

@@ -1,4 +1,4 @@
-"""The image path beside its peers: cameras, frame stacks, normalisation, a whole pixel task.
+"""The image path beside its peers: cameras, frame stacks, normalization, a whole pixel task.
 
 Contestants run in a process each, all on the same two threads, measured in turn:
   (a) cameras     frames per second (benchmarks/vision_camera.py)
@@ -7,8 +7,8 @@ Contestants run in a process each, all on the same two threads, measured in turn
         sb3          VecFrameStack's StackedObservations + SB3's own scaling, which subtracts no mean
         torchrl      CatFrames on uint8 + the best torch form of (c)
         gymnasium    FrameStackObservation in a SyncVectorEnv of environments that do nothing + the same
-        float ring   normalise to float32, torch.roll a float32 ring, permute and clone: the slow way, restated
-  (c) normalise   uint8 (1024, 64, 64, 3) → x/255 minus its mean, fresh float32
+        float ring   normalize to float32, torch.roll a float32 ring, permute and clone: the slow way, restated
+  (c) normalize   uint8 (1024, 64, 64, 3) → x/255 minus its mean, fresh float32
         headrace, torch naive, torch preallocated (two forms), and a one-thread memcpy of the output
   (d) whole task  env-steps per second of cartpole-camera with a stack of 1, 2 and 4 frames
 

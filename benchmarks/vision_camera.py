@@ -190,9 +190,9 @@ def _positions(envs: int) -> Any:
 
 
 def _headrace(pixels: int, envs: int, textured: bool, half: bool) -> Callable[[], Any]:
-    from headrace.sim.camera import CameraFrames, CameraSpec, PoseReader
-    from headrace.sim.mujoco_api import load_model
-    from headrace.sim.native_camera import NativeCamera
+    from headrace.sim._camera import CameraFrames, CameraSpec, PoseReader
+    from headrace.sim._mujoco_api import load_model
+    from headrace.sim._native_camera import NativeCamera
 
     model = load_model(_scene_xml(textured))
     spec = CameraSpec(name=CAMERA, width=pixels, height=pixels)

@@ -24,8 +24,8 @@ import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import headrace
-from headrace.rollout.actor_critic import Policy, save_actor_critic
-from headrace.rollout.ppo import PPO, PPOCfg
+from headrace.rollout._actor_critic import Policy, save_actor_critic
+from headrace.rollout._ppo import PPO, PPOCfg
 
 PICTURE = {"pixels": 48, "color": "gray"}
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {

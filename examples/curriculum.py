@@ -1,6 +1,6 @@
 """A curriculum where environments need different numbers of steps: who has done enough rests.
 
-Every environment practises its level until it has balanced for a while three times in a row. Easy levels are done
+Every environment practices its level until it has balanced for a while three times in a row. Easy levels are done
 early; their environments are suspended, and the time of a step shrinks with the number of those still at work.
 """
 
@@ -14,7 +14,7 @@ import headrace
 
 
 def main() -> None:
-    """Practise until everybody is done, and count the steps that were not taken."""
+    """Practice until everybody is done, and count the steps that were not taken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--limit", type=int, default=2_000, help="ticks at most (default: 2,000)")

@@ -14,12 +14,12 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 import headrace
-from headrace.adapters.sb3.replay import FrameReplayBuffer
+from headrace.adapters.sb3._replay import FrameReplayBuffer
 from headrace.types import StackSpec
 
 
 class CartpolePixels(gymnasium.Env[np.ndarray, np.int64]):
-    """One environment of a headrace task as a plain Gymnasium environment: grey pictures, two choices."""
+    """One environment of a headrace task as a plain Gymnasium environment: gray pictures, two choices."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (1, 36, 36), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -29,7 +29,7 @@ class CartpolePixels(gymnasium.Env[np.ndarray, np.int64]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None):
         super().reset(seed=seed, options=options)
-        return self._grey(self._env.reset(seed=seed)[0]), {}
+        return self._gray(self._env.reset(seed=seed)[0]), {}
 
     def step(self, action: np.int64):
         import torch
@@ -37,9 +37,9 @@ class CartpolePixels(gymnasium.Env[np.ndarray, np.int64]):
         step = self._env.step(torch.tensor([[2.0 * float(action) - 1.0]]))
         ended = bool(step.terminated[0] | step.truncated[0])
         obs = step.info["final_obs"] if ended else step.obs
-        return self._grey(obs), float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
+        return self._gray(obs), float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
 
-    def _grey(self, obs: dict[str, object]) -> np.ndarray:
+    def _gray(self, obs: dict[str, object]) -> np.ndarray:
         return obs["policy"][0].float().mean(-1).byte().numpy()[None]
 
 

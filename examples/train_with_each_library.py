@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import headrace
-from headrace.adapters.library import make_learner
-from headrace.adapters.settings import PPOSettings
-from headrace.adapters.torch_state import library_run
+from headrace.adapters._library import make_learner
+from headrace.adapters._settings import PPOSettings
+from headrace.adapters._torch_state import library_run
 
 LIBRARIES = ("headrace", "rsl_rl", "rl_games", "skrl", "sb3")
 

@@ -46,6 +46,6 @@ def test_importing_registers_the_gymnasium_ids_and_loads_nothing_heavy() -> None
 
 
 def test_every_gymnasium_id_names_a_registered_task_and_every_task_has_one() -> None:
-    from headrace.gymnasium_ids import IDS
+    from headrace._gymnasium_ids import IDS
 
     assert sorted(IDS.values()) == headrace.task_names()

@@ -74,7 +74,7 @@ def test_normal_is_the_box_muller_transform_of_the_bits() -> None:
     unit = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     radius, angle = unit[:, 0::2], unit[:, 1::2]
     expected = 2.5 * torch.sqrt(-2 * torch.log(1 - radius)) * torch.cos(2 * math.pi * angle)
-    # the kernel calls libm where torch calls its own vectorised log and cos: an ulp or two apart
+    # the kernel calls libm where torch calls its own vectorized log and cos: an ulp or two apart
     torch.testing.assert_close(rng.normal(3, ids, "n", 4, std=2.5), expected, rtol=1e-13, atol=1e-13)
 
 

@@ -54,7 +54,7 @@ assert ours.counters.held_steps == 0
 print(f"{held.wasted_share:.0%} of the steps of the clock with holds are junk")
 
 # Results do not depend on the batch. An episode is a function of (task, seed, episode id, policy); `strict` batching
-# also removes the last bits in which a matrix product depends on its neighbours. The table of episodes is identical
+# also removes the last bits in which a matrix product depends on its neighbors. The table of episodes is identical
 # for one environment, for five, inline, or with the model in a thread beside the physics.
 
 strict = Batching(mode="strict", size=8)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from headrace._cli import main
 from headrace.bench import read_bundle
-from headrace.bench.comparison import CompareCfg, compare
-from headrace.bench.comparison_output import table
-from headrace.cli import main
+from headrace.bench._comparison import CompareCfg, compare
+from headrace.bench._comparison_output import table
 
 runs = Path(tempfile.mkdtemp())
 

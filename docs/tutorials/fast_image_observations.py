@@ -22,8 +22,8 @@ obs, _ = env.reset()
 assert obs["policy"].shape == (4, 48, 48, 6)
 assert obs["policy"].dtype == torch.uint8
 
-# Pictures stay uint8 until they are read. Normalising is one fused pass after the stack: x/255 minus each picture's
-# mean per channel. Channels do not mix, so that normalising a stack is stacking normalised frames, bit for bit.
+# Pictures stay uint8 until they are read. Normalizing is one fused pass after the stack: x/255 minus each picture's
+# mean per channel. Channels do not mix, so that normalizing a stack is stacking normalized frames, bit for bit.
 
 observation = normalize_image(obs["policy"])
 halves = torch.cat([normalize_image(obs["policy"][..., :3]), normalize_image(obs["policy"][..., 3:])], dim=-1)

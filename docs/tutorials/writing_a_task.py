@@ -16,20 +16,20 @@ from torch import Tensor
 
 import headrace
 from headrace.envs import Rows, Task, TaskCfg, TaskEntry, register_task
-from headrace.envs.action_terms import Effort
-from headrace.envs.randomization import Randomization, Uniform
-from headrace.envs.table_task import TableTask
-from headrace.envs.term_library import ActionL2, JointVelocities, PushJoints, Upright
-from headrace.envs.terms import (
+from headrace.envs._action_terms import Effort
+from headrace.envs._randomization import Randomization, Uniform
+from headrace.envs._term_library import ActionL2, JointVelocities, PushJoints, Upright
+from headrace.envs._term_task import TermTask
+from headrace.envs._terms import (
     IntervalEvent,
     ObservationTerm,
     Ramp,
     ResetEvent,
     RewardTerm,
     SuccessTerm,
-    TableCfg,
+    TermTaskCfg,
 )
-from headrace.sim.mujoco_api import load_model
+from headrace.sim._mujoco_api import load_model
 
 # The model: a pole on a hinge, and a motor too weak to lift it in one go. Any MJCF does, as text or as a file.
 
@@ -102,7 +102,7 @@ assert float(obs["policy"][:, 0].max()) > 0.0  # some pole is above the horizont
 # ## The second way: a table of terms
 #
 # The same task, without a class. A term is a function of rows; the common ones are ready-made, in
-# ``headrace.envs.term_library``, as small records whose fields are settings. Your own can be plain functions.
+# ``headrace.envs._term_library``, as small records whose fields are settings. Your own can be plain functions.
 
 
 def cos_and_sin(rows: Rows) -> Tensor:
@@ -125,8 +125,8 @@ class PointsUp:
         return Upright(body=self.body)(rows) > self.least
 
 
-def swing_up_table() -> TableCfg:
-    return TableCfg(
+def swing_up_table() -> TermTaskCfg:
+    return TermTaskCfg(
         model=SWING_UP_XML,
         decimation=2,
         episode_length=200,
@@ -150,7 +150,7 @@ def swing_up_table() -> TableCfg:
 # the same numbers, bit for bit.
 
 by_class = headrace.make("swing-up", num_envs=4, seed=1)
-by_table = headrace.make(TableTask(swing_up_table()), num_envs=4, seed=1)
+by_table = headrace.make(TermTask(swing_up_table()), num_envs=4, seed=1)
 first, second = by_class.reset()[0]["policy"], by_table.reset()[0]["policy"]
 for _ in range(250):
     assert torch.equal(first, second)
@@ -164,9 +164,9 @@ for _ in range(250):
 # nominal in episode 0 and has its whole range from episode 1,000 on.
 
 
-def harder_swing_up() -> TableCfg:
+def harder_swing_up() -> TermTaskCfg:
     plain = swing_up_table()
-    return TableCfg(
+    return TermTaskCfg(
         model=plain.model,
         decimation=plain.decimation,
         episode_length=plain.episode_length,
@@ -196,7 +196,7 @@ def harder_swing_up() -> TableCfg:
     )
 
 
-register_task(TaskEntry(name="swing-up-table", task=TableTask, cfg=harder_swing_up, summary="swing up, disturbed"))
+register_task(TaskEntry(name="swing-up-table", task=TermTask, cfg=harder_swing_up, summary="swing up, disturbed"))
 env = headrace.make(
     "swing-up-table",
     num_envs=3,
@@ -208,7 +208,7 @@ assert {group: tuple(values.shape) for group, values in obs.items()} == {"policy
 # ## Episodes are pure
 #
 # An episode is a function of (task, seed, episode id, actions). So episode 5 is the same whether it runs alone or
-# beside others, while neighbours are suspended or not.
+# beside others, while neighbors are suspended or not.
 
 
 def episode_five(num_envs: int) -> list[Tensor]:

@@ -7,20 +7,20 @@ The stages have their own export lists: ``headrace.sim``, ``headrace.vision``, `
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from headrace.gymnasium_ids import register_ids
+from headrace._gymnasium_ids import register_ids
+from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.envs import (
         BatchEnv,
         Rows,
-        TableCfg,
-        TableTask,
         Task,
         TaskCfg,
         TaskEntry,
+        TermTask,
+        TermTaskCfg,
         make,
         register_task,
         task_names,
@@ -36,11 +36,11 @@ __all__ = [
     "Rows",
     "StackSpec",
     "Step",
-    "TableCfg",
-    "TableTask",
     "Task",
     "TaskCfg",
     "TaskEntry",
+    "TermTask",
+    "TermTaskCfg",
     "__version__",
     "bridge",
     "make",
@@ -48,25 +48,17 @@ __all__ = [
     "task_names",
 ]
 
-_HOMES = {
-    "headrace.envs": (
-        *("BatchEnv", "Rows", "TableCfg", "TableTask", "Task", "TaskCfg", "TaskEntry"),
-        *("make", "register_task", "task_names"),
-    ),
-    "headrace.envs.bridges": ("bridge",),
-    "headrace.types": ("EpisodeEnds", "StackSpec", "Step"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    __all__,
+    {
+        "headrace.envs": (
+            *("BatchEnv", "Rows", "Task", "TaskCfg", "TaskEntry", "TermTask", "TermTaskCfg"),
+            *("make", "register_task", "task_names"),
+        ),
+        "headrace.envs.bridges": ("bridge",),
+        "headrace.types": ("EpisodeEnds", "StackSpec", "Step"),
+    },
+)
 
 register_ids()

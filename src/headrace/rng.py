@@ -34,7 +34,7 @@ TO_UNIT = 2.0**-53
 
 
 def mix64(value: int) -> int:
-    """SplitMix64's finaliser on a Python integer, taken modulo 2⁶⁴: the reference of the vectorised forms."""
+    """SplitMix64's finalizer on a Python integer, taken modulo 2⁶⁴: the reference of the vectorized forms."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
@@ -148,4 +148,4 @@ def _unit(bits: Tensor) -> Tensor:
 @functools.cache
 def _kernels() -> ModuleType:
     """Imported at the first draw, not with the package: numba takes a fifth of a second."""
-    return importlib.import_module("headrace.rng_kernels")
+    return importlib.import_module("headrace._rng_kernels")

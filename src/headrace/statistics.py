@@ -30,9 +30,9 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     rate = successes / trials
     z2 = _Z_95 * _Z_95
     scale = 1.0 / (1.0 + z2 / trials)
-    centre = (rate + z2 / (2 * trials)) * scale
+    center = (rate + z2 / (2 * trials)) * scale
     half = _Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) * scale
-    return Interval(rate, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(rate, max(0.0, center - half), min(1.0, center + half))
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> float:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.adapters.curves import TAGS, read_curves
-from headrace.adapters.settings import LibraryName, PPOSettings
-from headrace.adapters.stepping import LearnerEnv
-from headrace.adapters.torch_state import library_run
+from headrace.adapters._curves import TAGS, read_curves
+from headrace.adapters._settings import LibraryName, PPOSettings
+from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._torch_state import library_run
 from headrace.errors import DataError
 
 ENVS, STEPS, ITERATIONS = 8, 24, 3
@@ -26,7 +26,7 @@ def _rsl_rl(core: LearnerEnv, folder: Path) -> None:
     from rsl_rl.runners import OnPolicyRunner
 
     from headrace.adapters.rsl_rl import RslRlEnv
-    from headrace.adapters.rsl_rl.learner import runner_config
+    from headrace.adapters.rsl_rl._learner import runner_config
 
     OnPolicyRunner(RslRlEnv(core), runner_config(SHORT, core), log_dir=str(folder)).learn(ITERATIONS)
 
@@ -35,7 +35,7 @@ def _rl_games(core: LearnerEnv, folder: Path) -> None:
     from rl_games.algos_torch.a2c_continuous import A2CAgent
 
     from headrace.adapters.rl_games import RlGamesEnv
-    from headrace.adapters.rl_games.learner import agent_params
+    from headrace.adapters.rl_games._learner import agent_params
 
     params = agent_params(SHORT, RlGamesEnv(core), str(folder))
     params["config"] |= {"max_epochs": ITERATIONS}
@@ -50,8 +50,8 @@ def _skrl(core: LearnerEnv, folder: Path) -> None:
     from skrl.trainers.torch import SequentialTrainer
 
     from headrace.adapters.skrl import SkrlEnv
-    from headrace.adapters.skrl.learner import agent_config
-    from headrace.adapters.skrl.models import Actor, Critic, Interface
+    from headrace.adapters.skrl._learner import agent_config
+    from headrace.adapters.skrl._models import Actor, Critic, Interface
 
     env = SkrlEnv(core)
     interface = Interface(env.observation_space, env.state_space, env.action_space, core.device)

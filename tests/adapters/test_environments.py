@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.adapters.learner import CheckpointMeta
-from headrace.adapters.library import make_learner
-from headrace.adapters.settings import PPOSettings
-from headrace.adapters.stepping import LearnerEnv
-from headrace.adapters.torch_state import library_run
+from headrace.adapters._learner import CheckpointMeta
+from headrace.adapters._library import make_learner
+from headrace.adapters._settings import PPOSettings
+from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._torch_state import library_run
 from headrace.types import Step
 
 ENVS, LIMIT, STEPS, SCALE = 4, 14, 60, 0.1
@@ -166,13 +166,13 @@ def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_a
     rsl_rl, rl_games, skrl, sb3 = RslRlEnv(core), RlGamesEnv(core), SkrlEnv(core), Sb3Env(core)
     core.reset()
     drawn: list[int] = []
-    draw = type(env._board).draw
+    draw = type(env._held).draw
 
     def counted(self, ids, slots):
         drawn.append(len(ids))
         draw(self, ids, slots)
 
-    monkeypatch.setattr(type(env._board), "draw", counted)
+    monkeypatch.setattr(type(env._held), "draw", counted)
     assert {name: tuple(rows.shape) for name, rows in rsl_rl.step(zeros)[0].items()} == {
         "policy": (2, 17),
         "critic": (2, 23),

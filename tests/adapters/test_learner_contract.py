@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters.checkpoint import file_kind, read_meta
-from headrace.adapters.learner import CheckpointMeta, Learner
-from headrace.adapters.library import make_learner
-from headrace.adapters.settings import LIBRARIES, LibraryName, PPOSettings
-from headrace.adapters.torch_state import library_run
-from headrace.testing.learners import check_learner
+from headrace.adapters._checkpoint import file_kind, read_meta
+from headrace.adapters._learner import CheckpointMeta, Learner
+from headrace.adapters._library import make_learner
+from headrace.adapters._settings import LIBRARIES, LibraryName, PPOSettings
+from headrace.adapters._torch_state import library_run
+from headrace.testing._learners import check_learner
 
 SHORT = PPOSettings(steps=24, epochs=2, minibatches=2, hidden=(16,))
 

@@ -18,8 +18,8 @@ from headrace.bench import (
     SuccessRule,
     TrainingBuilder,
 )
-from headrace.bench.builders import Provenance
-from headrace.bench.schema import (
+from headrace.bench._builders import Provenance
+from headrace.bench._schema import (
     GpuDeviceInfo,
     Hardware,
     ProfiledFunction,
@@ -32,7 +32,7 @@ from headrace.bench.schema import (
     Versions,
     Warmup,
 )
-from headrace.bench.step_times import StepTimes
+from headrace.bench._step_times import StepTimes
 
 
 def origin(kind: str = "runtime", *, run_id: str | None = None, **changes: object) -> Provenance:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.capture import environment_variables, git_state, hardware, versions
-from headrace.bench.monitor import ResourceMonitor
+from headrace.bench._capture import environment_variables, git_state, hardware, versions
+from headrace.bench._monitor import ResourceMonitor
 from headrace.errors import ConfigError
 
 

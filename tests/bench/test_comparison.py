@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.bench import Bundle
-from headrace.bench.comparison import CompareCfg, Comparison, compare
-from headrace.bench.comparison_output import all_notes
-from headrace.bench.significance import holm, least_p, rank_sum_p, shift
+from headrace.bench._comparison import CompareCfg, Comparison, compare
+from headrace.bench._comparison_output import all_notes
+from headrace.bench._significance import holm, least_p, rank_sum_p, shift
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 STEP = "frametime.environment_step_time_s"

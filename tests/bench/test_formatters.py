@@ -9,9 +9,9 @@ import pytest
 from examples import EXAMPLES, runtime_bundle, startup_bundle, training_bundle
 
 from headrace.bench import FORMATTERS, summary_text
-from headrace.bench.bundle_files import write_atomically
+from headrace.bench._bundle_files import write_atomically
 from headrace.bench.formatters import output_path, write_formats
-from headrace.bench.formatters.phases import json_text, omniperf_text, osmo_text
+from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
 from headrace.errors import StorageError
 
 

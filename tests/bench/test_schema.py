@@ -10,8 +10,8 @@ import pytest
 from examples import EXAMPLES, play_bundle, runtime_bundle
 
 from headrace.bench import BUNDLES, SCHEMA_VERSION, json_schema, parse_bundle, read_bundle
-from headrace.bench.bundle_files import bundle_paths, bundle_text
-from headrace.bench.json_schema import VERSIONS, digest, json_schemas, write_schemas
+from headrace.bench._bundle_files import bundle_paths, bundle_text
+from headrace.bench._json_schema import VERSIONS, digest, json_schemas, write_schemas
 from headrace.errors import ConfigError, DataError
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
@@ -26,7 +26,7 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 @pytest.mark.parametrize("kind", BUNDLES)
 def test_the_published_schema_is_that_of_the_code(kind: str) -> None:
-    """If this fails: python -m headrace.bench.json_schema docs/schema"""
+    """If this fails: python -m headrace.bench._json_schema docs/schema"""
     assert json.loads((PUBLISHED / f"{kind}.json").read_text()) == json_schemas()[f"{kind}.json"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.bench import Proportion, Statistic
-from headrace.bench.statistic import RESERVOIR
+from headrace.bench._statistic import RESERVOIR
 
 
 @settings(deadline=None, max_examples=40)
@@ -58,7 +58,7 @@ def test_many_samples_are_drawn_from_in_order_but_counted_whole() -> None:
     assert found == Statistic.of(values), "the same draw every time"
 
 
-def test_the_interval_knows_that_neighbours_are_alike() -> None:
+def test_the_interval_knows_that_neighbors_are_alike() -> None:
     """A slow wave: samples are alike, so a thousand of them tell little more than a few blocks do."""
     generator = np.random.default_rng(0)
     covered = 0

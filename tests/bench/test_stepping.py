@@ -13,10 +13,10 @@ from examples import filled, origin
 from gymnasium import spaces
 
 from headrace.bench import RuntimeBuilder
-from headrace.bench.actions import action_maker
-from headrace.bench.step_times import StepTimes
-from headrace.bench.stepping import Stepper, WarmupRule, warm_up
-from headrace.bench.targets import (
+from headrace.bench._actions import action_maker
+from headrace.bench._step_times import StepTimes
+from headrace.bench._stepping import Stepper, WarmupRule, warm_up
+from headrace.bench._targets import (
     Target,
     check_request,
     make_target,
@@ -169,7 +169,7 @@ def test_an_unknown_environment_is_refused_with_a_suggestion(text: str, message:
 def test_a_task_of_the_users_own_is_found_in_the_folder_one_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.envs import registry
+    from headrace.envs import _registry as registry
 
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.sweep import Side, Sweep, checkouts
+from headrace.bench._sweep import Side, Sweep, checkouts
 from headrace.errors import ConfigError, DataError
 
 SIDES = (Side(label="a"), Side(label="b"))

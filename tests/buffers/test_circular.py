@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.buffers import CircularBuffer, env_rows
-from headrace.buffers.ordered import OrderedFrames
+from headrace.buffers._ordered import OrderedFrames
 from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
 
 NUM_ENVS = 4

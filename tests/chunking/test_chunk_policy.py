@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import headrace
 from headrace.chunking import Batching, ChunkContext, TemporalEnsemble, as_chunk_policy
-from headrace.chunking.batching import ask
+from headrace.chunking._batching import ask
 from headrace.errors import ConfigError, PolicyError
 from headrace.rollout import evaluate
 from headrace.types import Obs

@@ -121,7 +121,7 @@ def test_with_a_history_only_the_observations_that_the_model_reads_are_asked_for
 
 
 def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
-    """Why hold forms differ: what an episode plays depends on when its neighbours wait."""
+    """Why hold forms differ: what an episode plays depends on when its neighbors wait."""
 
     def played(num_envs: int, rule: Admission) -> dict[int, list[tuple[int, int]]]:
         env = ScriptEnv(num_envs, lambda episode: 10 + 3 * episode, holds=rule.holds)
@@ -132,7 +132,7 @@ def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
         assert played(2, rule) == played(1, rule)
     for held in (All(holds=True), Clock(6, holds=True)):
         alone, beside = played(1, held), played(2, held)
-        assert alone[0] == beside[0], "until its neighbours are out of phase nothing differs"
+        assert alone[0] == beside[0], "until its neighbors are out of phase nothing differs"
         # episode 2 begins while episode 1 is in the middle of a chunk: it is held (zeros) until the batch is in phase
         assert beside[2][0] == beside[2][1] == (0, 0)
         assert beside[2] != alone[2]

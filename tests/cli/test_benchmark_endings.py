@@ -18,7 +18,7 @@ QUICK = ("--num-envs", "4", "--num-steps", "30", "--warmup-steps", "10")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from headrace.cli import main; sys.exit(main())", *arguments]
+    return [sys.executable, "-c", "import sys; from headrace._cli import main; sys.exit(main())", *arguments]
 
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:
@@ -41,7 +41,7 @@ def test_an_interrupted_run_leaves_a_valid_bundle(tmp_path: Path, number: int, r
         "    Path('measuring').touch()\n"
         "    plain(self, *arguments)\n"
         "stepping.Stepper.run = run\n"
-        "from headrace.cli import main\n"
+        "from headrace._cli import main\n"
         "import sys\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

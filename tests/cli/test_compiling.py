@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from headrace.cli import compiling
-from headrace.cli.compiling import compile_bar, compile_notice
-from headrace.kernels.compiled import inline
+from headrace._cli import compiling
+from headrace._cli.compiling import compile_bar, compile_notice
+from headrace._kernels.compiled import inline
 
 LOG = logging.getLogger("headrace.kernels")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
+from headrace._cli import main
 
 _ASK = """
 {script}

@@ -7,8 +7,8 @@ from pathlib import Path
 import av
 import pytest
 
+from headrace._cli import main
 from headrace.bench import read_bundle
-from headrace.cli import main
 
 
 def test_the_demo_writes_bundles_a_film_and_a_page_and_says_what_was_saved(
@@ -29,7 +29,7 @@ def test_the_demo_writes_bundles_a_film_and_a_page_and_says_what_was_saved(
 
 
 def test_a_second_run_takes_the_next_folder(tmp_path: Path) -> None:
-    from headrace.cli.demo import _free_folder
+    from headrace._cli.demo import _free_folder
 
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()

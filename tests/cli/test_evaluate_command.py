@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headrace._cli import evaluate
+from headrace._cli.main import main
 from headrace.chunking import ChunkContext
-from headrace.cli import evaluate
-from headrace.cli.main import main
 from headrace.errors import ConfigError, PolicyError
-from headrace.rollout.act_policy import ActCfg, ActPolicy, save_policy
+from headrace.rollout._act_policy import ActCfg, ActPolicy, save_policy
 from headrace.types import Obs
 
 
@@ -118,7 +118,7 @@ def test_requests_that_cannot_be_met_say_why(words: list[str], message: str) -> 
 
 
 def test_an_evaluation_can_be_filmed_and_never_over_another_film(tmp_path: Path) -> None:
-    from headrace.recording.mp4 import frame_times
+    from headrace.recording._mp4 import frame_times
 
     film = tmp_path / "film.mp4"
     words = ("--policy", POLICY, "--episodes", "3", "--num-envs", "2", "--video", str(film))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.cli.main import main
+from headrace._cli.main import main
 
 seen: list[tuple[int, ...]] = []
 
@@ -15,7 +15,7 @@ def look(obs: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.zeros(2, 1)
 
 
-@pytest.mark.parametrize("task", ["cartpole-camera", "cartpole-camera-table"])
+@pytest.mark.parametrize("task", ["cartpole-camera", "cartpole-camera-terms"])
 def test_the_stack_of_a_camera_task_is_set_whichever_way_it_is_written(task: str) -> None:
     seen.clear()
     asked = ["run", task, "--num-envs", "2", "--steps", "2", "--frame-stack", "3", "--policy", f"{__name__}:look"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
+from headrace._cli import main
 from headrace.envs import task_names
 from headrace.errors import MissingExtraError
 

@@ -5,7 +5,7 @@ import argparse
 import pytest
 import torch
 
-from headrace.cli import record
+from headrace._cli import record
 from headrace.envs import make
 from headrace.errors import ConfigError, IdError
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters.curves import read_curves
-from headrace.adapters.finding import bare_name, find_checkpoint, manifest
-from headrace.adapters.settings import LibraryName
+from headrace._cli.main import main
+from headrace.adapters._curves import read_curves
+from headrace.adapters._finding import bare_name, find_checkpoint, manifest
+from headrace.adapters._settings import LibraryName
 from headrace.bench import PlayBundle, TrainingBundle, read_bundle
-from headrace.cli.main import main
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -130,7 +130,7 @@ def test_early_stop_ends_within_one_window_and_says_why(library: str) -> None:
 def test_broken_off_training_leaves_a_bundle_and_a_usable_checkpoint(
     where: str, raised: BaseException, status: str
 ) -> None:
-    from headrace.adapters.own.learner import OwnLearner
+    from headrace.adapters.own._learner import OwnLearner
 
     calls = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -345,7 +345,7 @@ def test_damaged_onnx_file_and_one_with_two_inputs_are_refused(
 
 
 def test_play_films_every_step_and_never_over_another_film(capsys: pytest.CaptureFixture[str]) -> None:
-    from headrace.recording.mp4 import frame_times
+    from headrace.recording._mp4 import frame_times
 
     words = ("--num-steps", "6", "--video", "film.mp4")
     assert played(*words, "--output", "p") == 0

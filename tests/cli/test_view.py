@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.cli import main
-from headrace.cli.view_page import Screen, png, serve
+from headrace._cli import main
+from headrace._cli.view_page import Screen, png, serve
 
 
 def test_pictures_are_encoded_without_loss() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import build_parser
+from headrace._cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

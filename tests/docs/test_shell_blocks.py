@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.profiling import read_whitelist
-from headrace.cli import main
+from headrace._cli import main
+from headrace.bench._profiling import read_whitelist
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
@@ -37,7 +37,7 @@ BEFORE = {
 }
 MY_TASKS = """
 from headrace.envs import TaskEntry, register_task
-from headrace.envs.registry import task_entry
+from headrace.envs._registry import task_entry
 
 cartpole = task_entry("cartpole")
 register_task(TaskEntry(name="reach", task=cartpole.task, cfg=cartpole.cfg, summary="the reader's own"))

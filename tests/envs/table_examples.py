@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.envs.randomization import LogUniform, Randomization, Uniform
-from headrace.envs.tasks.cartpole_table import cartpole_table
-from headrace.envs.term_library import ActionL2, ActionRateL2, BodyPosition, LastAction, PushJoints, Time, Upright
-from headrace.envs.terms import IntervalEvent, ObservationTerm, Ramp, RewardTerm, TableCfg
+from headrace.envs._randomization import LogUniform, Randomization, Uniform
+from headrace.envs._term_library import ActionL2, ActionRateL2, BodyPosition, LastAction, PushJoints, Time, Upright
+from headrace.envs._terms import IntervalEvent, ObservationTerm, Ramp, RewardTerm, TermTaskCfg
+from headrace.envs.tasks.cartpole_terms import cartpole_terms
 
 
-def eventful_cartpole() -> TableCfg:
+def eventful_cartpole() -> TermTaskCfg:
     """Noise, pushes, random masses, friction-like damping, gravity, and a curriculum over 100 episodes."""
-    cfg = cartpole_table()
+    cfg = cartpole_terms()
     policy = {
         name: dataclasses.replace(term, noise_std=0.01, scale=2.0) for name, term in cfg.observations["policy"].items()
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 import headrace
 from headrace.envs import Rows, Task, TaskCfg
 from headrace.errors import ConfigError, DtypeError
-from headrace.sim.mujoco_api import load_model
+from headrace.sim._mujoco_api import load_model
 
 
 @pytest.mark.parametrize("rest", [[], [0]])

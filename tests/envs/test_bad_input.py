@@ -11,8 +11,8 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs import BatchEnv
-from headrace.testing.comparing import require_same_tensors
-from headrace.testing.playing import actions_of, next_actions
+from headrace.testing._comparing import require_same_tensors
+from headrace.testing._playing import actions_of, next_actions
 
 N = 4
 

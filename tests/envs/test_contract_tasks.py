@@ -13,8 +13,8 @@ from torch import Tensor
 import headrace
 from headrace import testing
 from headrace.envs import BatchEnv, task_names
-from headrace.testing.comparing import require_equal
-from headrace.testing.playing import actions_of, poisoned
+from headrace.testing._comparing import require_equal
+from headrace.testing._playing import actions_of, poisoned
 
 # short enough that episodes end while somebody looks, long enough that random actions end some before
 SHORT = {"episode_length": 17}

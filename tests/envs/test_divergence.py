@@ -1,4 +1,4 @@
-"""A simulation that fails ends one episode, is reported, and its neighbours do not notice."""
+"""A simulation that fails ends one episode, is reported, and its neighbors do not notice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 import headrace
 from headrace.envs import BatchEnv, task_names
-from headrace.testing.comparing import require_rows_equal
-from headrace.testing.playing import actions_of, next_actions
+from headrace.testing._comparing import require_rows_equal
+from headrace.testing._playing import actions_of, next_actions
 
 N, BAD = 5, 2
 PHYSICS_TASKS = [name for name in task_names() if "camera" not in name]
@@ -30,7 +30,7 @@ def break_physics(env: BatchEnv, value: float = 1e20) -> None:
     env.sim.field("qvel")[BAD] = value
 
 
-def require_same_neighbours(env: BatchEnv, twin: BatchEnv, step, expected, when: str) -> None:
+def require_same_neighbors(env: BatchEnv, twin: BatchEnv, step, expected, when: str) -> None:
     others = torch.tensor([i for i in range(N) if i != BAD])
     for name, values in expected.obs.items():
         require_rows_equal(step.obs[name], values, others, when, f"obs[{name!r}]")
@@ -52,7 +52,7 @@ def test_a_diverged_env_is_reset_alone_and_reported(task, value) -> None:
     # only the failing step can end an episode: pushers and pendulums have not fallen after three steps
     assert env.episode_steps.tolist() == [3] * N
     last = env.observe([BAD])
-    returns = float(env._slots.returns[BAD])
+    returns = float(env._episodes.returns[BAD])
     break_physics(env, value)
     step, expected = env.step(next_actions(env)), twin.step(next_actions(twin))
     assert float(step.reward[BAD]) == 0.0
@@ -70,10 +70,10 @@ def test_a_diverged_env_is_reset_alone_and_reported(task, value) -> None:
     assert env.divergences == 1
     assert int(env.episode_ids[BAD]) == BAD + N
     assert int(env.episode_steps[BAD]) == 0
-    require_same_neighbours(env, twin, step, expected, "the failing step")
+    require_same_neighbors(env, twin, step, expected, "the failing step")
     for count in range(5):
         step, expected = env.step(next_actions(env)), twin.step(next_actions(twin))
-        require_same_neighbours(env, twin, step, expected, f"step {count} after the failing one")
+        require_same_neighbors(env, twin, step, expected, f"step {count} after the failing one")
     assert env.divergences == 1
 
 
@@ -102,7 +102,7 @@ def test_a_diverged_env_parks_where_autoreset_is_disabled() -> None:
     assert step.info["ends"].diverged.tolist() == [True]
     assert env.active.tolist() == [True, True, False, True, True]
     for count in range(3):
-        require_same_neighbours(env, twin, step, expected, f"step {count}")
+        require_same_neighbors(env, twin, step, expected, f"step {count}")
         step, expected = env.step(next_actions(env)), twin.step(next_actions(twin))
         assert torch.equal(step.obs["policy"][BAD], last)
     env.reset(options={"reset_mask": ~env.active})
@@ -111,7 +111,7 @@ def test_a_diverged_env_parks_where_autoreset_is_disabled() -> None:
     assert int(env.episode_steps[BAD]) == 1
 
 
-def test_a_suspended_env_does_not_notice_a_neighbours_divergence() -> None:
+def test_a_suspended_env_does_not_notice_a_neighbors_divergence() -> None:
     env = make("ant")
     env.reset()
     env.step(next_actions(env))
@@ -120,8 +120,8 @@ def test_a_suspended_env_does_not_notice_a_neighbours_divergence() -> None:
     break_physics(env)
     env.step(next_actions(env))
     rows = torch.tensor([0, 3])
-    require_rows_equal(env.sim.states(None), state, rows, "a neighbour's divergence", "physics state")
-    require_rows_equal(env.observe()["policy"], held["policy"], rows, "a neighbour's divergence", "obs")
+    require_rows_equal(env.sim.states(None), state, rows, "a neighbor's divergence", "physics state")
+    require_rows_equal(env.observe()["policy"], held["policy"], rows, "a neighbor's divergence", "obs")
 
 
 def test_a_suspended_env_with_a_broken_state_is_reported_when_it_acts_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headrace
-from headrace.envs.batch_env import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 
 PIXELS = 12
 
@@ -38,7 +38,7 @@ def test_a_stack_drawn_on_demand_equals_the_stack_drawn_every_step(data: st.Data
         resting = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
         for env in (always, lazily):
             env.suspend(resting)
-            env.resume(~resting & ~env._roster.parked)
+            env.resume(~resting & ~env._active_set.parked)
         wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
         expected = always.step(_actions(always, step))
         got = lazily.step(_actions(lazily, step), observe=wanted)
@@ -48,9 +48,9 @@ def test_a_stack_drawn_on_demand_equals_the_stack_drawn_every_step(data: st.Data
         if "final_obs" in expected.info:
             ended = expected.info["_final_obs"]
             assert torch.equal(got.info["final_obs"]["policy"][ended], expected.info["final_obs"]["policy"][ended])
-        if rule == "disabled" and bool(always._roster.parked.any()):
+        if rule == "disabled" and bool(always._active_set.parked.any()):
             for env in (always, lazily):
-                env.reset(options={"reset_mask": env._roster.parked.clone()})
+                env.reset(options={"reset_mask": env._active_set.parked.clone()})
     everyone = lazily.observe()
     assert torch.equal(everyone["policy"], always.observe()["policy"])
     assert lazily.frames_drawn <= always.frames_drawn
@@ -138,7 +138,7 @@ def test_a_stack_has_the_single_frames_of_its_own_episode_and_none_from_before()
         ({"normalize": True}, (PIXELS, PIXELS, 6), torch.float32),
     ],
 )
-def test_layouts_colours_and_normalisation_match_the_declared_space(
+def test_layouts_colors_and_normalization_match_the_declared_space(
     more: dict[str, object], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     env = _make(2, **more)
@@ -210,7 +210,7 @@ def test_the_camera_task_written_as_a_table_shows_the_same_pictures() -> None:
         assert torch.equal(got.reward, expected.reward)
 
 
-LOOKS = {"looks.colour": 0.4, "looks.light": 0.5, "looks.camera_position": 0.05}
+LOOKS = {"looks.color": 0.4, "looks.light": 0.5, "looks.camera_position": 0.05}
 
 
 def test_every_episode_has_looks_of_its_own_which_neither_slot_nor_batch_decide() -> None:

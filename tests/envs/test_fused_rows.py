@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.envs import Rows
-from headrace.envs.board import Board
-from headrace.envs.ids import taken_actions
+from headrace.envs._held_observations import HeldObservations
+from headrace.envs._ids import taken_actions
 from headrace.errors import ActionError
 
 N = 6
@@ -26,9 +26,9 @@ def env() -> headrace.BatchEnv:
     return env
 
 
-def _board(env: headrace.BatchEnv) -> Board:
+def _held(env: headrace.BatchEnv) -> HeldObservations:
     groups = {"policy": spaces.Box(-1, 1, (3,), np.float32), "critic": spaces.Box(-1, 1, (2,), np.float32)}
-    board = Board(spaces.Dict(groups), {}, env.sim, 1)
+    board = HeldObservations(spaces.Dict(groups), {}, env.sim, 1)
     everyone = torch.arange(N)
     board.show(everyone, {"policy": torch.full((N, 3), 7.0).double(), "critic": torch.full((N, 2), 8.0).double()})
     return board
@@ -50,7 +50,7 @@ def test_rows_are_posted_as_in_plain_torch(env: headrace.BatchEnv, data: st.Data
         where[data.draw(st.integers(0, rows - 1))] = data.draw(st.sampled_from(BAD))
     failed = (torch.rand(rows, generator=draw) < 0.3) if data.draw(st.booleans()) else None
 
-    fused, plain = _board(env), _board(env)
+    fused, plain = _held(env), _held(env)
     got, expected = fused.post(ids, obs, reward, failed), plain.post_reference(ids, obs, reward, failed)
     assert (got is None) == (expected is None)
     if got is not None and expected is not None:
@@ -81,7 +81,7 @@ def test_actions_are_taken_as_in_plain_torch(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("ids", [None, [0, 2, 5], [4]])
 def test_joined_fields_are_those_side_by_side(env: headrace.BatchEnv, ids: list[int] | None) -> None:
-    rows = Rows(env.sim, env._slots, None if ids is None else torch.tensor(ids))
+    rows = Rows(env.sim, env._episodes, None if ids is None else torch.tensor(ids))
     parts = [rows.get("qpos")[:, 2:], rows.get("cinert")[:, 1:].flatten(1), rows.get("qvel")]
     joined = rows.join(("qpos", slice(2, None)), ("cinert", slice(1, None)), "qvel")
     assert torch.equal(joined, torch.cat(parts, dim=1))
@@ -94,7 +94,7 @@ def test_rows_are_contiguous_and_those_of_the_field(env: headrace.BatchEnv, inde
     field = env.sim.field("xipos")
     part = field if index is None else field[:, list(index) if isinstance(index, tuple) else index]
     for rows, expected in ((None, part), (ids, part[ids])):
-        got = Rows(env.sim, env._slots, rows).get("xipos", index)
+        got = Rows(env.sim, env._episodes, rows).get("xipos", index)
         assert got.is_contiguous()
         assert torch.equal(got, expected)
 

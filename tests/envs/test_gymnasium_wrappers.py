@@ -16,8 +16,8 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import vector
 
 import headrace
+from headrace._gymnasium_ids import IDS
 from headrace.errors import DtypeError
-from headrace.gymnasium_ids import IDS
 
 MODES = ("same_step", "disabled")
 N, LENGTH = 3, 6

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.envs import make, task_cfg
-from headrace.envs.overrides import parse_assignments, with_overrides
-from headrace.envs.tasks.cartpole_table import cartpole_table
+from headrace.envs._overrides import parse_assignments, with_overrides
+from headrace.envs.tasks.cartpole_terms import cartpole_terms
 from headrace.errors import ConfigError, UnknownNameError
 
 
@@ -177,7 +177,7 @@ def test_assignments_reach_a_class_task_and_a_table_task() -> None:
     env = make("ant", overrides=parse_assignments(["ctrl_cost_weight=0.25", "episode_length=7"]))
     assert (env.task.cfg.ctrl_cost_weight, env.task.cfg.episode_length) == (0.25, 7)
     cfg = task_cfg(
-        "cartpole-table",
+        "cartpole-terms",
         parse_assignments(
             ["rewards.alive.weight=2", "events.start.function.positions=(0.1, 0.2)", "terminations.fallen.high=0.4"]
         ),
@@ -185,16 +185,16 @@ def test_assignments_reach_a_class_task_and_a_table_task() -> None:
     assert cfg.rewards["alive"].weight == 2.0
     assert cfg.events["start"].function.positions == (0.1, 0.2)
     assert cfg.terminations["fallen"].high == 0.4
-    assert cartpole_table().rewards["alive"].weight == 1.0
+    assert cartpole_terms().rewards["alive"].weight == 1.0
 
 
 def test_a_misspelt_setting_of_a_task_is_refused_by_make() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'ctrl_cost_weight'"):
         make("ant", overrides={"control_cost_weight": 0.1})
     with pytest.raises(UnknownNameError, match="did you mean 'alive'"):
-        make("cartpole-table", overrides={"rewards.alife.weight": 0.1})
+        make("cartpole-terms", overrides={"rewards.alife.weight": 0.1})
 
 
 def test_a_setting_of_a_few_words_takes_only_those() -> None:
-    with pytest.raises(UnknownNameError, match="unknown value of 'color': 'grey'; did you mean 'gray'"):
-        make("cartpole-camera", 2, overrides={"color": "grey"})
+    with pytest.raises(UnknownNameError, match="unknown value of 'color': 'gray'; did you mean 'gray'"):
+        make("cartpole-camera", 2, overrides={"color": "gray"})

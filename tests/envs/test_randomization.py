@@ -13,24 +13,24 @@ from table_examples import eventful_cartpole
 
 from headrace import testing
 from headrace.envs import BatchEnv, Rows, make
-from headrace.envs.randomization import LogUniform, Randomization, Uniform
-from headrace.envs.table_task import TableTask
-from headrace.envs.tasks.cartpole_table import cartpole_table
+from headrace.envs._randomization import LogUniform, Randomization, Uniform
+from headrace.envs._term_task import TermTask
+from headrace.envs.tasks.cartpole_terms import cartpole_terms
 from headrace.errors import ConfigError
 
 _FIELDS = ("body_mass", "body_inertia", "dof_damping", "opt.gravity")
 
 
 def now(env: BatchEnv) -> Rows:
-    return Rows(env.sim, env._slots, None)
+    return Rows(env.sim, env._episodes, None)
 
 
 def eventful(num_envs: int, **options) -> BatchEnv:
-    return make(TableTask(eventful_cartpole()), num_envs, seed=8, **options)
+    return make(TermTask(eventful_cartpole()), num_envs, seed=8, **options)
 
 
-def with_randomization(term: Randomization) -> TableTask:
-    return TableTask(dataclasses.replace(cartpole_table(), randomization={"it": term}))
+def with_randomization(term: Randomization) -> TermTask:
+    return TermTask(dataclasses.replace(cartpole_terms(), randomization={"it": term}))
 
 
 def actions_of(episode_id: int, at: int) -> float:
@@ -158,7 +158,7 @@ def test_snapshots_carry_the_fields_and_continue_bit_identically(tmp_path) -> No
         assert torch.equal(env.sim.states(None), other.sim.states(None))
 
 
-def test_randomised_fields_change_the_motion() -> None:
+def test_randomized_fields_change_the_motion() -> None:
     env = make(
         with_randomization(
             Randomization(
@@ -247,7 +247,7 @@ def test_operations_do_what_they_say_to_the_named_column(operation, expected) ->
         (lambda: dataclasses.replace(eventful_cartpole(), curriculum={}), "randomization.damping.curriculum"),
     ],
 )
-def test_impossible_randomisation_is_refused(build, words) -> None:
+def test_impossible_randomization_is_refused(build, words) -> None:
     with pytest.raises(ConfigError, match=words):
         build()
 
@@ -260,7 +260,7 @@ def test_unknown_objects_are_named_with_the_known_ones() -> None:
 
 def test_a_table_to_which_everything_happens_keeps_the_whole_contract_of_environments() -> None:
     results = testing.check_env(
-        lambda **options: make(TableTask(eventful_cartpole()), **options),
+        lambda **options: make(TermTask(eventful_cartpole()), **options),
         sizes=(1, 7, 64),
         variants=({"threads": 1}, {"threads": 2}),
     )

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.envs.slots import Slots
+from headrace.envs._episode_state import EpisodeState
 
 CPU = torch.device("cpu")
 
 
-def _slots(num_envs: int, seed: int) -> Slots:
+def _episodes(num_envs: int, seed: int) -> EpisodeState:
     generator = torch.Generator().manual_seed(seed)
-    slots = Slots(num_envs, CPU, {"x": (2,)})
+    slots = EpisodeState(num_envs, CPU, {"x": (2,)})
     slots.episode_ids.copy_(torch.randint(0, 1000, (num_envs,), generator=generator))
     slots.started.copy_(torch.randint(0, 9, (num_envs,), generator=generator))
     slots.steps.copy_(torch.randint(0, 6, (num_envs,), generator=generator))
@@ -35,7 +35,7 @@ def test_a_step_is_judged_as_in_plain_torch(data: st.DataObject) -> None:
     diverged = (torch.rand(len(ids), generator=generator) < 0.3) if data.draw(st.booleans()) else None
     truncated = (torch.rand(len(ids), generator=generator) < 0.3) if data.draw(st.booleans()) else None
 
-    fused, plain = _slots(num_envs, seed), _slots(num_envs, seed)
+    fused, plain = _episodes(num_envs, seed), _episodes(num_envs, seed)
     got = fused.finish(None if everyone else ids, reward, terminated, diverged, limit=4, truncated=truncated)
     expected = plain.finish_reference(ids, reward, terminated, diverged, limit=4, truncated=truncated)
     for name in ("reward", "terminated", "truncated", "ended"):
@@ -51,7 +51,7 @@ def test_episodes_begin_as_in_plain_torch_and_memory_is_cleared(num_envs: int, s
     chosen = torch.randint(0, 99, (len(ids),), generator=generator) if explicit else None
     if not len(ids):
         chosen = None
-    fused, plain = _slots(num_envs, seed), _slots(num_envs, seed)
+    fused, plain = _episodes(num_envs, seed), _episodes(num_envs, seed)
     fused.begin(ids, chosen)
     plain.begin_reference(ids, chosen)
     for name in ("episode_ids", "started", "steps", "returns"):
@@ -60,7 +60,7 @@ def test_episodes_begin_as_in_plain_torch_and_memory_is_cleared(num_envs: int, s
 
 
 def test_the_record_of_ended_episodes_matches_the_scattered_totals() -> None:
-    slots = _slots(5, 3)
+    slots = _episodes(5, 3)
     ids = torch.tensor([1, 4])
     ends, totals, mask = slots.ends(ids, torch.tensor([True, True]), torch.tensor([False, True]))
     assert mask.tolist() == [False, True, False, False, True]

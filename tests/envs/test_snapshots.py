@@ -13,15 +13,15 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs import task_names
-from headrace.testing.comparing import require_same_tensors
-from headrace.testing.playing import next_actions
+from headrace.testing._comparing import require_same_tensors
+from headrace.testing._playing import next_actions
 
 # what a new process does with a snapshot: load, go on, and save all that it saw
 PROGRAM = """
 import sys
 import torch
 import headrace
-from headrace.testing.playing import next_actions
+from headrace.testing._playing import next_actions
 
 folder = sys.argv[1]
 for task in sys.argv[2:]:

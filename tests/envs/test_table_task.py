@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from table_examples import eventful_cartpole
 
 from headrace.envs import BatchEnv, Rows, make, task_cfg
-from headrace.envs.action_terms import Effort, PositionTarget
-from headrace.envs.overrides import with_overrides
-from headrace.envs.table_task import TableTask, level_memory
-from headrace.envs.tasks.cartpole_table import cartpole_table
-from headrace.envs.term_library import BodiesNear, BodyBelow, BodyPosition, Distance, JointPositions, JointVelocityL2
-from headrace.envs.terms import IntervalEvent, ObservationTerm, Ramp, SuccessTerm
+from headrace.envs._action_terms import Effort, PositionTarget
+from headrace.envs._overrides import with_overrides
+from headrace.envs._term_library import BodiesNear, BodyBelow, BodyPosition, Distance, JointPositions, JointVelocityL2
+from headrace.envs._term_task import TermTask, level_memory
+from headrace.envs._terms import IntervalEvent, ObservationTerm, Ramp, SuccessTerm
+from headrace.envs.tasks.cartpole_terms import cartpole_terms
 from headrace.errors import ConfigError, DtypeError, ShapeError
 from headrace.types import Step
 
@@ -38,7 +38,7 @@ def assert_same(a: Step, b: Step) -> None:
 
 
 def now(env: BatchEnv) -> Rows:
-    return Rows(env.sim, env._slots, None)
+    return Rows(env.sim, env._episodes, None)
 
 
 @settings(deadline=None, max_examples=8)
@@ -46,7 +46,7 @@ def now(env: BatchEnv) -> Rows:
 def test_cartpole_as_a_table_gives_the_same_numbers_as_the_class(seed, num_envs, length, data) -> None:
     overrides = {"episode_length": length}
     a = make("cartpole", num_envs, seed=seed, overrides=overrides)
-    b = make("cartpole-table", num_envs, seed=seed, overrides=overrides)
+    b = make("cartpole-terms", num_envs, seed=seed, overrides=overrides)
     assert a.single_action_space == b.single_action_space
     assert a.single_observation_space == b.single_observation_space
     assert a.task.success_measure == b.task.success_measure
@@ -69,9 +69,9 @@ def test_cartpole_as_a_table_gives_the_same_numbers_as_the_class(seed, num_envs,
 
 
 def test_settings_of_the_table_reach_the_numbers_through_their_paths() -> None:
-    plain = make("cartpole-table", 3, seed=1)
+    plain = make("cartpole-terms", 3, seed=1)
     changed = make(
-        "cartpole-table",
+        "cartpole-terms",
         3,
         seed=1,
         overrides={
@@ -97,7 +97,7 @@ def test_settings_of_the_table_reach_the_numbers_through_their_paths() -> None:
 
 def test_observation_noise_is_new_each_step_has_its_size_and_belongs_to_the_episode() -> None:
     overrides = {"observations.policy.positions.noise_std": 0.1}
-    env = make("cartpole-table", 400, seed=3, overrides=overrides)
+    env = make("cartpole-terms", 400, seed=3, overrides=overrides)
     env.reset()
     seen = []
     for _ in range(5):
@@ -122,10 +122,10 @@ def test_interval_events_come_after_the_drawn_number_of_steps() -> None:
         fired.extend(zip(rows.ids.tolist(), rows.steps.tolist(), strict=True))
 
     cfg = dataclasses.replace(
-        task_cfg("cartpole-table", {"terminations.fallen.high": 1e3, "terminations.fallen.low": -1e3}),
+        task_cfg("cartpole-terms", {"terminations.fallen.high": 1e3, "terminations.fallen.low": -1e3}),
         events={"push": IntervalEvent(function=note, interval=(3, 5))},
     )
-    env = make(TableTask(cfg), 20, seed=4)
+    env = make(TermTask(cfg), 20, seed=4)
     env.reset()
     for _ in range(100):
         env.step(torch.zeros(20, 1))
@@ -140,9 +140,9 @@ def test_interval_events_come_after_the_drawn_number_of_steps() -> None:
 
 
 def test_a_push_changes_the_velocity_only_of_the_rows_that_are_due() -> None:
-    quiet = task_cfg("cartpole-table")
+    quiet = task_cfg("cartpole-terms")
     cfg = dataclasses.replace(quiet, events={**quiet.events, "push": eventful_cartpole().events["push"]})
-    pushed, calm = make(TableTask(cfg), 32, seed=5), make("cartpole-table", 32, seed=5)
+    pushed, calm = make(TermTask(cfg), 32, seed=5), make("cartpole-terms", 32, seed=5)
     pushed.reset()
     calm.reset()
     still_equal = torch.ones(32, dtype=torch.bool)
@@ -165,8 +165,8 @@ def test_an_interval_event_may_read_derived_fields_that_nothing_else_reads() -> 
     def look(rows: Rows, stream: str) -> None:
         seen.append(rows.get("subtree_com")[:, 1])
 
-    cfg = dataclasses.replace(cartpole_table(), events={"look": IntervalEvent(function=look, interval=(1, 1))})
-    env = make(TableTask(cfg), 2)
+    cfg = dataclasses.replace(cartpole_terms(), events={"look": IntervalEvent(function=look, interval=(1, 1))})
+    env = make(TermTask(cfg), 2)
     env.reset()
     env.step(torch.zeros(2, 1))
     env.step(torch.zeros(2, 1))
@@ -175,7 +175,7 @@ def test_an_interval_event_may_read_derived_fields_that_nothing_else_reads() -> 
 
 
 def test_curriculum_levels_are_a_function_of_the_episode_id() -> None:
-    env = make(TableTask(eventful_cartpole()), 4, seed=0)
+    env = make(TermTask(eventful_cartpole()), 4, seed=0)
     env.reset(options={"episode_ids": torch.tensor([0, 25, 100, 1000])})
     assert now(env).recall(level_memory("difficulty")).tolist() == [0.0, 0.25, 1.0, 1.0]
     damping = now(env).get_model("dof_damping")[:, 1]
@@ -184,14 +184,14 @@ def test_curriculum_levels_are_a_function_of_the_episode_id() -> None:
     assert float(damping[1]) <= 0.025
 
 
-def test_randomisation_moves_from_nothing_to_its_whole_range_with_the_level() -> None:
+def test_randomization_moves_from_nothing_to_its_whole_range_with_the_level() -> None:
     cfg = eventful_cartpole()
     whole = dataclasses.replace(cfg.randomization["damping"], curriculum=None)
     without = dataclasses.replace(cfg, randomization={**cfg.randomization, "damping": whole})
     ids = torch.tensor([10, 50, 100])
     damping = []
     for table in (cfg, without):
-        env = make(TableTask(table), 3, seed=0)
+        env = make(TermTask(table), 3, seed=0)
         env.reset(options={"episode_ids": ids})
         damping.append(now(env).get_model("dof_damping")[:, 1])
     # the model's own damping is 0: the level is a plain factor
@@ -215,18 +215,18 @@ def test_ramp_goes_from_zero_to_one_between_first_and_last() -> None:
 
 def test_success_by_condition_is_reported_and_differs_from_termination() -> None:
     cfg = dataclasses.replace(
-        cartpole_table(),
+        cartpole_terms(),
         episode_length=3,
         success=SuccessTerm(
             measure="cart and pole are one body", condition=BodiesNear(first="cart", second="pole", distance=1e-9)
         ),
     )
-    env = make(TableTask(cfg), 2)
+    env = make(TermTask(cfg), 2)
     env.reset()
     for _ in range(3):
         step = env.step(torch.zeros(2, 1))
     assert step.info["ends"].success.tolist() == [True, True]
-    without = make(TableTask(dataclasses.replace(cfg, success=None)), 2)
+    without = make(TermTask(dataclasses.replace(cfg, success=None)), 2)
     without.reset()
     for _ in range(3):
         step = without.step(torch.zeros(2, 1))
@@ -234,7 +234,7 @@ def test_success_by_condition_is_reported_and_differs_from_termination() -> None
 
 
 def test_library_terms_agree_with_the_plain_formulas() -> None:
-    env = make(TableTask(eventful_cartpole()), 5, seed=2)
+    env = make(TermTask(eventful_cartpole()), 5, seed=2)
     env.reset()
     actions = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     env.step(actions)
@@ -261,14 +261,14 @@ def test_library_terms_agree_with_the_plain_formulas() -> None:
 
 def test_position_targets_are_reached_and_the_servo_runs_in_every_physics_step() -> None:
     cfg = dataclasses.replace(
-        cartpole_table(),
+        cartpole_terms(),
         decimation=10,
         episode_length=1000,
         actions={"place": PositionTarget(actuators=("push",), kp=50.0, kd=15.0, scale=0.5, offset=0.25)},
         terminations={},
         success=None,
     )
-    task = TableTask(cfg)
+    task = TermTask(cfg)
     assert task.action_space.low.tolist() == [-1.0]
     env = make(task, 3, seed=0)
     env.reset()
@@ -280,7 +280,7 @@ def test_position_targets_are_reached_and_the_servo_runs_in_every_physics_step()
     torch.testing.assert_close(place, torch.tensor([-0.25, 0.25, 0.75], dtype=torch.float64), rtol=0.0, atol=0.1)
 
     # one control of ten substeps equals the formula applied by hand before each of them
-    model, again = task.model, make(TableTask(cartpole_table()), 1).task.model
+    model, again = task.model, make(TermTask(cartpole_terms()), 1).task.model
     assert float(again.actuator_biasprm[0, 1]) == 0.0
     servo, motor = mujoco.MjData(model), mujoco.MjData(again)
     model.opt.integrator = again.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
@@ -296,8 +296,8 @@ def test_position_targets_are_reached_and_the_servo_runs_in_every_physics_step()
 
 
 def test_a_servo_is_no_stronger_than_the_motor_was() -> None:
-    cfg = dataclasses.replace(cartpole_table(), actions={"place": PositionTarget(kp=1e4, kd=0.0)})
-    task = TableTask(cfg)
+    cfg = dataclasses.replace(cartpole_terms(), actions={"place": PositionTarget(kp=1e4, kd=0.0)})
+    task = TermTask(cfg)
     assert task.model.actuator_forcerange.tolist() == [[-1.0, 1.0]]
     env = make(task, 1)
     env.reset()
@@ -315,19 +315,19 @@ def test_action_terms_share_the_action_by_columns() -> None:
         '<position name="two" joint="b" kp="4"/></actuator></mujoco>'
     )
     cfg = dataclasses.replace(
-        cartpole_table(),
+        cartpole_terms(),
         model=xml,
         actions={
             "second": PositionTarget(actuators=("two",), scale=2.0),
             "first": Effort(actuators=("one",), offset=1.0),
         },
         observations={"policy": {"q": ObservationTerm(function=JointPositions())}},
-        rewards={"alive": cartpole_table().rewards["alive"]},
+        rewards={"alive": cartpole_terms().rewards["alive"]},
         terminations={},
         events={},
         success=None,
     )
-    env = make(TableTask(cfg), 2)
+    env = make(TermTask(cfg), 2)
     assert env.single_action_space.low.tolist() == [-1.0, -2.0]
     assert env.single_action_space.high.tolist() == [1.0, 2.0]
     env.reset()
@@ -339,11 +339,11 @@ def test_action_terms_share_the_action_by_columns() -> None:
 def test_a_camera_of_a_table_shows_what_the_camera_of_the_class_shows() -> None:
     by_class = make("cartpole-camera", 2, seed=3)
     cfg = dataclasses.replace(
-        cartpole_table(),
-        observations={"critic": cartpole_table().observations["policy"]},
+        cartpole_terms(),
+        observations={"critic": cartpole_terms().observations["policy"]},
         pictures=by_class.task.pictures,
     )
-    by_table = make(TableTask(cfg), 2, seed=3)
+    by_table = make(TermTask(cfg), 2, seed=3)
     assert by_table.single_observation_space == by_class.single_observation_space
     for envs in (by_class, by_table):
         envs.reset()
@@ -366,18 +366,18 @@ def test_a_camera_of_a_table_shows_what_the_camera_of_the_class_shows() -> None:
 )
 def test_a_wrong_term_is_named_when_the_task_is_made(change, error, words) -> None:
     with pytest.raises(error, match=words):
-        TableTask(with_overrides(cartpole_table(), change))
+        TermTask(with_overrides(cartpole_terms(), change))
 
 
 @pytest.mark.parametrize("part", ["actions", "observations", "rewards"])
 def test_a_table_without_a_needed_part_is_refused(part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        dataclasses.replace(cartpole_table(), **{part: {}})
+        dataclasses.replace(cartpole_terms(), **{part: {}})
 
 
 def test_motors_without_gains_are_refused_as_position_targets() -> None:
     with pytest.raises(ConfigError, match="give kp and kd"):
-        TableTask(dataclasses.replace(cartpole_table(), actions={"place": PositionTarget()}))
+        TermTask(dataclasses.replace(cartpole_terms(), actions={"place": PositionTarget()}))
 
 
 @pytest.mark.parametrize("interval", [(0, 3), (4, 3), (3,)])

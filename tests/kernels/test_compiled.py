@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.kernels import compiled, gather, raycast
+from headrace._kernels import compiled, gather, raycast
 
 PROGRAM = """
 import torch

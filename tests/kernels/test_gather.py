@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.kernels import gather as kernels
+from headrace._kernels import gather as kernels
 
 
 class Space:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import linear_scan as linear_scan_module
-from headrace.kernels.linear_scan import linear_scan, linear_scan_parallel
+from headrace._kernels import linear_scan as linear_scan_module
+from headrace._kernels.linear_scan import linear_scan, linear_scan_parallel
 
 
 def loop(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The normalise kernels against exact arithmetic: compiled, Warp and plain torch give the same bits."""
+"""The normalize kernels against exact arithmetic: compiled, Warp and plain torch give the same bits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.kernels.normalize import normalize_cpu
-from headrace.kernels.normalize_torch import normalize_torch
+from headrace._kernels.normalize import normalize_cpu
+from headrace._kernels.normalize_torch import normalize_torch
 
 
 def exact(x: Tensor) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_a_sum_past_32_bits_is_exact() -> None:
     assert out[0, 17, 23, 0] == np.float32((1 - pixels) / (255 * pixels))
 
 
-def test_the_number_of_threads_and_of_neighbours_does_not_change_a_bit() -> None:
+def test_the_number_of_threads_and_of_neighbors_does_not_change_a_bit() -> None:
     import numba
 
     x = pictures((9, 64, 64, 3))
@@ -130,7 +130,7 @@ def test_the_number_of_threads_and_of_neighbours_does_not_change_a_bit() -> None
 def normalize_warp():
     warp = pytest.importorskip("warp")
     warp.config.quiet = True
-    from headrace.kernels.normalize_warp import normalize_warp
+    from headrace._kernels.normalize_warp import normalize_warp
 
     return normalize_warp
 

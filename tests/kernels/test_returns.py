@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import returns, returns_reference
+from headrace._kernels import returns, returns_reference
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (7, 33), (24, 513), (130, 64), (3, 2500)]
 # float64; Warp contracts a product and a sum into one rounding, torch does not

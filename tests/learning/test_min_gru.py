@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace import errors
 from headrace.learning import MinGRU
-from headrace.learning.min_gru import linear_recurrence
+from headrace.learning._min_gru import linear_recurrence
 
 # float64, the same sums in another order
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}

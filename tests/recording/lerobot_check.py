@@ -11,7 +11,7 @@ import torch
 from counting_env import CountingEnv
 
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording.lerobot import LeRobotExporter
+from headrace.recording._lerobot import LeRobotExporter
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,8 +19,8 @@ from counting_env import CountingEnv, length_of
 
 from headrace.errors import DataError, StorageError
 from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording.journal import append_lines, read_journal
-from headrace.recording.store import check_entry
+from headrace.recording._journal import append_lines, read_journal
+from headrace.recording._store import check_entry
 
 PROGRAM = Path(__file__).parent / "killed_program.py"
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
@@ -166,7 +166,7 @@ def test_the_step_after_a_failed_write_raises(tmp_path, monkeypatch):
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headrace.recording.store.write_episode_file", no_space)
+    monkeypatch.setattr("headrace.recording._store.write_episode_file", no_space)
     recorder = EpisodeRecorder(tmp_path / "d")
     env = CountingEnv(4, [recorder])
     env.reset()
@@ -186,7 +186,7 @@ def test_a_journal_that_cannot_grow_leaves_no_episode_without_a_line(tmp_path, m
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.recording.store.append_lines", torn)
+        patch.setattr("headrace.recording._store.append_lines", torn)
         with pytest.raises(StorageError):
             record_some(tmp_path / "d", resume=True)
     assert (tmp_path / "d" / "journal.jsonl").read_bytes() == before
@@ -250,7 +250,7 @@ def test_resume_refuses_a_damaged_episode_by_name(tmp_path, damage):
 
 
 def test_a_stalled_disk_raises_after_the_bound_and_loses_nothing_committed(tmp_path, monkeypatch):
-    from headrace.recording import store
+    from headrace.recording import _store as store
 
     write = store.write_episode_file
 

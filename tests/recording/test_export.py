@@ -17,8 +17,8 @@ from counting_env import CountingEnv
 from headrace.errors import ConfigError, DataError, MissingExtraError, StorageError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording import export as export_module
-from headrace.recording.lerobot_stats import combine, picture_stats, vector_stats
-from headrace.recording.mp4 import frame_times, read_frames
+from headrace.recording._lerobot_stats import combine, picture_stats, vector_stats
+from headrace.recording._mp4 import frame_times, read_frames
 
 FIELDS = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -38,9 +38,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several units and files from a few episodes."""
-    from headrace.recording.lerobot import LeRobotExporter
-    from headrace.recording.minari_format import MinariExporter
-    from headrace.recording.robomimic import RobomimicExporter
+    from headrace.recording._lerobot import LeRobotExporter
+    from headrace.recording._minari_format import MinariExporter
+    from headrace.recording._robomimic import RobomimicExporter
 
     for exporter in (LeRobotExporter, MinariExporter, RobomimicExporter):
         monkeypatch.setattr(exporter, "unit_bytes", 60_000)
@@ -148,7 +148,7 @@ def test_lerobot_has_its_layout_with_a_frame_for_every_row(recorded, tmp_path):
         key = "videos/observation.images.camera"
         first = round(line[f"{key}/from_timestamp"] * 20)
         pictures = np.stack(frames[f"file-{line[f'{key}/file_index']:03d}.mp4"][first : first + length])
-        # H.264 at crf 18 with half the colour resolution: close, and closer to its own frame than to the next
+        # H.264 at crf 18 with half the color resolution: close, and closer to its own frame than to the next
         original = episode.read("obs/camera")[:-1].astype(float)
         assert np.abs(pictures - original).mean() < 12
         # exact statistics, whatever the video lost
@@ -279,7 +279,7 @@ def test_an_export_stops_at_a_damaged_episode(recorded, tmp_path):
 
 
 def test_verify_finds_a_video_with_a_frame_missing_and_rows_out_of_step(recorded, tmp_path):
-    from headrace.recording.mp4 import Mp4Writer
+    from headrace.recording._mp4 import Mp4Writer
 
     out = tmp_path / "lerobot"
     export_dataset(recorded, out, "lerobot")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.recording import EpisodeDataset, EpisodeRecorder, TiledVideo, VideoObserver, contact_sheet, episode_table
-from headrace.recording.mp4 import Mp4Writer, frame_times, read_frames
+from headrace.recording._mp4 import Mp4Writer, frame_times, read_frames
 
 
 def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
@@ -108,8 +108,8 @@ def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
         env.step()
 
 
-def test_channels_may_come_first_or_be_grey():
-    from headrace.recording.fields import as_rgb
+def test_channels_may_come_first_or_be_gray():
+    from headrace.recording._fields import as_rgb
 
     pictures = np.arange(2 * 5 * 7 * 3, dtype=np.uint8).reshape(2, 5, 7, 3)
     np.testing.assert_array_equal(as_rgb(pictures), pictures)

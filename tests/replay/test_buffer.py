@@ -14,8 +14,8 @@ from replay_reference import NaiveStore, Stream
 
 from headrace.errors import ConfigError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler
-from headrace.replay.memory import RamMemory
-from headrace.replay.priorities import SumTree
+from headrace.replay._memory import RamMemory
+from headrace.replay._priorities import SumTree
 from headrace.types import StackSpec, Step
 
 INT = ArraySpec((), torch.int64)

@@ -8,8 +8,8 @@ import torch
 from headrace.envs import make
 from headrace.errors import ConfigError
 from headrace.replay import ReplayBuffer
-from headrace.replay.compact import reconstruct_next
-from headrace.rollout.collect import collect
+from headrace.replay._compact import reconstruct_next
+from headrace.rollout._collect import collect
 
 STEPS = 60
 

@@ -25,10 +25,10 @@ from headrace.chunking import (
     Threshold,
     as_chunk_policy,
 )
-from headrace.envs.rows import Rows
+from headrace.envs._rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import EpisodeResult, Evaluation, evaluate
-from headrace.rollout.evaluation import Counters
+from headrace.rollout._evaluation import Counters
 from headrace.types import Obs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chunking"))
@@ -221,7 +221,7 @@ def test_the_summary_of_nothing_has_dashes() -> None:
 
 
 def test_the_progress_bar_shows_rate_and_running_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.rollout import progress
+    from headrace.rollout import _progress as progress
 
     shown: list[str] = []
     monkeypatch.setattr(progress, "_REFRESH", 0.0)

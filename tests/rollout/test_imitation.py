@@ -12,15 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace._cli import imitate
 from headrace.chunking import ChunkContext
-from headrace.cli import imitate
 from headrace.envs import BatchEnv, make
-from headrace.envs.registry import make_task
+from headrace.envs._registry import make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
-from headrace.rollout.act_policy import ActCfg, ActPolicy, load_chunk_policy, save_policy
-from headrace.rollout.experts import expert_for
-from headrace.rollout.experts.arm import HIGHEST, LOWEST, arm_pose
-from headrace.rollout.imitation import (
+from headrace.rollout._act_policy import ActCfg, ActPolicy, load_chunk_policy, save_policy
+from headrace.rollout._imitation import (
     CloneCfg,
     Demonstrations,
     MeanAction,
@@ -28,6 +26,8 @@ from headrace.rollout.imitation import (
     record_demonstrations,
     untrained,
 )
+from headrace.rollout.experts import expert_for
+from headrace.rollout.experts._arm import HIGHEST, LOWEST, arm_pose
 from headrace.statistics import wilson_interval
 from headrace.types import Obs
 

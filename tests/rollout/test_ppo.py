@@ -11,15 +11,15 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs import BatchEnv
-from headrace.rollout.actor_critic import (
+from headrace.rollout._actor_critic import (
+    ImageNormalizer,
     NetworkCfg,
     Normalizer,
-    PictureNormalizer,
     Policy,
     load_actor_critic,
     save_actor_critic,
 )
-from headrace.rollout.ppo import PPO, PPOCfg
+from headrace.rollout._ppo import PPO, PPOCfg
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_what_is_loaded_acts_as_what_was_saved(memory: str, tmp_path: Path) -> N
     saved = load_actor_critic(tmp_path / "policy.pt")
     loaded = saved.policy
     assert (saved.task, saved.overrides) == ("cartpole", {"episode_length": 7})
-    # the observation normaliser moved from where it began, and came along
+    # the observation normalizer moved from where it began, and came along
     assert isinstance(loaded.encoder, Normalizer)
     assert loaded.encoder.count > 60
     assert torch.equal(loaded.encoder.mean, learner.policy.encoder.mean)
@@ -211,17 +211,17 @@ def test_normalizer_has_the_moments_of_all_it_has_seen() -> None:
     torch.testing.assert_close(normalizer.denormalize(normalizer(parts[0])), parts[0], rtol=1e-4, atol=1e-4)
 
 
-def test_pictures_are_centred_and_their_channels_made_independent_and_equally_strong() -> None:
+def test_pictures_are_centered_and_their_channels_made_independent_and_equally_strong() -> None:
     torch.manual_seed(0)
     base, change = torch.rand(200, 6, 5, 1), 0.02 * torch.rand(200, 6, 5, 1)
     pictures = torch.cat((base, base + change), -1).movedim(-1, 1)  # two frames that hardly differ
-    normalizer = PictureNormalizer(6, 5, 2)
+    normalizer = ImageNormalizer(6, 5, 2)
     assert torch.equal(normalizer(pictures), pictures)
     normalizer.update(pictures)
     seen = normalizer(pictures)
     torch.testing.assert_close(seen.mean(0), torch.zeros(2, 6, 5), rtol=0, atol=1e-4)
     rows = seen.movedim(1, -1).flatten(0, -2)
-    # the floor of one grey level takes a share of the variance of the difference, 1e-5 of 1.7e-5 + 1e-5
+    # the floor of one gray level takes a share of the variance of the difference, 1e-5 of 1.7e-5 + 1e-5
     covariance = rows.T @ rows / len(rows)
     assert covariance[0, 1].abs() < 1e-3
     assert covariance[1, 1] == pytest.approx(1, abs=1e-3)

@@ -7,7 +7,7 @@ import torch
 from headrace.envs import make
 from headrace.errors import ConfigError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
-from headrace.rollout.replay_episode import make_replay_env, replay_episode
+from headrace.rollout._replay_episode import make_replay_env, replay_episode
 
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
 SHORT = {"episode_length": 12}

@@ -11,8 +11,8 @@ import torch
 
 import headrace
 from headrace.errors import DataError
-from headrace.rollout import actor_critic
-from headrace.rollout.actor_critic import SavedPolicy, load_actor_critic, shipped_actor_critics
+from headrace.rollout import _actor_critic as actor_critic
+from headrace.rollout._actor_critic import SavedPolicy, load_actor_critic, shipped_actor_critics
 
 NAMES = ["cartpole", "cartpole-camera"]
 

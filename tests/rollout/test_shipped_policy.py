@@ -22,10 +22,11 @@ from headrace.chunking import (
 )
 from headrace.envs import make
 from headrace.errors import DataError
-from headrace.rollout import act_policy, evaluate, load_chunk_policy
-from headrace.rollout.act_policy import ActPolicy, shipped_policies
-from headrace.rollout.evaluation import EpisodeResult
-from headrace.rollout.imitation import MeanAction
+from headrace.rollout import _act_policy as act_policy
+from headrace.rollout import evaluate, load_chunk_policy
+from headrace.rollout._act_policy import ActPolicy, shipped_policies
+from headrace.rollout._evaluation import EpisodeResult
+from headrace.rollout._imitation import MeanAction
 from headrace.statistics import Interval, wilson_interval
 
 TASK = "pusher-solid"

@@ -36,18 +36,18 @@ TEXTURED = """
     <texture name="cube" type="cube" builtin="gradient" rgb1="0.9 0.9 0.3" rgb2="0.1 0.4 0.2" mark="edge" markrgb="1 1 1" width="32" height="192"/>
     <texture name="floor" type="2d" builtin="checker" rgb1="0.1 0.2 0.3" rgb2="0.8 0.8 0.8" mark="edge" markrgb="0.9 0.2 0.2" width="64" height="64"/>
     <material name="floor" texture="floor" texrepeat="3 2" specular="0"/>
-    <material name="floor_metres" texture="floor" texrepeat="2 2" texuniform="true" specular="0"/>
+    <material name="floor_meters" texture="floor" texrepeat="2 2" texuniform="true" specular="0"/>
     <material name="cube" texture="cube" specular="0"/>
-    <material name="cube_metres" texture="cube" texuniform="true" specular="0" emission="0.2"/>
+    <material name="cube_meters" texture="cube" texuniform="true" specular="0" emission="0.2"/>
   </asset>
   <worldbody>
     <light directional="true" diffuse="0.5 0.5 0.5" ambient="0.1 0.1 0.1" dir="0.3 0.5 -1" pos="0 0 4" castshadow="false"/>
     <geom name="floor" type="plane" size="1.5 1 0.1" material="floor"/>
-    <geom name="wall" type="plane" size="1.2 0.6 0.1" pos="0 1 0.6" euler="90 0 0" material="floor_metres"/>
+    <geom name="wall" type="plane" size="1.2 0.6 0.1" pos="0 1 0.6" euler="90 0 0" material="floor_meters"/>
     <geom name="sphere" type="sphere" size="0.25" pos="-0.9 0 0.4" euler="30 20 0" material="cube"/>
     <geom name="box" type="box" size="0.2 0.25 0.3" pos="-0.2 0 0.4" euler="10 0 30" material="cube"/>
     <geom name="capsule" type="capsule" size="0.15 0.2" pos="0.4 0 0.45" euler="20 40 0" material="cube"/>
-    <geom name="cylinder" type="cylinder" size="0.15 0.25" pos="1.0 0 0.4" euler="0 30 0" material="cube_metres"/>
+    <geom name="cylinder" type="cylinder" size="0.15 0.25" pos="1.0 0 0.4" euler="0 30 0" material="cube_meters"/>
     <geom name="ellipsoid" type="ellipsoid" size="0.2 0.3 0.15" pos="0.1 -0.6 0.25" euler="0 0 30" material="cube"/>
     <camera name="front" pos="0 -2.4 1.4" xyaxes="1 0 0 0 0.45 0.9"/>
     <camera name="side" pos="2.2 -1.2 1.2" xyaxes="0.55 0.83 0 -0.3 0.2 0.9" fovy="60"/>

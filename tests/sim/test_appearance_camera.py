@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, ShapeError
-from headrace.sim.appearance import Appearance, AppearanceSpec
-from headrace.sim.camera import CameraSpec, PoseReader
-from headrace.sim.native_camera import NativeCamera
+from headrace.sim._appearance import Appearance, AppearanceSpec
+from headrace.sim._camera import CameraSpec, PoseReader
+from headrace.sim._native_camera import NativeCamera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES
 
-LOOKS = AppearanceSpec(colour=0.3, light=0.4, light_direction=0.2, camera_position=0.05, camera_rotation=0.05)
+LOOKS = AppearanceSpec(color=0.3, light=0.4, light_direction=0.2, camera_position=0.05, camera_rotation=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_each_look_shows_in_the_picture_and_rows_differ(model):
     camera = NativeCamera(model, CameraSpec(name="front", width=32, height=24))
     poses = poses_of(model, 3)
     plain = camera.render(poses).rgb
-    for name in ("colour", "light", "light_direction", "camera_position", "camera_rotation"):
+    for name in ("color", "light", "light_direction", "camera_position", "camera_rotation"):
         spec = AppearanceSpec(**{name: 0.3})
         drawn = camera.render(Appearance(model, spec, seed=1).apply(poses, np.arange(3))).rgb
         assert len(np.unique(drawn.reshape(3, -1), axis=0)) == 3, name
@@ -85,8 +85,8 @@ def test_looks_stay_within_their_bounds(model, seed, episode):
 
 
 def test_wrong_looks_are_refused(model):
-    with pytest.raises(ConfigError, match="colour"):
-        AppearanceSpec(colour=-0.1)
+    with pytest.raises(ConfigError, match="color"):
+        AppearanceSpec(color=-0.1)
     with pytest.raises(ConfigError, match="at most 1"):
         AppearanceSpec(light=1.5)
     with pytest.raises(ShapeError, match="one per row"):

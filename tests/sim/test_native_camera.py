@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
-from headrace.sim.camera import CameraFrames, CameraSpec, PoseReader, ScenePoses
-from headrace.sim.native_camera import NativeCamera
+from headrace.sim._camera import CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim._native_camera import NativeCamera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES, VIEWS
@@ -32,7 +32,7 @@ def draw(model: mujoco.MjModel, camera: str, width: int, height: int) -> CameraF
 
 
 def inside_regions(ids: np.ndarray) -> np.ndarray:
-    """Pixels whose eight neighbours show the same geom: there a shift of a hundredth of a pixel changes nothing."""
+    """Pixels whose eight neighbors show the same geom: there a shift of a hundredth of a pixel changes nothing."""
     padded = np.pad(ids, 1, mode="edge")
     same = np.ones(ids.shape, bool)
     height, width = ids.shape
@@ -77,7 +77,7 @@ def test_depth_equals_mujocos_to_the_tessellation_of_curved_geoms(compared):
     assert np.allclose(ours[nothing], theirs[nothing], rtol=1e-4)
 
 
-def test_colours_are_mujocos_without_shadows_reflections_and_antialiasing(compared):
+def test_colors_are_mujocos_without_shadows_reflections_and_antialiasing(compared):
     _, frames, reference = compared
     inside = inside_regions(reference["segmentation"])
     error = np.abs(frames.rgb[0].astype(int) - reference["rgb"])[inside]
@@ -87,7 +87,7 @@ def test_colours_are_mujocos_without_shadows_reflections_and_antialiasing(compar
     assert np.quantile(error, 0.95) <= 8
 
 
-def test_colours_resemble_mujocos_default_picture(compared):
+def test_colors_resemble_mujocos_default_picture(compared):
     _, frames, reference = compared
     ours, theirs = frames.rgb[0].astype(float), reference["rgb_default"].astype(float)
     # shadows, reflections and highlights are missing: a coarse likeness is what is promised
@@ -144,7 +144,7 @@ def test_any_heap_of_primitives_looks_as_mujocos_rays_see_it(geoms, eye, fovy):
 
 
 def _differs_in_pictures(model: mujoco.MjModel, data: mujoco.MjData, g: int) -> bool:
-    """Whether the camera is behind plane g, or inside geom g, or within two millimetres of its surface."""
+    """Whether the camera is behind plane g, or inside geom g, or within two millimeters of its surface."""
     local = data.geom_xmat[g].reshape(3, 3).T @ (data.cam_xpos[0] - data.geom_xpos[g])
     size = model.geom_size[g] + 2e-3
     match int(model.geom_type[g]):

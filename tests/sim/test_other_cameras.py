@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, LifecycleError
-from headrace.sim.appearance import Appearance, AppearanceSpec
-from headrace.sim.camera import CameraSpec, PoseReader
-from headrace.sim.gl_camera import GLCamera
-from headrace.sim.native_camera import NativeCamera
-from headrace.sim.warp_camera import WarpCamera
+from headrace.sim._appearance import Appearance, AppearanceSpec
+from headrace.sim._camera import CameraSpec, PoseReader
+from headrace.sim._gl_camera import GLCamera
+from headrace.sim._native_camera import NativeCamera
+from headrace.sim._warp_camera import WarpCamera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES
@@ -75,7 +75,7 @@ def test_opengl_draws_looks_and_forgets_them():
     spec = CameraSpec(name="front", width=32, height=24)
     camera = GLCamera(model, spec)
     plain = camera.render(poses).rgb
-    looks = Appearance(model, AppearanceSpec(colour=0.4, light=0.5), seed=2).apply(poses, np.arange(3))
+    looks = Appearance(model, AppearanceSpec(color=0.4, light=0.5), seed=2).apply(poses, np.arange(3))
     drawn = camera.render(looks).rgb
     assert len(np.unique(drawn.reshape(3, -1), axis=0)) == 3
     native = NativeCamera(model, spec).render(looks).rgb

@@ -48,7 +48,7 @@ class SuspendedTerminates(BatchEnv):
         return step._replace(terminated=step.terminated | ~self.active)
 
 
-class NeighboursResetMovesSuspended(BatchEnv):
+class NeighborsResetMovesSuspended(BatchEnv):
     def reset(self, *, seed=None, options=None):
         result = super().reset(seed=seed, options=options)
         self.sim.field("qpos")[self.suspended] += 1e-15
@@ -194,7 +194,7 @@ BROKEN: list[tuple[type[BatchEnv], Callable[..., object], str]] = [
     (SuspendedObservationChanges, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: obs\['policy'\]"),
     (SuspendedIsRewarded, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: reward: expected 0.0"),
     (SuspendedTerminates, testing.check_suspend_is_exact, r"env 1, call 0 while suspended: terminated"),
-    (NeighboursResetMovesSuspended, testing.check_suspend_is_exact, r"env 1, after the reset of neighbours before"),
+    (NeighborsResetMovesSuspended, testing.check_suspend_is_exact, r"env 1, after the reset of neighbors before"),
     (ResetResumes, testing.check_suspend_is_exact, r"env 5, reset while suspended: expected it to stay suspended"),
     (SuspendStepsOnce, testing.check_suspend_is_exact, r"env 1, after suspend: state_dict"),
     (ResumeForgetsWarmStart, testing.check_resume_continues_exactly, r"under suspension pattern 0, step \d+: obs"),

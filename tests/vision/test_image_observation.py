@@ -14,7 +14,7 @@ IDS = torch.arange(40, dtype=torch.int32).reshape(2, 4, 5, 1)
 
 
 @pytest.mark.parametrize("kind", ["rgb", "rgba", "albedo", "simple_shading_full_mdl", "semantic_segmentation"])
-def test_uint8_colours_are_normalised(kind) -> None:
+def test_uint8_colors_are_normalized(kind) -> None:
     assert torch.equal(image_observation(kind, COLOUR), normalize_image(COLOUR))
     first = COLOUR.permute(0, 3, 1, 2)
     assert torch.equal(image_observation(kind, first, channels="first"), normalize_image(first, channels="first"))

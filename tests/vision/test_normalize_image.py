@@ -58,7 +58,7 @@ def test_strided_views_give_the_bits_of_their_contiguous_copy(channels) -> None:
 
 @pytest.mark.parametrize("frames", [1, 2, 4, 5])
 @pytest.mark.parametrize(("dim", "channels"), [(-1, "last"), (0, "first")])
-def test_normalising_a_stack_is_bit_equal_to_stacking_normalised_frames(frames, dim, channels) -> None:
+def test_normalizing_a_stack_is_bit_equal_to_stacking_normalized_frames(frames, dim, channels) -> None:
     spec = StackSpec(frames=frames, dim=dim)
     shape = (11, 13, 3) if channels == "last" else (3, 11, 13)
     x = pictures(5, frames, *shape)
@@ -127,9 +127,9 @@ def test_an_absent_warp_names_the_extra(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "warp", None)
-    monkeypatch.delitem(sys.modules, "headrace.kernels.normalize_warp", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace._kernels.normalize_warp", raising=False)
     with pytest.raises(MissingExtraError, match=r"headrace\[warp\]"):
-        import headrace.kernels.normalize_warp  # noqa: F401  # only whether it loads
+        import headrace._kernels.normalize_warp  # noqa: F401  # only whether it loads
 
 
 def test_an_unknown_place_of_the_channels_is_refused() -> None:

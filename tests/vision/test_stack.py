@@ -30,7 +30,7 @@ def pictures(step: int, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 @dataclass
 class ListStack:
-    """The obvious way: all frames of the episode in a list, normalised frame by frame, then concatenated."""
+    """The obvious way: all frames of the episode in a list, normalized frame by frame, then concatenated."""
 
     spec: StackSpec
     shape: tuple[int, ...]

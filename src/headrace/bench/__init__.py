@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from headrace._lazy import lazy_exports
+
 if TYPE_CHECKING:
-    from headrace.bench.benchmark import Benchmark, RunSettings
-    from headrace.bench.builders import EpisodeTally, PlayBuilder, RuntimeBuilder, StartupBuilder
-    from headrace.bench.bundle_files import bundle_paths, parse_bundle, read_bundle
-    from headrace.bench.capture import environment_variables
-    from headrace.bench.comparison import CompareCfg, Comparison, compare
-    from headrace.bench.formatters import FORMATTERS, summary_text
-    from headrace.bench.learning_schema import (
+    from headrace.bench._benchmark import Benchmark, RunSettings
+    from headrace.bench._builders import EpisodeTally, PlayBuilder, RuntimeBuilder, StartupBuilder
+    from headrace.bench._bundle_files import bundle_paths, parse_bundle, read_bundle
+    from headrace.bench._capture import environment_variables
+    from headrace.bench._comparison import CompareCfg, Comparison, compare
+    from headrace.bench._learning_schema import (
         CheckpointInfo,
         EarlyStop,
         EpisodeCounts,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         PolicyDescriptor,
         TrainingTime,
     )
-    from headrace.bench.libraries import LIBRARIES, describe_library
-    from headrace.bench.schema import (
+    from headrace.bench._libraries import LIBRARIES, describe_library
+    from headrace.bench._schema import (
         BUNDLES,
         SCHEMA_VERSION,
         Bundle,
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         StartupBundle,
         TrainingBundle,
     )
-    from headrace.bench.statistic import Proportion, Statistic
-    from headrace.bench.training_builder import SuccessRule, TrainingBuilder
+    from headrace.bench._statistic import Proportion, Statistic
+    from headrace.bench._training_builder import SuccessRule, TrainingBuilder
+    from headrace.bench.formatters import FORMATTERS, summary_text
 
 __all__ = [
     "BUNDLES",
@@ -80,29 +81,26 @@ __all__ = [
     "summary_text",
 ]
 
-_HOMES = {
-    "benchmark": ("Benchmark", "RunSettings"),
-    "builders": ("EpisodeTally", "PlayBuilder", "RuntimeBuilder", "StartupBuilder"),
-    "bundle_files": ("bundle_paths", "parse_bundle", "read_bundle"),
-    "capture": ("environment_variables",),
-    "formatters": ("FORMATTERS", "summary_text"),
-    "learning_schema": (
-        *("CheckpointInfo", "EarlyStop", "EpisodeCounts", "EpisodePlan", "Learning", "LearningCurve"),
-        *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
-    ),
-    "comparison": ("CompareCfg", "Comparison", "compare"),
-    "libraries": ("LIBRARIES", "describe_library"),
-    "schema": (
-        *("BUNDLES", "SCHEMA_VERSION", "Bundle", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle"),
-        "TrainingBundle",
-    ),
-    "statistic": ("Proportion", "Statistic"),
-    "training_builder": ("SuccessRule", "TrainingBuilder"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    __all__,
+    {
+        "._benchmark": ("Benchmark", "RunSettings"),
+        "._builders": ("EpisodeTally", "PlayBuilder", "RuntimeBuilder", "StartupBuilder"),
+        "._bundle_files": ("bundle_paths", "parse_bundle", "read_bundle"),
+        "._capture": ("environment_variables",),
+        ".formatters": ("FORMATTERS", "summary_text"),
+        "._learning_schema": (
+            *("CheckpointInfo", "EarlyStop", "EpisodeCounts", "EpisodePlan", "Learning", "LearningCurve"),
+            *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
+        ),
+        "._comparison": ("CompareCfg", "Comparison", "compare"),
+        "._libraries": ("LIBRARIES", "describe_library"),
+        "._schema": (
+            *("BUNDLES", "SCHEMA_VERSION", "Bundle", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle"),
+            "TrainingBundle",
+        ),
+        "._statistic": ("Proportion", "Statistic"),
+        "._training_builder": ("SuccessRule", "TrainingBuilder"),
+    },
+)

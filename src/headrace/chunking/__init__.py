@@ -1,10 +1,10 @@
 """Action chunks: cursors, admission rules, inference engines, ensembling."""
 
-from headrace.chunking.admission import Admission, All, Any, Clock, Greedy, Queue, Subset, Threshold
-from headrace.chunking.batching import Answer, Batching
-from headrace.chunking.blending import TemporalEnsemble
-from headrace.chunking.cursors import ChunkLengths, Cursors
-from headrace.chunking.engines import (
+from headrace.chunking._admission import Admission, All, Any, Clock, Greedy, Queue, Subset, Threshold
+from headrace.chunking._batching import Answer, Batching
+from headrace.chunking._blending import TemporalEnsemble
+from headrace.chunking._cursors import ChunkLengths, Cursors
+from headrace.chunking._engines import (
     Engine,
     EngineName,
     InlineEngine,
@@ -14,8 +14,8 @@ from headrace.chunking.engines import (
     ThreadEngine,
     make_engine,
 )
-from headrace.chunking.history import ObsHistory
-from headrace.chunking.policy import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
+from headrace.chunking._history import ObsHistory
+from headrace.chunking._policy import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
 
 __all__ = [
     "Admission",

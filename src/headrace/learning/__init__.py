@@ -1,9 +1,9 @@
 """Value estimators and recurrent modules."""
 
-from headrace.learning.min_gru import MinGRU
-from headrace.learning.recurrent import GRU, LSTM
-from headrace.learning.returns import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
-from headrace.learning.values import Repaired, Values, repair_next_obs, rollout_values
+from headrace.learning._min_gru import MinGRU
+from headrace.learning._recurrent import GRU, LSTM
+from headrace.learning._returns import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
+from headrace.learning._values import Repaired, Values, repair_next_obs, rollout_values
 
 __all__ = [
     "GRU",

@@ -1,14 +1,14 @@
 """Episodes on disk: journal, writers, readers, video."""
 
-from headrace.recording.dataset import Episode, EpisodeDataset
-from headrace.recording.episode_file import EpisodeMeta
-from headrace.recording.export import export_dataset
-from headrace.recording.feed import StepFeed
-from headrace.recording.recorder import EpisodeRecorder, RecorderCfg, RecorderReport
-from headrace.recording.show import contact_sheet, episode_table
-from headrace.recording.store import DatasetInfo
-from headrace.recording.verify import Verdict, verify_dataset
-from headrace.recording.video import TiledVideo, VideoObserver
+from headrace.recording._dataset import Episode, EpisodeDataset
+from headrace.recording._episode_file import EpisodeMeta
+from headrace.recording._export import export_dataset
+from headrace.recording._feed import StepFeed
+from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, RecorderReport
+from headrace.recording._show import contact_sheet, episode_table
+from headrace.recording._store import DatasetInfo
+from headrace.recording._verify import Verdict, verify_dataset
+from headrace.recording._video import TiledVideo, VideoObserver
 
 __all__ = [
     "DatasetInfo",

@@ -1,11 +1,11 @@
 """Rollout and replay stores that keep every frame once."""
 
-from headrace.replay.estimate import StoreEstimate, estimate
-from headrace.replay.priorities import PrioritizedSampler
-from headrace.replay.replay import ReplayBuffer
-from headrace.replay.rollout import DistinctObservations, Rollout, RolloutBuffer
-from headrace.replay.samplers import Sampler, SliceSampler, TrajectorySampler, UniformSampler
-from headrace.replay.spec import ArraySpec
+from headrace.replay._estimate import StoreEstimate, estimate
+from headrace.replay._priorities import PrioritizedSampler
+from headrace.replay._replay import ReplayBuffer
+from headrace.replay._rollout import DistinctObservations, Rollout, RolloutBuffer
+from headrace.replay._samplers import Sampler, SliceSampler, TrajectorySampler, UniformSampler
+from headrace.replay._spec import ArraySpec
 
 __all__ = [
     "ArraySpec",

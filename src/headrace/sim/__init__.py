@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from headrace.sim.camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
-from headrace.sim.mujoco_sim import MujocoSim, default_threads
-from headrace.sim.simulation import Simulation
+from headrace._lazy import lazy_exports
+from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim._mujoco_sim import MujocoSim, default_threads
+from headrace.sim._simulation import Simulation
 
 if TYPE_CHECKING:
-    from headrace.sim.appearance import Appearance, AppearanceSpec
-    from headrace.sim.gl_camera import GLCamera
-    from headrace.sim.native_camera import NativeCamera
-    from headrace.sim.warp_camera import WarpCamera
+    from headrace.sim._appearance import Appearance, AppearanceSpec
+    from headrace.sim._gl_camera import GLCamera
+    from headrace.sim._native_camera import NativeCamera
+    from headrace.sim._warp_camera import WarpCamera
 
 __all__ = [
     "Appearance",
@@ -31,20 +31,13 @@ __all__ = [
     "default_threads",
 ]
 
-_HOME_OF = {
-    "Appearance": "headrace.sim.appearance",
-    "AppearanceSpec": "headrace.sim.appearance",
-    "GLCamera": "headrace.sim.gl_camera",
-    "NativeCamera": "headrace.sim.native_camera",
-    "WarpCamera": "headrace.sim.warp_camera",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'headrace.sim' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    __all__,
+    {
+        "._appearance": ("Appearance", "AppearanceSpec"),
+        "._gl_camera": ("GLCamera",),
+        "._native_camera": ("NativeCamera",),
+        "._warp_camera": ("WarpCamera",),
+    },
+)

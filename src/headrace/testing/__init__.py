@@ -4,18 +4,18 @@ Each raises an AssertionError that names environment, step and field, or returns
 them needs a test framework.
 """
 
-from headrace.testing.boundaries import (
+from headrace.testing._boundaries import (
     check_bad_input_changes_nothing,
     check_gymnasium_spaces,
     check_returned_tensors_are_owned,
 )
-from headrace.testing.contract import CheckResult, ContractEnv, MakeEnv, Tolerance
-from headrace.testing.episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
-from headrace.testing.learners import check_learner
-from headrace.testing.simulation import MakeSim, check_simulation
-from headrace.testing.snapshots import check_snapshot_round_trip
-from headrace.testing.suite import check_env
-from headrace.testing.suspension import check_resume_continues_exactly, check_suspend_is_exact
+from headrace.testing._contract import CheckResult, ContractEnv, MakeEnv, Tolerance
+from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
+from headrace.testing._learners import check_learner
+from headrace.testing._simulation import MakeSim, check_simulation
+from headrace.testing._snapshots import check_snapshot_round_trip
+from headrace.testing._suite import check_env
+from headrace.testing._suspension import check_resume_continues_exactly, check_suspend_is_exact
 
 __all__ = [
     "CheckResult",

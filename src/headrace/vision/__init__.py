@@ -1,9 +1,9 @@
-"""The image path: normalisation, observations by kind of camera data, frame stacks."""
+"""The image path: normalization, observations by kind of camera data, frame stacks."""
 
-from headrace.vision.normalize import Channels, normalize_image
-from headrace.vision.observation import ImageKind, image_observation
-from headrace.vision.stack import FrameStack, MissingFrames
-from headrace.vision.vector import FrameStackVector
+from headrace.vision._normalize import Channels, normalize_image
+from headrace.vision._observation import ImageKind, image_observation
+from headrace.vision._stack import FrameStack, MissingFrames
+from headrace.vision._vector import FrameStackVector
 
 __all__ = [
     "Channels",

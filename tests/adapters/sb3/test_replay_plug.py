@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
-from headrace.adapters.sb3.replay import FrameReplayBuffer
+from headrace.adapters.sb3._replay import FrameReplayBuffer
 from headrace.errors import ConfigError
 from headrace.types import StackSpec
 

@@ -167,7 +167,7 @@ def test_a_torchrl_loss_learns_on_it(n_step):
         optimizer.step()
     right = network.weight[1].detach()
     expected = gamma ** torch.arange(4, -1, -1.0)
-    # stochastic gradients: within a tenth. n-step returns of a random behaviour are biased down without correction, so
+    # stochastic gradients: within a tenth. n-step returns of a random behavior are biased down without correction, so
     # only the order is certain there
     if n_step == 1:
         assert torch.allclose(right[:5], expected, atol=0.1)

@@ -72,6 +72,6 @@ def test_a_phone_needs_no_sideways_scrolling(shown) -> None:
 
 
 def test_dark_mode_is_dark(shown) -> None:
-    colour = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
-    assert max(shown(color_scheme="dark").evaluate(colour)) < 60
-    assert min(shown(color_scheme="light").evaluate(colour)) > 200
+    color = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert max(shown(color_scheme="dark").evaluate(color)) < 60
+    assert min(shown(color_scheme="light").evaluate(color)) > 200

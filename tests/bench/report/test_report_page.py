@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from report_bundles import a_set, varied
 
-from headrace.bench.bundle_files import bundle_text
-from headrace.bench.comparison import compare
+from headrace._cli import main
+from headrace.bench._bundle_files import bundle_text
+from headrace.bench._comparison import compare
+from headrace.bench._schema import ProfileNode
 from headrace.bench.report import report_page
-from headrace.bench.report.plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
-from headrace.bench.schema import ProfileNode
-from headrace.cli import main
+from headrace.bench.report._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
 from headrace.errors import DataError
 
 VOID = {"meta", "link", "input", "br", "img"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toy_envs import DictEnv, PlainEnv, SpacesEnv
 
 from headrace.envs.bridges import BridgeEnv, bridge
-from headrace.envs.bridges.bridge_env import episode_seeds
+from headrace.envs.bridges._bridge_env import episode_seeds
 from headrace.errors import (
     ActionError,
     DtypeError,

@@ -62,7 +62,7 @@ def test_a_killed_worker_is_an_error_at_once_and_the_others_are_ended() -> None:
     started = time.monotonic()
     with pytest.raises(EnvError, match=r"environments 1, 3 was ended by signal 9 \(SIGKILL\) during step"):
         env.step(torch.zeros(4, dtype=torch.int64))
-    # generous: joining a dead process and closing its neighbour takes milliseconds
+    # generous: joining a dead process and closing its neighbor takes milliseconds
     assert time.monotonic() - started < 20
     assert _gone(pids)
     with pytest.raises(LifecycleError):
@@ -138,14 +138,14 @@ class _Holder(PlainEnv):
 
 def test_a_worker_imports_what_it_needs_and_no_more() -> None:
     program = (
-        "import sys, headrace.envs.bridges.processes; "
+        "import sys, headrace.envs.bridges._processes; "
         "print([name for name in ('torch', 'mujoco', 'numba') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_neighbours_are_dealt_out_to_all_workers_and_saved_in_order() -> None:
+def test_neighbors_are_dealt_out_to_all_workers_and_saved_in_order() -> None:
     env, alone = bridge("CartPole-v1", 5, executor="processes", workers=2), bridge("CartPole-v1", 5)
     env.reset(seed=1)
     alone.reset(seed=2)

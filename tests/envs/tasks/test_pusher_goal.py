@@ -10,7 +10,7 @@ from headrace.envs import BatchEnv, Rows, make
 
 def places(env: BatchEnv) -> tuple[torch.Tensor, torch.Tensor]:
     """Object and goal on the table, float64 (N, 2) each."""
-    policy = env.task.observe(Rows(env.sim, env._slots, None))["policy"]
+    policy = env.task.observe(Rows(env.sim, env._episodes, None))["policy"]
     return policy[:, 17:19], policy[:, 20:22]
 
 

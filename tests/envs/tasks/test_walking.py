@@ -40,7 +40,7 @@ def test_the_reward_is_that_of_plain_numpy_to_the_last_bit_and_of_torch_but_for_
 
 @settings(deadline=None, max_examples=30)
 @given(rows=st.integers(0, 7), bodies=st.integers(1, 20), seed=st.integers(0, 10_000))
-def test_the_centre_of_mass_is_that_of_plain_numpy_to_the_last_bit(rows: int, bodies: int, seed: int) -> None:
+def test_the_center_of_mass_is_that_of_plain_numpy_to_the_last_bit(rows: int, bodies: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     positions, mass = draw.normal(size=(rows, bodies, 3)), draw.random(bodies) + 0.1
     got = mass_center_x(torch.from_numpy(positions), torch.from_numpy(mass), float(mass.sum()))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.bench.bundle_files import bundle_text, write_atomically
-from headrace.bench.formatters.phases import json_text, omniperf_text, osmo_text
-from headrace.bench.formatters.summary import summary_text
-from headrace.bench.formatters.tensorboard import require_tensorboard, write_tensorboard
-from headrace.bench.schema import Bundle, Kind
+from headrace.bench._bundle_files import bundle_text, write_atomically
+from headrace.bench._schema import Bundle, Kind
+from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
+from headrace.bench.formatters._summary import summary_text
+from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.errors import UnknownNameError
 
 __all__ = ["FORMATTERS", "Form", "checked_formatters", "output_path", "summary_text", "write_formats"]

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headrace.envs.rows import Rows
-from headrace.envs.task import Task
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
 from headrace.envs.tasks.walking import WalkCfg, outside, walk_reward
 from headrace.types import Obs

@@ -11,12 +11,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs.picture_spec import PictureSpec
-from headrace.envs.rows import Rows
-from headrace.envs.task import Task, TaskCfg
-from headrace.sim.appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim.camera import CameraSpec
-from headrace.sim.mujoco_api import load_model
+from headrace.envs._image_spec import ImageSpec
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
+from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
+from headrace.sim._camera import CameraSpec
+from headrace.sim._mujoco_api import load_model
 from headrace.types import Obs
 
 CARTPOLE_XML = files("headrace.envs.tasks").joinpath("assets/cartpole.xml")
@@ -112,14 +112,14 @@ class CartpoleCameraCfg(CartpoleCfg):
     normalize: bool = False
     """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
     looks: AppearanceSpec = AS_MODELLED
-    """How far colours, lights and the camera stray in each episode, for example ``looks.colour=0.2``."""
+    """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
 
 
 class CartpoleCamera(Cartpole):
     """``cartpole`` seen by a camera: the policy gets pictures, the critic may have the state."""
 
     def __init__(self, cfg: CartpoleCameraCfg) -> None:
-        picture = PictureSpec(
+        picture = ImageSpec(
             camera=CameraSpec(name="side", width=cfg.pixels, height=cfg.pixels),
             frames=cfg.frame_stack,
             color=cfg.color,

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headrace.envs.rows import Rows
-from headrace.envs.task import Task
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
 from headrace.envs.tasks.walking import WalkCfg, between, mass_center_x, outside, walk_reward
 from headrace.types import Obs
@@ -55,7 +55,7 @@ class Humanoid(Task):
         rows.set("qvel", rows.uniform("qvel", self.model.nv, low=-noise, high=noise))
 
     def apply_action(self, rows: Rows, actions: Tensor) -> None:
-        """Torques; where the centre of mass is now tells its speed afterwards."""
+        """Torques; where the center of mass is now tells its speed afterwards."""
         rows.remember("mass_center_x", self._mass_center_x(rows))
         rows.set("ctrl", actions)
 
@@ -66,7 +66,7 @@ class Humanoid(Task):
         return {"policy": rows.join(*fields)}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
-        """Forward speed of the centre of mass, a bonus for staying healthy, less the effort."""
+        """Forward speed of the center of mass, a bonus for staying healthy, less the effort."""
         before, after = rows.recall("mass_center_x"), self._mass_center_x(rows)
         return walk_reward(self._cfg, self.dt, before, after, self.terminated(rows), actions)
 

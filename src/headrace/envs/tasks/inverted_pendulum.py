@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headrace.envs.rows import Rows
-from headrace.envs.task import Task, TaskCfg
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
 from headrace.types import Obs
 

@@ -8,12 +8,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from headrace.envs.picture_spec import PictureSpec
-from headrace.envs.rows import Rows
-from headrace.envs.task import Task, TaskCfg
+from headrace.envs._image_spec import ImageSpec
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
-from headrace.sim.appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim.camera import CameraSpec
+from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
+from headrace.sim._camera import CameraSpec
 from headrace.types import Obs
 
 _JOINTS = 7
@@ -128,14 +128,14 @@ class PusherCameraCfg(PusherGoalCfg):
     normalize: bool = False
     """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
     looks: AppearanceSpec = AS_MODELLED
-    """How far colours, lights and the camera stray in each episode, for example ``looks.colour=0.2``."""
+    """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
 
 
 class PusherCamera(PusherGoal):
     """``pusher-goal`` with a camera over the table instead of the places of object and goal."""
 
     def __init__(self, cfg: PusherCameraCfg) -> None:
-        picture = PictureSpec(
+        picture = ImageSpec(
             camera=CameraSpec(name="table", width=cfg.pixels, height=cfg.pixels),
             frames=cfg.frame_stack,
             color=cfg.color,

@@ -1,7 +1,7 @@
 """``pusher-solid``: ``pusher-goal`` with an object that the arm can push.
 
 Pusher-v5's object weighs 8 mg. Since MuJoCo 3 the contact forces on so light a body are so soft that the gripper passes
-through it at anything above a few centimetres per second (Gymnasium's issues 950 and 1576): hardly any goal is within
+through it at anything above a few centimeters per second (Gymnasium's issues 950 and 1576): hardly any goal is within
 reach in the five seconds of an episode. ``pusher`` and ``pusher-goal`` keep the model as Gymnasium ships it; here the
 object has the density of cork bark, 39 g, and is pushed as it looks.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-from headrace.envs.task import Task
+from headrace.envs._task import Task
 from headrace.envs.tasks.pusher import PusherGoal, PusherGoalCfg
 from headrace.errors import DataError
-from headrace.sim.mujoco_api import Model, load_model
+from headrace.sim._mujoco_api import Model, load_model
 
 _AS_SHIPPED, _SOLID = 'density="0.01"', 'density="50"'
 _CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"/>'

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.envs.task import TaskCfg
+from headrace.envs._task import TaskCfg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def walk_reward_reference(
 
 
 def mass_center_x(positions: Tensor, mass: Tensor, total: float) -> Tensor:
-    """x of the centre of mass, float64 (n,), from the bodies' positions (n, bodies, 3) and masses (bodies,)."""
+    """x of the center of mass, float64 (n,), from the bodies' positions (n, bodies, 3) and masses (bodies,)."""
     if positions.device.type != "cpu":
         return mass_center_x_reference(positions, mass, total)
     out = np.empty(positions.shape[0])
@@ -83,6 +83,6 @@ def between(lowest: float, highest: float) -> tuple[float, float]:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from headrace.kernels import locomotion  # brings numba: on use
+    from headrace._kernels import locomotion  # brings numba: on use
 
     return locomotion

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headrace.errors import UnknownNameError
-from headrace.rollout.experts.pusher import pusher_expert
+from headrace.rollout.experts._pusher import pusher_expert
 from headrace.types import Obs
 
 Expert = Callable[[Obs], Tensor]

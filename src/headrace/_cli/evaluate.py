@@ -1,0 +1,178 @@
+"""``headrace evaluate``: play a plan of episodes with a chunk policy and print what it reached."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import os
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+
+from headrace.errors import ConfigError, PolicyError
+
+if TYPE_CHECKING:
+    from headrace.chunking import Admission, PolicyLike
+    from headrace.envs import BatchEnv
+    from headrace.recording import VideoObserver
+    from headrace.rollout import Evaluation
+
+_RULES = "greedy, subset, any, all, all:hold, clock:K, clock:K:hold, threshold:N"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="play episodes with a policy that plans chunks of actions",
+        description=(
+            "Play episodes of TASK, each exactly once, with a policy that plans chunks of actions, and print success "
+            "rate and reward with intervals, and what the model cost. An environment that waits for its next chunk is "
+            "suspended. With --strict the table does not depend on --num-envs, --engine or --admission (but for the "
+            "hold forms) by one bit."
+        ),
+    )
+    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
+    parser.add_argument(
+        "--policy",
+        help="a checkpoint that 'headrace imitate' wrote, or module:name of a policy object, class or function "
+        "(default: the policy that we ship for TASK)",
+    )
+    parser.add_argument("--episodes", type=int, default=100, help="how many, with ids from 0 (default: 100)")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments in the batch (default: 16)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and noise (default: 0)")
+    parser.add_argument("--threads", type=int, default=None, help="physics threads (default: all cores)")
+    parser.add_argument("--execute", type=int, help="actions played of each chunk (default: the policy's horizon)")
+    parser.add_argument("--offset", type=int, default=0, help="first row of a chunk that is played (default: 0)")
+    parser.add_argument("--latency", type=int, default=0, help="simulated latency in steps (default: 0)")
+    parser.add_argument("--horizon", type=int, help="rows of a chunk, where the policy does not say")
+    parser.add_argument("--admission", default="greedy", metavar="RULE", help=f"{_RULES} (default: greedy)")
+    parser.add_argument(
+        "--engine", default="inline", choices=("inline", "thread", "process"), help="where the model runs"
+    )
+    parser.add_argument("--strict", action="store_true", help="bit-reproducible: batches of one fixed size")
+    parser.add_argument("--batch-size", type=int, default=16, help="rows of a batch with --strict (default: 16)")
+    parser.add_argument("--ensemble", type=float, metavar="DECAY", help="ACT's temporal ensembling; plays 1 a chunk")
+    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first nine environments")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
+    )
+    parser.set_defaults(handler=_evaluate)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from headrace.chunking import Batching, as_chunk_policy
+    from headrace.envs import make
+    from headrace.envs._overrides import parse_assignments
+    from headrace.rollout import evaluate
+
+    overrides = parse_assignments(arguments.set)
+    rule = _rule(arguments.admission)
+    if arguments.csv is not None and (arguments.csv.is_dir() or not arguments.csv.parent.is_dir()):
+        raise ConfigError(f"--csv: expected a file in a folder that exists, got {arguments.csv}")
+    env = make(
+        arguments.task,
+        arguments.num_envs,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        autoreset="disabled",
+        final_obs=False,
+        overrides=overrides,
+    )
+    shape = env.single_action_space.shape or (0,)
+    policy = as_chunk_policy(_policy(arguments.policy, arguments.task), horizon=arguments.horizon, action_dim=shape[0])
+    usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
+    video = _film(env, arguments.video)
+    try:
+        found = evaluate(
+            env,
+            policy,
+            episodes=arguments.episodes,
+            seed=arguments.seed,
+            execute=usual if arguments.execute is None else arguments.execute,
+            offset=arguments.offset,
+            latency=arguments.latency,
+            admission=rule,
+            engine=arguments.engine,
+            batching=Batching(mode="strict" if arguments.strict else "fast", size=arguments.batch_size),
+            ensemble_decay=arguments.ensemble,
+        )
+    except PolicyError as error:
+        if error.finished is not None:
+            _show(cast("Evaluation", error.finished), arguments.csv)
+        raise
+    finally:
+        if video is not None:
+            video.close()
+        env.close()
+    _show(found, arguments.csv)
+    return 130 if found.status == "interrupted" else 0
+
+
+def _film(env: BatchEnv, path: Path | None) -> VideoObserver | None:
+    """Film ``env`` from now on, where somebody asked for it."""
+    if path is None:
+        return None
+    from headrace.recording import VideoObserver
+
+    if path.exists():
+        raise ConfigError(f"--video: {path} already exists, and nothing is ever overwritten; choose another path")
+    video = VideoObserver(path, render=env.render_each, fps=1.0 / env.task.dt)
+    env.attach(video)
+    return video
+
+
+def _show(found: Evaluation, table: Path | None) -> None:
+    from headrace.rollout import EpisodeResult
+
+    Console().print(found.summary())
+    if table is not None:
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(EpisodeResult)])
+            writer.writeheader()
+            writer.writerows(asdict(episode) for episode in found.episodes)
+
+
+def _rule(words: str) -> Admission:
+    from headrace.chunking import All, Any, Clock, Greedy, Subset, Threshold
+
+    name, *rest = words.split(":")
+    holds = rest[-1:] == ["hold"] and name in ("all", "clock")
+    numbers = rest[:-1] if holds else rest
+    plain: dict[str, Admission] = {"greedy": Greedy(), "subset": Subset(), "any": Any(), "all": All(holds=holds)}
+    if name in plain and not numbers:
+        return plain[name]
+    if name in ("clock", "threshold") and len(numbers) == 1 and numbers[0].isdigit():
+        return Clock(int(numbers[0]), holds=holds) if name == "clock" else Threshold(int(numbers[0]))
+    raise ConfigError(f"--admission: expected one of {_RULES}, got {words!r}")
+
+
+def _policy(name: str | None, task: str) -> PolicyLike:
+    """A policy from ``module:name`` (a class is made without arguments) or a checkpoint, or the task's shipped one."""
+    from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
+
+    if name is None:
+        shipped = shipped_policies()
+        if task not in shipped:
+            known = ", ".join(sorted(shipped))
+            raise ConfigError(
+                f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, or a "
+                "checkpoint that 'headrace imitate' wrote"
+            )
+        return load_chunk_policy(task)
+    module, colon, attribute = name.partition(":")
+    if not colon or Path(name).is_file():
+        return load_chunk_policy(name)
+    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error
+    return cast("PolicyLike", found() if isinstance(found, type) else found)

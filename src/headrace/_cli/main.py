@@ -1,0 +1,90 @@
+"""The root of the command: one module per sub-command, each with ``add_parser``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from rich.console import Console
+from rich.text import Text
+
+from headrace import __version__
+from headrace._cli import (
+    compare,
+    completion,
+    demo,
+    doctor,
+    evaluate,
+    imitate,
+    play,
+    record,
+    report,
+    run,
+    runtime,
+    startup,
+    sweep,
+    tasks,
+    train,
+    view,
+)
+from headrace._cli.compiling import compile_notice
+from headrace._cli.parser import Parser, helping
+from headrace.errors import HeadraceError
+
+_DESCRIPTION = """\
+headrace steps batches of simulated robots and computes nothing that nobody will read.
+
+  headrace tasks                          what there is to simulate
+  headrace run ant --num-envs 256         step it and see how fast it is
+  headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
+  headrace view ant                       watch it live in a browser
+  headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
+  headrace play cartpole                  what the newest, or the published, checkpoint achieves
+  headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
+  headrace imitate pusher-solid --out F   record an expert and train such a policy
+  headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
+  headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
+  headrace compare runs/a runs/b          improved, regressed, unchanged or inconclusive; 'sweep' makes the runs
+  headrace report runs                    all of it on one page
+  headrace demo                           the whole story in a few minutes
+  headrace doctor                         what is installed, what is missing
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command with its options; nothing heavy is imported for it."""
+    parser = Parser(prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parser.set_defaults(handler=helping(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    modules = (
+        *(tasks, run, view, train, play, evaluate, imitate, record),
+        *(runtime, startup, compare, sweep, report),
+        *(demo, doctor, completion),
+    )
+    for module in modules:
+        module.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
+    parsed = build_parser().parse_args(arguments)
+    handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
+    try:
+        with compile_notice():
+            return handler(parsed)
+    except HeadraceError as error:
+        # a message may have brackets of its own, such as headrace[warp]
+        message = Text.assemble(("error: ", "bold red"), str(error))
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

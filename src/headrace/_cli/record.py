@@ -1,0 +1,170 @@
+"""``headrace record``: export, verify, show and replay recorded episodes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headrace._cli.parser import helping
+
+_DESCRIPTION = """\
+Work with episodes that an EpisodeRecorder wrote.
+
+  headrace record show runs/ant                            what is in it
+  headrace record verify runs/ant                          are all files whole
+  headrace record export runs/ant demos.hdf5 --to robomimic
+  headrace record export runs/ant ant_lerobot --to lerobot --fps 20
+  headrace record replay runs/ant --episode 12             does the same physics come out
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command and its own sub-commands."""
+    parser = commands.add_parser(
+        "record",
+        help="export, verify, show and replay recorded episodes",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=helping(parser))
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_export(actions)
+    verify = actions.add_parser(
+        "verify",
+        help="check hashes, lengths, timestamps and video frames",
+        description=(
+            "Check a recorded dataset, or an export of it (robomimic file, LeRobot or Minari folder). "
+            "Prints every problem; the exit code is 1 if there is one."
+        ),
+    )
+    verify.add_argument("dataset", metavar="DATASET", type=Path, help="folder or .hdf5 file")
+    verify.set_defaults(handler=_verify)
+    show = actions.add_parser(
+        "show",
+        help="print a table of episodes; with --sheet also a picture of their frames",
+        description="Print the episodes of a recorded dataset and what they are made of.",
+    )
+    show.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
+    show.add_argument("--limit", type=int, default=20, help="episodes in the table (default: 20)")
+    show.add_argument("--sheet", type=Path, metavar="PNG", help="write a contact sheet of frames to this file")
+    show.add_argument("--camera", help="array for the sheet, such as obs/camera (default: the first with pictures)")
+    show.set_defaults(handler=_show)
+    replay = actions.add_parser(
+        "replay",
+        help="run recorded actions again and compare the physics bit for bit",
+        description=(
+            "Make the environment that was recorded, start the episode from its seed and id, and run its actions. "
+            "Says that every number was equal to the last bit, or where the first one differs (exit code 1)."
+        ),
+    )
+    replay.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
+    replay.add_argument("--episode", type=int, metavar="ID", help="episode id (default: all of them)")
+    replay.add_argument("--seed", type=int, help="where an id was recorded under several seeds")
+    replay.set_defaults(handler=_replay)
+
+
+def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
+    export = actions.add_parser(
+        "export",
+        help="write the episodes in a format that people train from",
+        description=(
+            "Assemble a robomimic/Isaac Lab HDF5 file, a LeRobot v3.0 folder or a Minari folder from committed "
+            "episodes. An export that was interrupted goes on where it was; the target appears when it is whole. "
+            "A Minari folder is named like its dataset id, for example ant-v0."
+        ),
+    )
+    export.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
+    export.add_argument("target", metavar="TARGET", type=Path, help="file or folder to make; must not exist")
+    export.add_argument("--to", required=True, choices=("robomimic", "lerobot", "minari"), help="the format")
+    export.add_argument(
+        "--only",
+        default="all",
+        choices=("all", "succeeded", "failed", "failed_apart"),
+        help="which episodes; failed_apart makes a second dataset of the failed ones (default: all)",
+    )
+    export.add_argument("--min-length", type=int, default=0, help="leave out shorter episodes (default: 0)")
+    export.add_argument("--fps", type=float, help="steps per second, where the dataset does not say (LeRobot)")
+    export.set_defaults(handler=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from headrace.recording import export_dataset
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"to {arguments.to}", total=None)
+        made = export_dataset(
+            arguments.dataset,
+            arguments.target,
+            arguments.to,
+            only=arguments.only,
+            min_length=arguments.min_length,
+            fps=arguments.fps,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    for path in made:
+        Console().print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from headrace.recording import verify_dataset
+
+    verdict = verify_dataset(arguments.dataset)
+    console = Console()
+    for problem in verdict.problems:
+        console.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    count = len(verdict.problems)
+    judgment = "[green]all is well[/]" if not count else f"[red]{count} problem{'s' if count > 1 else ''}[/]"
+    console.print(f"{verdict.kind}: {verdict.episodes} episodes, {verdict.steps} steps: {judgment}", highlight=False)
+    return 1 if count else 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from headrace.recording import EpisodeDataset, contact_sheet, episode_table
+    from headrace.recording._show import field_table
+
+    dataset = EpisodeDataset(arguments.dataset)
+    console = Console()
+    console.print(episode_table(dataset, limit=arguments.limit))
+    if len(dataset):
+        console.print(field_table(dataset[0]))
+    if arguments.sheet is not None:
+        path = contact_sheet(dataset, arguments.sheet, camera=arguments.camera)
+        console.print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from headrace.recording import EpisodeDataset
+    from headrace.rollout._replay_episode import make_replay_env, replay_episode
+
+    dataset = EpisodeDataset(arguments.dataset)
+    one = arguments.episode is not None
+    episodes = [dataset.find(arguments.episode, arguments.seed)] if one else list(dataset)
+    console = Console()
+    env = make_replay_env(dataset.info)
+    differ = steps = 0
+    compared: tuple[str, ...] = ()
+    try:
+        for episode in episodes:
+            result = replay_episode(episode, env)
+            steps += result.steps
+            compared = result.compared
+            if result.difference is not None:
+                differ += 1
+                words = f"[red]✗[/] episode {episode.meta.episode_id}: {escape(str(result.difference))}"
+                console.print(words, highlight=False, soft_wrap=True)
+    finally:
+        env.close()
+    names = escape(", ".join(compared))
+    if differ:
+        console.print(f"{differ} of {len(episodes)} episodes came out otherwise (compared: {names})", highlight=False)
+        return 1
+    words = f"[green]bit-exact[/]: {len(episodes)} episodes, {steps} steps (compared: {names})"
+    console.print(words, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,64 @@
+"""``headrace tasks``: what there is to simulate."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from headrace.envs import Task
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "tasks",
+        help="list the tasks with their spaces and success measures",
+        description="List the tasks: make one in Python with headrace.make(NAME, num_envs=…).",
+    )
+    parser.set_defaults(handler=_tasks)
+
+
+def _tasks(arguments: argparse.Namespace) -> int:
+    del arguments
+    from headrace.envs import make_task, task_names
+    from headrace.envs._registry import task_entry
+
+    caption = "numbers are float32 unless they say otherwise; --set NAME=VALUE changes a setting on every command"
+    table = Table(title="Tasks", caption=caption, box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True, style="bold")
+    table.add_column("what it is")
+    for name in task_names():
+        words = Text(task_entry(name).summary)
+        for line in _facts(make_task(name)):
+            words.append(f"\n{line}", style="dim")
+        table.add_row(name, words)
+    Console().print(table)
+    return 0
+
+
+def _facts(task: Task) -> list[str]:
+    """What the task shows and takes, in lines short enough for a terminal of 80 columns."""
+    seen = ", ".join(f"{group} {_described(space)}" for group, space in task.observation_space.spaces.items())
+    cameras = ", ".join(filter(None, (task.model.camera(i).name for i in range(task.model.ncam)))) or "none"
+    facts = [
+        f"observes {seen}; acts with {_described(task.action_space)}",
+        f"{task.cfg.episode_length:,} steps; cameras: {cameras}",
+    ]
+    return facts if task.success_measure is None else [*facts, f"success: {task.success_measure}"]
+
+
+def _described(space: spaces.Space[object]) -> str:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return f"{int(space.n)} choices"
+    size = "×".join(map(str, space.shape or ()))
+    return size if str(space.dtype) == "float32" else f"{size} {space.dtype}"

@@ -1,0 +1,111 @@
+"""``headrace view``: a batch of environments, live in a browser, or one of them in MuJoCo's own window."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from headrace._cli.actions import action_source
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace._cli.view_page import Screen
+    from headrace.envs import BatchEnv
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "view",
+        help="watch a task live in a browser, or in MuJoCo's own window",
+        description=(
+            "Step TASK in real time and show all environments, tiled, on a page of this machine. A click on a tile "
+            "suspends that environment, another resumes it. Ctrl-C ends."
+        ),
+    )
+    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
+    parser.add_argument("--num-envs", type=int, default=9, help="environments in the batch (default: 9)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and random actions (default: 0)")
+    parser.add_argument("--policy", default="random", help="random, zero, or module:function (default: random)")
+    parser.add_argument("--port", type=int, default=8765, help="port on localhost; 0 takes a free one (default: 8765)")
+    parser.add_argument("--steps", type=int, default=None, help="end after so many steps (default: go on)")
+    parser.add_argument("--window", action="store_true", help="environment 0 in MuJoCo's viewer; needs a display")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
+    )
+    parser.set_defaults(handler=_view)
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    from headrace.envs import make
+    from headrace.envs._overrides import parse_assignments
+
+    if arguments.window and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise ConfigError("--window: expected a display, got none (DISPLAY is not set); leave it out to use a browser")
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port: expected 0 to 65535, got {arguments.port}")
+    env = make(arguments.task, arguments.num_envs, seed=arguments.seed, overrides=parse_assignments(arguments.set))
+    try:
+        return _window(env, arguments) if arguments.window else _page(env, arguments)
+    finally:
+        env.close()
+
+
+def _page(env: BatchEnv, arguments: argparse.Namespace) -> int:
+    from headrace._cli.view_page import Screen, serve
+
+    screen = Screen(title=arguments.task, num_envs=env.num_envs)
+    server = serve(screen, arguments.port)
+    thread = threading.Thread(target=server.serve_forever, name="headrace-view", daemon=True)
+    thread.start()
+    Console().print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)")
+    try:
+        _steps(env, arguments, screen)
+    finally:
+        screen.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    return 0
+
+
+def _steps(env: BatchEnv, arguments: argparse.Namespace, screen: Screen) -> None:
+    """Step in real time; draw only while somebody looks."""
+    policy = action_source(arguments.policy, env, arguments.seed)
+    obs, _ = env.reset()
+    due, done = time.monotonic(), 0
+    while arguments.steps is None or done < arguments.steps:
+        for number in screen.take_clicks():
+            (env.resume if bool(env.suspended[number]) else env.suspend)([number])
+        obs = env.step(policy(obs)).obs
+        done += 1
+        if screen.watched:
+            screen.show(env.render_each(), env.suspended.cpu().numpy(), done)
+        due = max(due + env.task.dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _window(env: BatchEnv, arguments: argparse.Namespace) -> int:
+    from headrace.sim._mujoco_api import mujoco
+
+    viewers = importlib.import_module("mujoco.viewer")
+    policy = action_source(arguments.policy, env, arguments.seed)
+    obs, _ = env.reset()
+    shown = mujoco.MjData(env.task.model)
+    qpos, qvel = env.sim.field("qpos"), env.sim.field("qvel")
+    done = 0
+    with viewers.launch_passive(env.task.model, shown) as window:
+        while window.is_running() and (arguments.steps is None or done < arguments.steps):
+            obs = env.step(policy(obs)).obs
+            done += 1
+            shown.qpos[:], shown.qvel[:] = qpos[0].cpu().numpy(), qvel[0].cpu().numpy()
+            mujoco.mj_forward(env.task.model, shown)
+            window.sync()
+            time.sleep(env.task.dt)
+    return 0

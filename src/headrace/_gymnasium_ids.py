@@ -1,0 +1,27 @@
+"""The Gymnasium ids of our tasks, registered by name so that nothing heavy is imported."""
+
+from __future__ import annotations
+
+from gymnasium.envs.registration import register, registry
+
+IDS = {
+    "headrace/Ant-v0": "ant",
+    "headrace/Cartpole-v0": "cartpole",
+    "headrace/CartpoleCamera-v0": "cartpole-camera",
+    "headrace/CartpoleCameraTable-v0": "cartpole-camera-terms",
+    "headrace/CartpoleDiscrete-v0": "cartpole-discrete",
+    "headrace/CartpoleTable-v0": "cartpole-terms",
+    "headrace/Humanoid-v0": "humanoid",
+    "headrace/InvertedPendulum-v0": "inverted-pendulum",
+    "headrace/Pusher-v0": "pusher",
+    "headrace/PusherCamera-v0": "pusher-camera",
+    "headrace/PusherGoal-v0": "pusher-goal",
+    "headrace/PusherSolid-v0": "pusher-solid",
+}
+
+
+def register_ids() -> None:
+    """Register every id once; ``gymnasium.make_vec(id, num_envs=…)`` then gives the task with numpy arrays."""
+    for env_id, task in IDS.items():
+        if env_id not in registry:
+            register(env_id, vector_entry_point="headrace.envs._numpy_env:make_numpy", kwargs={"task": task})

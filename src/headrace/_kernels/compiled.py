@@ -1,0 +1,119 @@
+"""The one door to numba: a typed ``kernel`` decorator with the settings every CPU kernel shares.
+
+Kernels are cached on disk, release the GIL and, where ``parallel``, run on a threading layer that several Python
+threads may use at once: a policy thread and a camera do. numba's own last resort, ``workqueue``, aborts the process
+in that case, so it is refused. What is compiled is told to the logger ``headrace._kernels`` (level INFO).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+import torch
+from numba import config as _config
+from numba.core import event as _event
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# numba picks tbb or omp for "threadsafe" and raises at the first parallel kernel where only workqueue is there; a layer
+# that the user chose by name stays. The setting is made at run time by numba, so it is reached by name.
+if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009  # numba makes the name at run time
+    setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010  # as above
+
+prange = numba.prange
+
+
+class _Narrator(_event.Listener):
+    """Logs each function that is compiled, not those found on disk: who waits for it should know what for."""
+
+    def on_start(self, event: _event.Event) -> None:
+        function = cast("dict[str, Any]", event.data)["dispatcher"].py_func
+        _LOG.info("compiling %s", f"{function.__module__}.{function.__qualname__}")
+
+    def on_end(self, event: _event.Event) -> None:
+        pass
+
+
+_LOG = logging.getLogger("headrace.kernels")
+_event.register("numba:compile", _Narrator())
+
+
+def max_threads() -> int:
+    """The most threads that a parallel kernel can use in this process."""
+    return int(getattr(_config, "NUMBA_NUM_THREADS"))  # noqa: B009  # numba makes the name at run time
+
+
+def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Compile a function with numba at its first call.
+
+    Strict IEEE arithmetic (no fastmath): results do not depend on the number of rows or threads.
+    ``checked_division=False`` lets a division by zero give infinity or NaN instead of raising, which is what allows
+    loops with divisions to be vectorized.
+    """
+
+    if parallel:
+        _start_threading_layer()
+
+    def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        error_model = "python" if checked_division else "numpy"
+        compiled = numba.njit(cache=True, nogil=True, parallel=parallel, error_model=error_model)(function)
+        _stamp_with_sources(compiled, Path(function.__code__.co_filename))
+        return cast("Callable[_P, _R]", compiled)
+
+    return compile_
+
+
+def sources(path: Path) -> list[Path]:
+    """A module's file and those of the kernels that it imports, all the way down, in order."""
+    found: list[Path] = []
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.append(path)
+            names = re.findall(r"^from headrace\.kernels\.(\w+) import", path.read_text("utf-8"), re.MULTILINE)
+            waiting += [Path(__file__).with_name(f"{name}.py") for name in names if name != "compiled"]
+    return sorted(found)
+
+
+@functools.cache
+def _digest(path: Path) -> bytes | None:
+    """A hash of a module and of the kernels in it; None for one that imports no other kernels."""
+    found = sources(path)
+    return hashlib.sha256(b"".join(source.read_bytes() for source in found)).digest() if len(found) > 1 else None
+
+
+def _stamp_with_sources(compiled: object, path: Path) -> None:
+    """Have numba compile a kernel anew when one that it calls has changed.
+
+    numba looks at the file of the kernel alone, while the machine code on disk has the kernels that it calls in it:
+    after an upgrade that changed only those, the old code would run. Without a compiler (NUMBA_DISABLE_JIT) there is no
+    cache.
+    """
+    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if cache_file is not None and (digest := _digest(path)) is not None:
+        cache_file._source_stamp = digest
+
+
+def _start_threading_layer() -> None:
+    """Let numba choose its threading layer now, and leave torch's number of threads as it is.
+
+    Starting the OpenMP layer sets the number of threads of the whole process's OpenMP, torch's included: a program that
+    asked torch for one thread would find two, which then wait for each other in every small operation.
+    """
+    threads = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(threads)
+
+
+def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a small function that kernels call, inlined into them."""
+    return cast("Callable[_P, _R]", numba.njit(inline="always")(function))

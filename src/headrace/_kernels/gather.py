@@ -1,0 +1,287 @@
+"""Rows of bytes in and out of sharded memory: the kernels that move frames.
+
+A *row space* is a list of shards of equal size, each holding ``2 ** shift`` rows of ``row_bytes`` bytes; row ``r`` is
+in shard ``r >> shift``. Shards are known by their addresses (int64), so the same kernels serve anonymous memory, files
+and copy-on-write checkpoints, and the space can grow without moving. The caller keeps the shards alive and the row
+numbers in range: kernels do not check.
+
+Copies go through the C library's ``memcpy``, which is what bounds their speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+import numpy as np
+from numba.core import types as _types
+from numpy.typing import NDArray
+
+from headrace._kernels.compiled import inline, kernel, max_threads, prange
+
+Int64s: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
+Bools: TypeAlias = NDArray[np.bool_]
+
+ZERO_ROW = -1
+"""A row number that reads as zeros."""
+
+_PARALLEL_READ = 1 << 20
+_PARALLEL_WRITE = 1 << 22
+"""Below so many bytes one thread does it: waking others costs more than they save, and much more on a busy machine.
+Writes come in step with an environment that has work for every core, so they stay on one thread for longer."""
+
+_memcpy = cast(
+    "Callable[[int, int, int], int]",
+    _types.ExternalFunction("memcpy", _types.intp(_types.intp, _types.intp, _types.intp)),
+)
+_memcmp = cast(
+    "Callable[[int, int, int], int]",
+    _types.ExternalFunction("memcmp", _types.int32(_types.intp, _types.intp, _types.intp)),
+)
+_memset = cast(
+    "Callable[[int, int, int], int]",
+    _types.ExternalFunction("memset", _types.intp(_types.intp, _types.int32, _types.intp)),
+)
+
+
+@inline
+def _address(shards: Int64s, shift: int, row_bytes: int, row: int) -> int:
+    return shards[row >> shift] + (row & ((1 << shift) - 1)) * row_bytes
+
+
+@inline
+def _gather_sample(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, sample: int, outer: int, out: int, scratch: Bytes
+) -> None:
+    """Write the rows of one sample; ``out`` is the address of its first byte."""
+    frames = rows.shape[1]
+    if outer == 1:
+        f = 0
+        while f < frames:
+            row = rows[sample, f]
+            if row < 0:
+                _memset(out + f * row_bytes, 0, row_bytes)
+                f += 1
+                continue
+            # frames that lie one after another are one copy
+            run = 1
+            while f + run < frames and rows[sample, f + run] == row + run and (row + run) >> shift == row >> shift:
+                run += 1
+            _memcpy(out + f * row_bytes, _address(shards, shift, row_bytes, row), run * row_bytes)
+            f += run
+        return
+    # interleave: read whole frames into scratch, which stays in cache, then write the output front to back
+    inner = row_bytes // outer
+    base = scratch.ctypes.data
+    for f in range(frames):
+        row = rows[sample, f]
+        if row < 0:
+            _memset(base + f * row_bytes, 0, row_bytes)
+        else:
+            _memcpy(base + f * row_bytes, _address(shards, shift, row_bytes, row), row_bytes)
+    mixed = scratch[frames * row_bytes :]
+    to = 0
+    for a in range(outer):
+        for f in range(frames):
+            start = f * row_bytes + a * inner
+            for i in range(inner):
+                mixed[to] = scratch[start + i]
+                to += 1
+    _memcpy(out, base + frames * row_bytes, frames * row_bytes)
+
+
+@kernel()
+def _gather_serial(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
+    size = rows.shape[1] * row_bytes
+    base = out.ctypes.data
+    scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
+    for b in range(rows.shape[0]):
+        _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+
+
+@kernel(parallel=True)
+def _gather_parallel(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes, threads: int
+) -> None:
+    size = rows.shape[1] * row_bytes
+    base = out.ctypes.data
+    samples = rows.shape[0]
+    # Threads begin at different samples and go on into each other's where those are late. Two that take the same one
+    # write the same bytes, so nothing has to be locked.
+    taken = np.zeros(samples, dtype=np.uint8)
+    for thread in prange(threads):
+        scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
+        first = thread * samples // threads
+        for k in range(samples):
+            b = first + k if first + k < samples else first + k - samples
+            if taken[b] == 0:
+                taken[b] = 1
+                _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+
+
+class Pace:
+    """Whether threads pay at the moment.
+
+    A team is as slow as its last member: where another program has one of the cores, a copy of half a millisecond waits
+    for a time slice of several. One call that is far slower than the best so far sends the next ones to one thread.
+    """
+
+    _FAR = 4.0
+    _ALONE = 64
+
+    def __init__(self) -> None:
+        self._best = 0.0
+        self._alone = 0
+
+    def together(self) -> bool:
+        """Whether the next copy should use threads."""
+        if self._alone:
+            self._alone -= 1
+            return False
+        return True
+
+    def took(self, seconds: float, nbytes: int) -> None:
+        """A copy with threads has taken so long."""
+        rate = nbytes / max(seconds, 1e-9)
+        if rate * self._FAR < self._best:
+            self._alone = self._ALONE
+        self._best = max(self._best, rate)
+
+
+_paces: dict[tuple[int, int], Pace] = {}
+"""By bytes of a row and pieces of it: what is quick for one kind of copy is slow for another."""
+
+
+def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
+    """Copy rows (B, F) into ``out``, uint8 (B · F · row_bytes,), which the caller owns.
+
+    ``outer`` splits every frame into that many equal pieces; the output is laid out as (B, outer, F, piece), so that
+    frames can be concatenated along an inner axis without a second pass. ``outer == 1`` is (B, F, frame).
+    ``ZERO_ROW`` reads as zeros.
+    """
+    nbytes = rows.size * row_bytes
+    if nbytes < _PARALLEL_READ:
+        _gather_serial(shards, shift, row_bytes, rows, outer, out)
+        return
+    pace = _paces.setdefault((row_bytes, outer), Pace())
+    if not pace.together():
+        _gather_serial(shards, shift, row_bytes, rows, outer, out)
+        return
+    start = time.perf_counter()
+    _gather_parallel(shards, shift, row_bytes, rows, outer, out, max_threads())
+    pace.took(time.perf_counter() - start, nbytes)
+
+
+@kernel()
+def _scatter_serial(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s
+) -> None:
+    for i in range(rows.shape[0]):
+        _memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
+
+
+@kernel(parallel=True)
+def _scatter_parallel(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s
+) -> None:
+    for i in prange(rows.shape[0]):
+        _memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
+
+
+def scatter(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s) -> None:
+    """Write row ``rows[i]`` from address ``source + index[i] * stride``; rows are distinct, memory is borrowed."""
+    if rows.size * row_bytes < _PARALLEL_WRITE:
+        _scatter_serial(shards, shift, row_bytes, rows, source, stride, index)
+    else:
+        _scatter_parallel(shards, shift, row_bytes, rows, source, stride, index)
+
+
+@inline
+def _sample_differs(
+    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, sample: int, outer: int, here: int, scratch: Bytes
+) -> bool:
+    frames = rows.shape[1]
+    plain = outer == 1
+    for f in range(frames):
+        plain = plain and rows[sample, f] >= 0
+    if not plain:
+        _gather_sample(
+            shards, shift, row_bytes, rows, sample, outer, scratch.ctypes.data, scratch[frames * row_bytes :]
+        )
+        return _memcmp(scratch.ctypes.data, here, frames * row_bytes) != 0
+    # the newest frame first: where anything changed, it did
+    for f in range(frames - 1, -1, -1):
+        if _memcmp(_address(shards, shift, row_bytes, rows[sample, f]), here + f * row_bytes, row_bytes) != 0:
+            return True
+    return False
+
+
+@kernel()
+def _differ_serial(
+    shards: Int64s,
+    shift: int,
+    row_bytes: int,
+    rows: Int64s,
+    outer: int,
+    source: int,
+    stride: int,
+    index: Int64s,
+    out: Bools,
+) -> None:
+    scratch = np.empty(3 * rows.shape[1] * row_bytes, dtype=np.uint8)
+    for i in range(rows.shape[0]):
+        if not out[i]:
+            here = source + index[i] * stride
+            out[i] = _sample_differs(shards, shift, row_bytes, rows, i, outer, here, scratch)
+
+
+@kernel(parallel=True)
+def _differ_parallel(
+    shards: Int64s,
+    shift: int,
+    row_bytes: int,
+    rows: Int64s,
+    outer: int,
+    source: int,
+    stride: int,
+    index: Int64s,
+    out: Bools,
+) -> None:
+    pieces = min(rows.shape[0], 16)
+    for piece in prange(pieces):
+        scratch = np.empty(3 * rows.shape[1] * row_bytes, dtype=np.uint8)
+        for i in range(piece * rows.shape[0] // pieces, (piece + 1) * rows.shape[0] // pieces):
+            if not out[i]:
+                here = source + index[i] * stride
+                out[i] = _sample_differs(shards, shift, row_bytes, rows, i, outer, here, scratch)
+
+
+def differ(
+    shards: Int64s,
+    shift: int,
+    row_bytes: int,
+    rows: Int64s,
+    outer: int,
+    source: int,
+    stride: int,
+    index: Int64s,
+    out: Bools,
+) -> None:
+    """Set ``out[i]`` where rows (n, F) are not, bit for bit, the F frames at ``source + index[i] * stride``.
+
+    The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
+    alone and not compared, so that several leaves can be compared in turn.
+    """
+    if rows.size * row_bytes < _PARALLEL_WRITE:
+        _differ_serial(shards, shift, row_bytes, rows, outer, source, stride, index, out)
+    else:
+        _differ_parallel(shards, shift, row_bytes, rows, outer, source, stride, index, out)
+
+
+@kernel()
+def move(shards: Int64s, shift: int, row_bytes: int, to: Int64s, rows: Int64s) -> None:
+    """Copy row ``rows[i]`` to row ``to[i]`` of the same space; no row may be on both sides."""
+    for i in range(rows.shape[0]):
+        _memcpy(_address(shards, shift, row_bytes, to[i]), _address(shards, shift, row_bytes, rows[i]), row_bytes)

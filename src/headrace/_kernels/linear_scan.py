@@ -1,0 +1,58 @@
+"""The linear recurrence h_t = a_t·h_{t−1} + b_t: one pass in numba on the CPU, a scan of depth log₂T elsewhere.
+
+Pairs (a, b) compose: doing (a₁, b₁) and then (a₂, b₂) is doing (a₂·a₁, a₂·b₁ + b₂). Composition is associative, so all
+T prefixes come out of log₂T rounds in which every step composes with the one 1, 2, 4, … before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# numbers from which threads are worth their while: below it one core is done before a sleeping one has woken up
+_SHARED_OUT = 1 << 19
+
+
+def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+    """All h_t, (T, …), fresh, without gradients.
+
+    Args:
+        a, b: (T, …), float32 or float64.
+        h0: (…), the state before the first step.
+    """
+    if a.device.type != "cpu":
+        return linear_scan_parallel(a, b, h0)
+    from headrace._kernels.linear_scan_numba import scan, scan_block
+
+    out = torch.empty(b.shape, dtype=b.dtype)
+    flat = (b.shape[0], h0.numel())
+    arrays = _array(a, flat), _array(b, flat), _array(h0, (-1,))
+    if out.numel() < _SHARED_OUT:
+        scan_block(*arrays, 0, flat[1], out.view(flat).numpy())
+    else:
+        scan(*arrays, out.view(flat).numpy())
+    return out
+
+
+def linear_scan_parallel(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+    """The parallel scan in torch operations, on any device."""
+    a, h = a.detach(), b.detach()
+    if not len(h):
+        return h.clone()
+    h = torch.cat(((h[0] + a[0] * h0.detach())[None], h[1:]))
+    # the first step has taken the initial state in; nothing comes before it
+    a = torch.cat((torch.zeros_like(a[:1]), a[1:]))
+    reach = 1
+    while reach < len(h):
+        h = torch.cat((h[:reach], h[reach:] + a[reach:] * h[:-reach]))
+        a = torch.cat((a[:reach], a[reach:] * a[:-reach]))
+        reach *= 2
+    return h
+
+
+def _array(tensor: Tensor, shape: tuple[int, ...]) -> NDArray[np.floating[Any]]:
+    return tensor.detach().reshape(shape).contiguous().numpy()

@@ -1,0 +1,271 @@
+"""Image normalization on the CPU: x/255 minus each image's and channel's own mean, in one pass over the output.
+
+For an image of P pixels and a channel whose values sum to S (an exact 64-bit integer),
+
+    out = (x − S/P) / 255,    S/P = m + f,  m = ⌊S/P⌋,  f = (S mod P)/P,
+
+computed as ``((x − m) − f) · (1/255)`` in float64 and rounded once to float32. Splitting the mean keeps the
+subtraction exact where x is close to it, so the result is within 1 ulp of the true value, however large the image
+is. Every step is elementwise or an integer sum: the result does not depend on layout, threads or neighbors, and the
+versions for other devices give the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from headrace._kernels.compiled import kernel, prange
+
+_Bytes = npt.NDArray[np.uint8]
+_Floats = npt.NDArray[np.float32]
+_Doubles = npt.NDArray[np.float64]
+_Longs = npt.NDArray[np.int64]
+
+RECIPROCAL = 1.0 / 255.0
+"""Multiplied in float64; the error against a division is far below one float32 ulp."""
+
+_PERIOD = 192
+"""About how many values are summed side by side, a whole number of pixels: a few vector registers."""
+_ROUNDS = 257
+"""255 · 257 = 65535: so many uint8 fit into a uint16 sum."""
+_TILE = 1 << 16
+"""Values per tile of a large image, so that a few images keep every thread busy."""
+_PARALLEL_VALUES = 1 << 16
+"""Waking the threads takes longer than normalizing fewer values than this."""
+
+_scratch = threading.local()
+
+
+def normalize_cpu(x: Tensor, out: Tensor) -> None:
+    """Write the normalized images of ``x`` into ``out``.
+
+    Args:
+        x: uint8 (images, height, width, channels) on the CPU, any strides; H, W and C at least 1.
+        out: float32 of the same shape, any strides; shares no memory with ``x``.
+    """
+    if x.shape[0] == 0:
+        return
+    _, height, width, channels = x.shape
+    pixels = height * width
+    if _is_channel_last(x) and _is_channel_last(out):
+        _normalize_dense(x, out, units_per_image=1, unit_pixels=pixels, unit_channels=channels)
+    elif _is_channel_first(x) and _is_channel_first(out):
+        _normalize_dense(x, out, units_per_image=channels, unit_pixels=pixels, unit_channels=1)
+    else:
+        _normalize_strided(x.numpy(), out.numpy())
+
+
+def _is_channel_last(images: Tensor) -> bool:
+    return images[0].is_contiguous()
+
+
+def _is_channel_first(images: Tensor) -> bool:
+    return images[0].permute(2, 0, 1).is_contiguous()
+
+
+def _normalize_dense(x: Tensor, out: Tensor, *, units_per_image: int, unit_pixels: int, unit_channels: int) -> None:
+    """Images whose values lie side by side: a unit is a whole channel-last image or one plane of a channel-first."""
+    units = x.shape[0] * units_per_image
+    size = unit_pixels * unit_channels
+    group = max(1, min(_PERIOD // unit_channels, unit_pixels))
+    source, target = _flat(x), _flat(out)
+    strides = int(x.stride(0)), int(out.stride(0))
+    if size <= _TILE or units >= 4 * numba.get_num_threads():
+        normalize = _normalize_serial if units * size < _PARALLEL_VALUES else _normalize_parallel
+        normalize(source, target, units, units_per_image, strides, unit_pixels, unit_channels, group)
+        return
+    tile_pixels = max(1, _TILE // unit_channels)
+    sums = _scratch_for((units, -(-unit_pixels // tile_pixels), unit_channels))
+    _sum_tiles(source, sums, units_per_image, strides[0], unit_pixels, tile_pixels, group)
+    _write_tiles(source, target, sums, units_per_image, strides, unit_pixels, tile_pixels, group)
+
+
+def _flat(images: Tensor) -> npt.NDArray[Any]:
+    """All memory that the images span, as one contiguous dimension."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True))
+    return images.as_strided((span,), (1,)).numpy()
+
+
+def _scratch_for(shape: tuple[int, int, int]) -> _Longs:
+    """Tile sums, kept per thread and shape: a loop over equal batches allocates once."""
+    held: dict[tuple[int, int, int], _Longs] | None = getattr(_scratch, "held", None)
+    if held is None:
+        held = _scratch.held = {}
+    if shape not in held:
+        if len(held) >= 8:
+            held.clear()
+        held[shape] = np.empty(shape, np.int64)
+    return held[shape]
+
+
+@kernel()
+def _add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
+    """Add the values of each channel to ``sums``; values are pixels of ``channels`` side by side."""
+    period = group * channels
+    columns = np.empty(period, np.uint16)
+    whole = values.shape[0] // period
+    first = 0
+    while first < whole:
+        last = min(whole, first + _ROUNDS)
+        columns[:] = 0
+        for k in range(first, last):
+            part = values[k * period : (k + 1) * period]
+            for j in range(period):
+                columns[j] += part[j]
+        for g in range(group):
+            for c in range(channels):
+                sums[c] += columns[g * channels + c]
+        first = last
+    for i in range(whole * period, values.shape[0]):
+        sums[i % channels] += values[i]
+
+
+@kernel()
+def _write(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: int) -> None:
+    """target = ((values − m) − f)/255; the mean is laid out for ``group`` pixels so that the inner loop is a vector."""
+    channels = sums.shape[0]
+    period = group * channels
+    whole_part = np.empty(period, np.float64)
+    fraction = np.empty(period, np.float64)
+    for c in range(channels):
+        m = np.float64(sums[c] // pixels)
+        f = np.float64(sums[c] % pixels) / np.float64(pixels)
+        for g in range(group):
+            whole_part[g * channels + c] = m
+            fraction[g * channels + c] = f
+    whole = values.shape[0] // period
+    for k in range(whole):
+        part = values[k * period : (k + 1) * period]
+        to = target[k * period : (k + 1) * period]
+        for j in range(period):
+            to[j] = np.float32(((np.float64(part[j]) - whole_part[j]) - fraction[j]) * RECIPROCAL)
+    for i in range(whole * period, values.shape[0]):
+        j = i - whole * period
+        target[i] = np.float32(((np.float64(values[i]) - whole_part[j]) - fraction[j]) * RECIPROCAL)
+
+
+@kernel()
+def _offset(unit: int, units_per_image: int, image_stride: int, size: int) -> int:
+    return (unit // units_per_image) * image_stride + (unit % units_per_image) * size
+
+
+@kernel()
+def _normalize_unit(
+    source: _Bytes,
+    target: _Floats,
+    unit: int,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    """Sum one unit, then write it while it is in the cache."""
+    size = pixels * channels
+    start = _offset(unit, units_per_image, strides[0], size)
+    to = _offset(unit, units_per_image, strides[1], size)
+    sums = np.zeros(channels, np.int64)
+    _add_sums(source[start : start + size], channels, group, sums)
+    _write(source[start : start + size], target[to : to + size], sums, pixels, group)
+
+
+@kernel()
+def _normalize_serial(
+    source: _Bytes,
+    target: _Floats,
+    units: int,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    for unit in range(units):
+        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
+
+
+@kernel(parallel=True)
+def _normalize_parallel(
+    source: _Bytes,
+    target: _Floats,
+    units: int,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    for unit in prange(units):
+        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
+
+
+@kernel(parallel=True)
+def _sum_tiles(
+    source: _Bytes, sums: _Longs, units_per_image: int, stride: int, pixels: int, tile_pixels: int, group: int
+) -> None:
+    units, tiles, channels = sums.shape
+    for n in prange(units * tiles):
+        unit, tile = n // tiles, n % tiles
+        start = _offset(unit, units_per_image, stride, pixels * channels)
+        first = tile * tile_pixels
+        last = min(first + tile_pixels, pixels)
+        partial = np.zeros(channels, np.int64)
+        _add_sums(source[start + first * channels : start + last * channels], channels, group, partial)
+        sums[unit, tile] = partial
+
+
+@kernel(parallel=True)
+def _write_tiles(
+    source: _Bytes,
+    target: _Floats,
+    sums: _Longs,
+    units_per_image: int,
+    strides: tuple[int, int],
+    pixels: int,
+    tile_pixels: int,
+    group: int,
+) -> None:
+    units, tiles, channels = sums.shape
+    size = pixels * channels
+    for n in prange(units * tiles):
+        unit, tile = n // tiles, n % tiles
+        start = _offset(unit, units_per_image, strides[0], size)
+        to = _offset(unit, units_per_image, strides[1], size)
+        first = tile * tile_pixels
+        last = min(first + tile_pixels, pixels)
+        total = np.zeros(channels, np.int64)
+        for t in range(tiles):
+            for c in range(channels):
+                total[c] += sums[unit, t, c]
+        _write(
+            source[start + first * channels : start + last * channels],
+            target[to + first * channels : to + last * channels],
+            total,
+            pixels,
+            group,
+        )
+
+
+@kernel(parallel=True)
+def _normalize_strided(x: _Bytes, out: _Floats) -> None:
+    """Any strides, (images, height, width, channels)."""
+    images, height, width, channels = x.shape
+    pixels = height * width
+    for n in prange(images * channels):
+        plane = x[n // channels, :, :, n % channels]
+        to = out[n // channels, :, :, n % channels]
+        total = np.int64(0)
+        for h in range(height):
+            for w in range(width):
+                total += np.int64(plane[h, w])
+        m = np.float64(total // pixels)
+        f = np.float64(total % pixels) / np.float64(pixels)
+        for h in range(height):
+            for w in range(width):
+                to[h, w] = np.float32(((np.float64(plane[h, w]) - m) - f) * RECIPROCAL)

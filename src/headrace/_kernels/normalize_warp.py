@@ -1,0 +1,155 @@
+"""Image normalization in Warp: three launches, no host synchronization. For CUDA; the CPU device serves tests."""
+
+# Signatures of kernels are Warp's language, not Python's: a type checker cannot follow them.
+# pyright: reportInvalidTypeForm=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace._kernels.normalize import RECIPROCAL
+from headrace.errors import require_extra
+
+wp: Any = require_extra("warp", extra="warp", purpose="normalizing images on a CUDA device")
+_Bytes: Any = wp.array(dtype=wp.uint8)
+_Floats: Any = wp.array(dtype=wp.float32)
+_Sums: Any = wp.array2d(dtype=wp.int64)
+_Means: Any = wp.array2d(dtype=wp.vec2d)
+
+_LANES = 256
+"""Threads that share the sum of one image: neighbors read neighboring bytes."""
+
+_scratch: dict[tuple[int, int, torch.device, int], tuple[Tensor, Tensor]] = {}
+_lock = threading.Lock()
+"""Two Python threads may share a stream, and then the sums: the launches of one image batch stay together."""
+
+
+@wp.kernel(enable_backward=False)
+def _sum(
+    x: _Bytes,
+    strides: wp.vec4l,
+    width: wp.int32,
+    channels: wp.int32,
+    pixels: wp.int32,
+    sums: _Sums,
+) -> None:
+    image, lane_channel = wp.tid()
+    lane = lane_channel // channels
+    channel = lane_channel % channels
+    base = wp.int64(image) * strides[0] + wp.int64(channel) * strides[3]
+    total = wp.int64(0)
+    pixel = lane
+    while pixel < pixels:
+        at = base + wp.int64(pixel // width) * strides[1] + wp.int64(pixel % width) * strides[2]
+        total += wp.int64(x[at])
+        pixel += _LANES
+    # integer sums are exact in any order, so atomics do not make the result vary
+    wp.atomic_add(sums, image, channel, total)
+
+
+@wp.kernel(enable_backward=False)
+def _mean(sums: _Sums, pixels: wp.int64, mean: _Means) -> None:
+    image, channel = wp.tid()
+    total = sums[image, channel]
+    whole = total / pixels
+    rest = total - whole * pixels
+    mean[image, channel] = wp.vec2d(wp.float64(whole), wp.float64(rest) / wp.float64(pixels))
+
+
+@wp.kernel(enable_backward=False)
+def _write(
+    x: _Bytes,
+    mean: _Means,
+    strides: wp.vec4l,
+    width: wp.int32,
+    channels: wp.int32,
+    out_strides: wp.vec4l,
+    out: _Floats,
+) -> None:
+    image, value = wp.tid()
+    channel = value % channels
+    pixel = value // channels
+    row = wp.int64(pixel // width)
+    column = wp.int64(pixel % width)
+    at = wp.int64(image) * strides[0] + row * strides[1] + column * strides[2] + wp.int64(channel) * strides[3]
+    to = (
+        wp.int64(image) * out_strides[0]
+        + row * out_strides[1]
+        + column * out_strides[2]
+        + wp.int64(channel) * out_strides[3]
+    )
+    m = mean[image, channel]
+    out[to] = wp.float32(((wp.float64(x[at]) - m[0]) - m[1]) * wp.float64(RECIPROCAL))
+
+
+def normalize_warp(x: Tensor, out: Tensor) -> None:
+    """Write the normalized images of ``x`` into ``out``; the same bits as ``normalize_cpu``.
+
+    Runs on torch's current stream. Sums are kept per (shape, device, stream).
+
+    Args:
+        x: uint8 (images, height, width, channels), any strides.
+        out: float32 of the same shape and device, any strides.
+    """
+    if x.shape[0] == 0:
+        return
+    images, height, width, channels = x.shape
+    pixels = height * width
+    on_cuda = x.device.type == "cuda"
+    stream = torch.cuda.current_stream(x.device) if on_cuda else None
+    with _lock:
+        sums, mean = _scratch_for(images, channels, x.device, stream.cuda_stream if stream is not None else 0)
+        sums.zero_()
+        wp.init()
+        source = wp.from_torch(_flat(x), dtype=wp.uint8)
+        target = wp.from_torch(_flat(out), dtype=wp.float32)
+        warp_sums = wp.from_torch(sums, dtype=wp.int64)
+        warp_mean = wp.from_torch(mean, dtype=wp.vec2d)
+        device = wp.device_from_torch(x.device)
+        warp_stream = wp.stream_from_torch(stream) if stream is not None else None
+        strides, out_strides = wp.vec4l(*x.stride()), wp.vec4l(*out.stride())
+        wp.launch(
+            _sum,
+            dim=(images, _LANES * channels),
+            inputs=[source, strides, width, channels, pixels],
+            outputs=[warp_sums],
+            device=device,
+            stream=warp_stream,
+        )
+        wp.launch(
+            _mean,
+            dim=(images, channels),
+            inputs=[warp_sums, pixels],
+            outputs=[warp_mean],
+            device=device,
+            stream=warp_stream,
+        )
+        wp.launch(
+            _write,
+            dim=(images, pixels * channels),
+            inputs=[source, warp_mean, strides, width, channels, out_strides],
+            outputs=[target],
+            device=device,
+            stream=warp_stream,
+        )
+
+
+def _scratch_for(images: int, channels: int, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
+    key = images, channels, device, stream
+    if key not in _scratch:
+        if len(_scratch) >= 16:
+            _scratch.clear()
+        _scratch[key] = (
+            torch.empty((images, channels), dtype=torch.int64, device=device),
+            torch.empty((images, channels, 2), dtype=torch.float64, device=device),
+        )
+    return _scratch[key]
+
+
+def _flat(images: Tensor) -> Tensor:
+    span = 1 + sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True))
+    return images.as_strided((span,), (1,))

@@ -1,0 +1,190 @@
+"""Texture lookups with mip levels, filtered as OpenGL filters: bilinear within a level, blended between levels.
+
+Colors of a run are multiplied by the texture in place. A texel is one uint64 with red, green and blue 21 bits apart:
+weighting four texels by weights that sum to 4096 is then four multiplications for all three colors. Pixels of a run
+that read the same level are looked up together: addresses and colors are vectorized, only the loads are not.
+
+``rho2`` is the squared footprint of a pixel in texels of level 0; half its base-2 logarithm is the level. The logarithm
+is read off the float's bits (exact at powers of two, linear between), which is cheap and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace._kernels.compiled import kernel
+from headrace._kernels.raycast_scene import F32, I32, U64
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_HALF = np.float32(0.5)
+_TWO = np.float32(2)
+_QUARTER = np.float32(0.25)
+_TO_UNIT = np.float32(1 / (255 * 4096))
+_STEPS = np.float32(64)  # a position within a texel is rounded down to 1/64
+_LOG_STEP = np.float32(2.0**-24)  # half of 2⁻²³: the level is half the logarithm
+_LOG_BIAS = np.float32(127 / 2)
+_GREEN = np.uint64(21)
+_BLUE = np.uint64(42)
+_LANE = np.uint64((1 << 21) - 1)
+
+
+@kernel()
+def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, base: I32, index: I32, out: U64) -> None:
+    """One level at (u, v) in [0, 1]: packed colors times 4096. Anything else reads the texel at 0.
+
+    ``base`` int32 (n,) is the first texel of each pixel's face; ``index`` int32 (6, at least n) is scratch.
+    """
+    n = u.shape[0]
+    a, b, c, d = index[0, :n], index[1, :n], index[2, :n], index[3, :n]
+    part_u, part_v = index[4, :n], index[5, :n]
+    w, h = np.int32(width), np.int32(height)
+    last_u, last_v = np.int32(width - 1), np.int32(height - 1)
+    # beyond an edge: the opposite one of a repeating texture, the same one of a face
+    before_u, before_v = (last_u, last_v) if repeat else (np.int32(0), np.int32(0))
+    after_u, after_v = (np.int32(0), np.int32(0)) if repeat else (last_u, last_v)
+    scale_u, scale_v = np.float32(width) * _STEPS, np.float32(height) * _STEPS
+    for k in range(n):
+        # a direction of length zero (the center of a plane in a cube) is NaN here, and would be read beyond the texels
+        safe_u = u[k] if (u[k] >= _ZERO) & (u[k] <= _ONE) else _ZERO
+        safe_v = v[k] if (v[k] >= _ZERO) & (v[k] <= _ONE) else _ZERO
+        at_u = np.int32(np.int32(safe_u * scale_u) - np.int32(32))
+        at_v = np.int32(np.int32(safe_v * scale_v) - np.int32(32))
+        iu, iv = np.int32(at_u >> np.int32(6)), np.int32(at_v >> np.int32(6))
+        iu_1, iv_1 = np.int32(iu + np.int32(1)), np.int32(iv + np.int32(1))
+        iu_1 = iu_1 if iu_1 < w else after_u
+        iv_1 = iv_1 if iv_1 < h else after_v
+        iu = iu if iu >= 0 else before_u
+        iv = iv if iv >= 0 else before_v
+        low, high = np.int32(base[k] + np.int32(iv * w)), np.int32(base[k] + np.int32(iv_1 * w))
+        a[k], b[k] = np.int32(low + iu), np.int32(low + iu_1)
+        c[k], d[k] = np.int32(high + iu), np.int32(high + iu_1)
+        part_u[k], part_v[k] = np.int32(at_u & np.int32(63)), np.int32(at_v & np.int32(63))
+    for k in range(n):
+        fu, fv = np.uint64(part_u[k]), np.uint64(part_v[k])
+        gu, gv = np.uint64(64) - fu, np.uint64(64) - fv
+        upper = texels[np.uint64(a[k])] * gu + texels[np.uint64(b[k])] * fu
+        lower = texels[np.uint64(c[k])] * gu + texels[np.uint64(d[k])] * fu
+        out[k] = upper * gv + lower * fv
+
+
+@kernel()
+def _multiply(red: F32, green: F32, blue: F32, fine: U64) -> None:
+    for k in range(red.shape[0]):
+        red[k] *= np.float32(np.int32(fine[k] & _LANE)) * _TO_UNIT
+        green[k] *= np.float32(np.int32((fine[k] >> _GREEN) & _LANE)) * _TO_UNIT
+        blue[k] *= np.float32(np.int32(fine[k] >> _BLUE)) * _TO_UNIT
+
+
+@kernel()
+def _multiply_blend(red: F32, green: F32, blue: F32, fine: U64, coarse: U64, weight: F32) -> None:
+    for k in range(red.shape[0]):
+        w, rest = weight[k] * _TO_UNIT, (_ONE - weight[k]) * _TO_UNIT
+        red[k] *= rest * np.float32(np.int32(fine[k] & _LANE)) + w * np.float32(np.int32(coarse[k] & _LANE))
+        green[k] *= rest * np.float32(np.int32((fine[k] >> _GREEN) & _LANE)) + w * np.float32(
+            np.int32((coarse[k] >> _GREEN) & _LANE)
+        )
+        blue[k] *= rest * np.float32(np.int32(fine[k] >> _BLUE)) + w * np.float32(np.int32(coarse[k] >> _BLUE))
+
+
+@kernel()
+def multiply_texture_2d(
+    red: F32, green: F32, blue: F32, u: F32, v: F32, rho2: F32, texels: U64, levels: I32, index: I32, packed: U64
+) -> None:
+    """Multiply the colors of a run by a repeating texture at (u, v).
+
+    u, v and rho2 are used up. ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
+    """
+    n = red.shape[0]
+    bits = rho2.view(np.int32)
+    last = np.float32(levels.shape[0] - 1)
+    codes, base = index[6, :n], index[7, :n]
+    for k in range(n):
+        u[k] -= np.floor(u[k])
+        v[k] -= np.floor(v[k])
+        level = min(max(np.float32(bits[k]) * _LOG_STEP - _LOG_BIAS, _ZERO), last)
+        low = np.floor(level)
+        # two levels are blended in the middle half between them; elsewhere the nearer one does
+        w = min(max((level - low - _QUARTER) * _TWO, _ZERO), _ONE)
+        blend = (w > _ZERO) & (w < _ONE)
+        codes[k] = (
+            np.int32(low * _TWO) + (np.int32(1) if blend else np.int32(0)) + (np.int32(2) if w >= _ONE else np.int32(0))
+        )
+        rho2[k] = w
+    at = 0
+    while at < n:
+        code = codes[at]
+        end = at + 1
+        while end < n and codes[end] == code:
+            end += 1
+        low = code // 2
+        first, width, height = levels[low, 0], levels[low, 1], levels[low, 2]
+        part_u, part_v = u[at:end], v[at:end]
+        base[at:end] = first
+        fine = packed[0, at:end]
+        _fetch(texels, width, height, True, part_u, part_v, base[at:end], index, fine)
+        if code & 1:
+            first, width, height = levels[low + 1, 0], levels[low + 1, 1], levels[low + 1, 2]
+            base[at:end] = first
+            coarse = packed[1, at:end]
+            _fetch(texels, width, height, True, part_u, part_v, base[at:end], index, coarse)
+            _multiply_blend(red[at:end], green[at:end], blue[at:end], fine, coarse, rho2[at:end])
+        else:
+            _multiply(red[at:end], green[at:end], blue[at:end], fine)
+        at = end
+
+
+@kernel(checked_division=False)
+def multiply_texture_cube(
+    red: F32,
+    green: F32,
+    blue: F32,
+    s: F32,
+    t: F32,
+    r: F32,
+    rho2: F32,
+    texels: U64,
+    levels: I32,
+    index: I32,
+    packed: U64,
+) -> None:
+    """Multiply the colors of a run by a cube texture in the directions (s, t, r), each from its nearest level.
+
+    s, t, r and rho2 are used up. ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
+    """
+    n = red.shape[0]
+    bits = rho2.view(np.int32)
+    last = np.float32(levels.shape[0] - 1)
+    codes, base = index[6, :n], index[7, :n]
+    for k in range(n):
+        x, y, z = abs(s[k]), abs(t[k]), abs(r[k])
+        # OpenGL's choice of face: the longest component and its sign
+        on_x = (x >= y) & (x >= z)
+        on_y = (y >= z) & (not on_x)
+        m = x if on_x else (y if on_y else z)
+        major = s[k] if on_x else (t[k] if on_y else r[k])
+        back = major <= _ZERO
+        flip = -_ONE if back else _ONE
+        a = (-flip * r[k]) if on_x else (s[k] if on_y else flip * s[k])
+        b = flip * r[k] if on_y else -t[k]
+        face = np.int32(0) if on_x else (np.int32(2) if on_y else np.int32(4))
+        base[k] = face + (np.int32(1) if back else np.int32(0))
+        scale = _HALF / m
+        s[k], t[k] = a * scale + _HALF, b * scale + _HALF
+        level = min(max(np.float32(bits[k]) * _LOG_STEP - _LOG_BIAS + _HALF, _ZERO), last)
+        codes[k] = np.int32(level)
+    at = 0
+    while at < n:
+        low = codes[at]
+        end = at + 1
+        while end < n and codes[end] == low:
+            end += 1
+        first, width, height = levels[low, 0], levels[low, 1], levels[low, 2]
+        area = np.int32(width * height)
+        faces = base[at:end]
+        for k in range(end - at):
+            faces[k] = np.int32(first + np.int32(faces[k] * area))
+        fine = packed[0, at:end]
+        _fetch(texels, width, height, False, s[at:end], t[at:end], faces, index, fine)
+        _multiply(red[at:end], green[at:end], blue[at:end], fine)
+        at = end

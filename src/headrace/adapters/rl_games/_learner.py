@@ -1,0 +1,231 @@
+"""rl_games' PPO, an iteration at a time: its own ``train_epoch``, without the runner, which changes global settings."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import tempfile
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.common.algo_observer import AlgoObserver
+from rl_games.common.tr_helpers import DefaultRewardsShaper
+from torch import Tensor
+
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._learner import CheckpointMeta, Finished, Times
+from headrace.adapters._settings import LibraryName, PPOSettings
+from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters.rl_games._env import RlGamesEnv
+from headrace.envs import BatchEnv
+from headrace.errors import ConfigError
+from headrace.types import Obs, StateDict
+
+_PREFIX = "_orig_mod."
+"""What torch.compile puts before the names of weights; rl_games' own runner compiles."""
+
+
+class RlGamesLearner:
+    """A :class:`headrace.adapters.Learner`."""
+
+    library: LibraryName = "rl_games"
+    suffix = ".pth"
+
+    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+        self.settings = settings
+        self._core = LearnerEnv(env, reward_scale=None)
+        if settings.memory != "none" and picture(self._core.shape):
+            raise ConfigError(
+                f"memory: expected none for pictures with rl_games, got {settings.memory!r}; use rsl_rl or headrace"
+            )
+        self._env = RlGamesEnv(self._core)
+        # it prints as it builds, makes folders, and opens an event file with a thread of its own
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            self.agent: Any = A2CAgent("run", agent_params(settings, self._env, folder))
+            self.agent.writer.close()
+        self.agent.writer = None
+        if self.agent.has_central_value:
+            self.agent.central_value_net.writter = None
+        self.agent.init_tensors()
+        self.agent.obs = self.agent.env_reset()
+
+    def iterate(self) -> Times:
+        """One turn of ``agent.train``'s loop."""
+        agent = self.agent
+        agent.update_epoch()
+        _, play_time, update_time, *_ = agent.train_epoch()
+        agent.dataset.update_values_dict(None)
+        agent.frame += agent.curr_frames
+        return Times(play_time, update_time)
+
+    def finished(self) -> Finished:
+        """The episodes that ended since the last call."""
+        return self._core.finished()
+
+    def save(self, path: Path, meta: CheckpointMeta) -> None:
+        """What ``agent.save`` writes, and our description, which ``agent.restore`` leaves alone."""
+        state = self.agent.get_full_state_weights() | {META_KEY: describe(meta)}
+        write_whole(path, lambda part: torch.save(state, part))
+
+    def load(self, path: Path, *, trust: bool = False) -> None:
+        """Networks, statistics, optimizer, epoch."""
+        content = dict(read_weights(path, trust=trust))
+
+        def load() -> None:
+            content["model"] = {name.removeprefix(_PREFIX): weight for name, weight in content["model"].items()}
+            self.agent.set_full_state_weights(content)
+
+        checked_fit(path, self.library, load)
+
+    def state_dict(self) -> StateDict:
+        """Environment, random streams, and the memory of a recurrent policy."""
+        states = [state.clone() for state in self.agent.rnn_states] if self.agent.is_rnn else []
+        flags = self.agent.dones.to(torch.uint8)
+        return {"env": self._core.state_dict(), "random": random_state(), "memory": states, "dones": flags}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._core.load_state_dict(state["env"])
+        self.agent.obs = self.agent.obs_to_tensors(self._env.grouped(self._core.obs))
+        self.agent.dones = state["dones"].clone()
+        if self.agent.is_rnn:
+            self.agent.rnn_states = [memory.clone() for memory in state["memory"]]
+        load_random_state(state["random"])
+
+    def policy(self, *, deterministic: bool = True) -> RlGamesPolicy:
+        """The actor, with a memory of its own."""
+        return RlGamesPolicy(self.agent, self._env, deterministic=deterministic)
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class RlGamesPolicy:
+    """rl_games' model as an inference policy."""
+
+    def __init__(self, agent: Any, env: RlGamesEnv, *, deterministic: bool) -> None:
+        self._model, self._env = agent.model, env
+        self._wanted = "mus" if deterministic else "actions"
+        self.recurrent = bool(agent.is_rnn)
+        self._memory = self._model.get_default_rnn_state()
+
+    @torch.no_grad()
+    def __call__(self, obs: Obs) -> Tensor:
+        """Actions (N, A) within the environment's bounds."""
+        self._model.eval()
+        rows = self._env.grouped(obs)["obs"]
+        found = self._model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": self._memory})
+        if self.recurrent:
+            self._memory = found["rnn_states"]
+        return self._env.core.rescaled(cast("Tensor", found[self._wanted]))
+
+    def reset(self, ended: Tensor) -> None:
+        """Forget what was seen in episodes that ended."""
+        if self.recurrent:
+            for memory in self._memory:
+                memory[:, ended] = 0.0
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without its prints, and without the warnings of torch.jit, which it uses."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def agent_params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[str, Any]:
+    """The shared settings as the ``params`` of rl_games; ``folder`` is for what it writes."""
+    core = env.core
+    size = settings.minibatch_size(core.num_envs)
+    shared: dict[str, Any] = {
+        "normalize_input": settings.normalize_obs and not picture(core.shape),
+        "minibatch_size": size,
+        "mini_epochs": settings.epochs,
+        "learning_rate": settings.learning_rate,
+        "clip_value": False,
+        "truncate_grads": True,
+        "grad_norm": settings.max_grad_norm,
+    }
+    config = shared | {
+        "name": "headrace",
+        "full_experiment_name": "headrace",
+        "env_name": "headrace",
+        "env_info": env.get_env_info(),
+        "vec_env": env,
+        "device": str(core.device),
+        "device_name": str(core.device),
+        "train_dir": folder,
+        "features": {"observer": AlgoObserver()},
+        "reward_shaper": DefaultRewardsShaper(cast("int", settings.reward_scale)),  # its default makes it look like one
+        "clip_actions": False,  # the environment's side cuts and scales them in one go
+        "num_actors": core.num_envs,
+        "horizon_length": settings.steps,
+        "seq_length": settings.steps if settings.memory != "none" else 1,
+        "gamma": settings.gamma,
+        "tau": settings.lam,
+        "lr_schedule": None,
+        "e_clip": settings.clip,
+        "critic_coef": 2.0 * settings.value_weight,  # it halves the squared error
+        "entropy_coef": settings.entropy_weight,
+        "bounds_loss_coef": 0.0,
+        "normalize_advantage": True,
+        "normalize_value": False,
+        "value_bootstrap": True,
+        "max_epochs": -1,
+        "torch_compile": False,
+        "print_stats": False,
+    }
+    if env.has_states:
+        seen = core.groups[core.critic_group]
+        network = _network(settings, seen, actor=False) | {"central_value": True}
+        config["central_value_config"] = shared | {
+            "network": network,
+            "normalize_input": settings.normalize_obs and not picture(seen),
+        }
+    return {
+        "algo": {"name": "a2c_continuous"},
+        "model": {"name": "continuous_a2c_logstd"},
+        "network": _network(settings, core.shape, actor=True),
+        "torch_threads": 0,
+        "config": config,
+    }
+
+
+def _network(settings: PPOSettings, shape: tuple[int, ...], *, actor: bool) -> dict[str, Any]:
+    network: dict[str, Any] = {
+        "name": "actor_critic",
+        "separate": actor,
+        "mlp": {"units": list(settings.hidden), "activation": "elu", "initializer": {"name": "default"}},
+    }
+    if actor:
+        network["space"] = {
+            "continuous": {
+                "mu_activation": "None",
+                "sigma_activation": "None",
+                "mu_init": {"name": "default"},
+                "sigma_init": {"name": "const_initializer", "val": math.log(settings.initial_std)},
+                "fixed_sigma": True,
+            }
+        }
+    if picture(shape):
+        convolutions = [
+            {"filters": 16, "kernel_size": 8, "strides": 4, "padding": 0},
+            {"filters": 32, "kernel_size": 4, "strides": 2, "padding": 0},
+        ]
+        network["cnn"] = {
+            "type": "conv2d",
+            "activation": "elu",
+            "initializer": {"name": "default"},
+            "permute_input": False,
+            "convs": convolutions,
+        }
+    if settings.memory != "none":
+        network["rnn"] = {"name": "gru", "units": settings.memory_size, "layers": 1, "before_mlp": True}
+    return network

@@ -1,0 +1,58 @@
+"""``rsl_rl.env.VecEnv`` over ``BatchEnv``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rsl_rl.env import VecEnv
+from tensordict import TensorDict
+from torch import Tensor
+
+from headrace.adapters._stepping import LearnerEnv, float_picture
+
+
+class RslRlEnv(VecEnv):
+    """Observation groups as a ``TensorDict``, pictures as float32 (N, C, H, W); ``time_outs`` marks truncations.
+
+    rsl_rl never resets an environment: the first episodes begin here.
+    """
+
+    def __init__(self, core: LearnerEnv) -> None:
+        self.core = core
+        self.num_envs = core.num_envs
+        self.num_actions = core.action_dim
+        self.max_episode_length = core.env.task.cfg.episode_length
+        self.device = core.device
+        self.cfg = {}
+        self._read = sorted({"policy", core.critic_group})
+        self._outside = torch.inference_mode(False)
+        self._no_dones = torch.zeros(core.num_envs, dtype=torch.int64, device=core.device)
+        self._size = torch.Size([core.num_envs])
+        core.reset()
+
+    @property
+    def episode_length_buf(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  # read from the env
+        """int64 (N,): steps taken in each episode."""
+        return self.core.env.episode_steps
+
+    def get_observations(self) -> TensorDict:
+        """The newest observation."""
+        return self.grouped(self.core.obs)
+
+    def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """Observation, reward (N,), dones int64 (N,), and ``time_outs`` bool (N,) where an episode was cut off."""
+        # rsl_rl collects in inference mode, whose tensors cannot be changed in place later: the environment's must not
+        # be such
+        with self._outside:
+            torch.set_grad_enabled(False)  # until the block ends
+            turn = self.core.step(actions)
+            dones = turn.ended.long() if turn.any_ended else self._no_dones
+            extras = {"time_outs": turn.truncated} if turn.any_truncated else {}  # bootstraps only where it is told to
+            return self.grouped(turn.obs), turn.reward, dones, extras
+
+    def grouped(self, obs: dict[str, Tensor]) -> TensorDict:
+        """The groups that actor and critic read."""
+        chosen = {name: float_picture(obs[name]) if name in self.core.pictures else obs[name] for name in self._read}
+        # the constructor checks and copies what is known to fit, which takes 3 % of a step
+        return TensorDict._new_unsafe(chosen, self._size, device=self.device)  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,118 @@
+"""Stable-Baselines3's ``VecEnv`` over ``BatchEnv``: numpy arrays, one ``info`` per environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from torch import Tensor
+
+from headrace.adapters._stepping import LearnerEnv, Turn, channels_first, picture
+from headrace.types import Obs
+
+Array = NDArray[Any]
+
+
+class Sb3Env(VecEnv):
+    """The group ``policy`` and nothing else: SB3 has one observation for actor and critic.
+
+    Pictures stay uint8, channels first. An ended environment's info has ``terminal_observation`` (the true last one),
+    ``TimeLimit.truncated`` and ``episode``.
+    """
+
+    def __init__(self, core: LearnerEnv) -> None:
+        self.core = core
+        self._picture = picture(core.shape)
+        box = cast("spaces.Dict", core.env.single_observation_space).spaces["policy"]
+        seen: spaces.Space[Any] = spaces.Box(0, 255, channels_first(core.shape), np.uint8) if self._picture else box
+        self.render_mode = "rgb_array"  # asked for by the constructor below
+        super().__init__(core.num_envs, seen, spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32))
+        self._actions: Array | None = None
+        self._on_cpu = core.device.type == "cpu"
+        # most infos say nothing, and making hundreds of them costs more than the rest of a step does here
+        self._blank: list[dict[str, Any]] = [{} for _ in range(core.num_envs)]
+
+    def array(self, obs: Obs) -> Array:
+        """The observation of SB3, from the groups."""
+        rows = obs["policy"]
+        if self._picture and rows.shape[-1] < rows.shape[1]:
+            rows = rows.movedim(-1, 1).contiguous()
+        return self._numpy(rows)
+
+    def reset(self) -> Array:
+        """Begin episodes everywhere."""
+        return self.array(self.core.reset())
+
+    def step_async(self, actions: Array) -> None:
+        """Take the actions of the coming step, within -1 to 1."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
+        """Observation, reward, dones, infos."""
+        # SB3 cuts actions to the space it was given, and makes a new array of them at every step
+        actions = torch.from_numpy(cast("Array", self._actions))
+        turn = self.core.step(actions if self._on_cpu else actions.to(self.core.device), within=True)
+        if any(self._blank):  # somebody wrote into an info of an earlier step
+            self._blank = [{} for _ in range(self.num_envs)]
+        obs, reward = self.array(turn.obs), self._numpy(turn.reward)
+        if turn.any_ended:
+            return obs, reward, self._numpy(turn.ended), self._told(turn)
+        return obs, reward, np.zeros(self.num_envs, dtype=bool), list(self._blank)
+
+    def _numpy(self, rows: Tensor) -> Array:
+        return rows.numpy() if self._on_cpu else rows.cpu().numpy()
+
+    def _told(self, turn: Turn) -> list[dict[str, Any]]:
+        infos, ends = list(self._blank), turn.info.get("ends")
+        assert ends is not None
+        final = self.array(turn.info["final_obs"]) if "final_obs" in turn.info else None
+        for place, slot in enumerate(ends.env_ids.tolist()):
+            info = infos[slot] = {
+                "episode": {"r": float(ends.returns[place]), "l": int(ends.lengths[place])},
+                "TimeLimit.truncated": bool(turn.truncated[slot]),
+            }
+            if final is not None:
+                info["terminal_observation"] = final[slot]
+            if ends.success is not None:
+                info["is_success"] = bool(ends.success[place])
+        return infos
+
+    def close(self) -> None:
+        """The environment is its maker's to close."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute that all environments share, once per environment."""
+        value = getattr(self if attr_name == "render_mode" else self.core.env, attr_name)
+        return [value] * len(self._episodes(indices))
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Not possible for one environment of a batch."""
+        del value, indices
+        raise AttributeError(f"Sb3Env: {attr_name!r} cannot be set per environment; set it on the BatchEnv")
+
+    def env_method(
+        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
+    ) -> list[Any]:
+        """Not possible for one environment of a batch."""
+        del method_args, indices, method_kwargs
+        raise AttributeError(f"Sb3Env: {method_name!r} cannot be called per environment; call it on the BatchEnv")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """No Gymnasium wrapper is inside."""
+        del wrapper_class
+        return [False] * len(self._episodes(indices))
+
+    def get_images(self) -> Sequence[Array | None]:
+        """A picture of each environment."""
+        return list(self.core.env.render_each())
+
+    def _episodes(self, indices: VecEnvIndices) -> list[int]:
+        if indices is None:
+            return list(range(self.num_envs))
+        return [indices] if isinstance(indices, int) else list(indices)

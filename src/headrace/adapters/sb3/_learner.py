@@ -1,0 +1,155 @@
+"""Stable-Baselines3's PPO, an iteration at a time: its own ``collect_rollouts`` and ``train``."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger
+from torch import Tensor, nn
+
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, write_whole
+from headrace.adapters._learner import CheckpointMeta, Finished, Times
+from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
+from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters.sb3._env import Sb3Env
+from headrace.adapters.sb3._features import Convolutions, NormalizedVector
+from headrace.envs import BatchEnv
+from headrace.errors import DataError
+from headrace.types import Obs, StateDict
+
+_STATES = ("policy", "policy.optimizer")
+_LEFT_OUT = ("system_info.txt",)
+"""Says what machine a checkpoint is from, and is never read."""
+
+
+class Sb3Learner:
+    """A :class:`headrace.adapters.Learner`."""
+
+    library: LibraryName = "sb3"
+    suffix = ".zip"
+
+    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+        check_memory(settings, self.library)
+        self.settings = settings
+        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._env = Sb3Env(self._core)
+        self.model = PPO(
+            "MlpPolicy",
+            self._env,
+            learning_rate=settings.learning_rate,
+            n_steps=settings.steps,
+            batch_size=settings.minibatch_size(env.num_envs),
+            n_epochs=settings.epochs,
+            gamma=settings.gamma,
+            gae_lambda=settings.lam,
+            clip_range=settings.clip,
+            ent_coef=settings.entropy_weight,
+            vf_coef=settings.value_weight,
+            max_grad_norm=settings.max_grad_norm,
+            policy_kwargs=_policy(settings, self._core.shape),
+            device=str(env.device),
+        )
+        # without a folder: SB3's own would leave an empty one in the temporary directory
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        # what learn() does before its loop: it resets the environment
+        _, self._callback = self.model._setup_learn(total_timesteps=1)  # pyright: ignore[reportPrivateUsage]
+
+    def iterate(self) -> Times:
+        """One turn of ``learn``'s loop."""
+        model, begin = self.model, time.perf_counter()
+        model.collect_rollouts(self._env, self._callback, model.rollout_buffer, self.settings.steps)
+        between = time.perf_counter()
+        model.train()
+        features = model.policy.features_extractor
+        if isinstance(features, NormalizedVector):
+            rows = torch.as_tensor(model.rollout_buffer.observations, device=self._core.device)
+            features.normalizer.update(rows.reshape(-1, rows.shape[-1]))
+        return Times(between - begin, time.perf_counter() - between)
+
+    def finished(self) -> Finished:
+        """The episodes that ended since the last call."""
+        return self._core.finished()
+
+    def save(self, path: Path, meta: CheckpointMeta) -> None:
+        """As ``model.save`` does, with our description as one more member of the archive."""
+        whole = io.BytesIO()
+        self.model.save(whole)
+
+        def write(part: Path) -> None:
+            with zipfile.ZipFile(whole) as given, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as kept:
+                for name in given.namelist():
+                    if name not in _LEFT_OUT:
+                        kept.writestr(name, given.read(name))
+                kept.writestr(f"{META_KEY}.json", json.dumps(describe(meta)))
+
+        write_whole(path, write)
+
+    def load(self, path: Path, *, trust: bool = False) -> None:
+        """Policy, statistics and optimizer. What SB3 pickles beside them is not read, so there is nothing to trust."""
+        del trust
+        try:
+            with zipfile.ZipFile(path) as archive:
+                files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in _STATES}
+            states = {
+                name: torch.load(file, map_location=self._core.device, weights_only=True)
+                for name, file in files.items()
+            }
+        except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError) as error:
+            raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
+        checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self._core.device))
+
+    def state_dict(self) -> StateDict:
+        """Environment and random streams."""
+        return {"env": self._core.state_dict(), "random": random_state()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._core.load_state_dict(state["env"])
+        self.model._last_obs = self._env.array(self._core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
+        load_random_state(state["random"])
+
+    def policy(self, *, deterministic: bool = True) -> Sb3Policy:
+        """The actor."""
+        return Sb3Policy(self.model, self._env, deterministic=deterministic)
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class Sb3Policy:
+    """SB3's ``predict`` as an inference policy."""
+
+    recurrent = False
+
+    def __init__(self, model: PPO, env: Sb3Env, *, deterministic: bool) -> None:
+        self._model, self._env, self._deterministic = model, env, deterministic
+
+    def __call__(self, obs: Obs) -> Tensor:
+        """Actions (N, A) within the environment's bounds."""
+        chosen, _ = self._model.predict(self._env.array(obs), deterministic=self._deterministic)
+        return self._env.core.rescaled(torch.from_numpy(chosen).to(self._env.core.device))
+
+    def reset(self, ended: Tensor) -> None:
+        """Nothing is remembered."""
+
+
+def _policy(settings: PPOSettings, shape: tuple[int, ...]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {
+        "net_arch": {"pi": list(settings.hidden), "vf": list(settings.hidden)},
+        "activation_fn": nn.ELU,
+        "log_std_init": math.log(settings.initial_std),
+        "ortho_init": False,
+        "optimizer_kwargs": {"eps": 1e-8},
+    }
+    if picture(shape):
+        return chosen | {"features_extractor_class": Convolutions, "share_features_extractor": False}
+    return chosen | ({"features_extractor_class": NormalizedVector} if settings.normalize_obs else {})

@@ -1,0 +1,171 @@
+"""skrl's PPO, an iteration at a time: the steps of its trainer's loop, with the true last observations handed over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from skrl.agents.torch.ppo import PPO, PPO_CFG
+from skrl.memories.torch import RandomMemory
+from skrl.resources.preprocessors.torch import RunningStandardScaler
+from torch import Tensor
+
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._learner import CheckpointMeta, Finished, Times
+from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
+from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters.skrl._env import SkrlEnv
+from headrace.adapters.skrl._models import Actor, Critic, Interface
+from headrace.envs import BatchEnv
+from headrace.types import Obs, StateDict
+
+
+class SkrlLearner:
+    """A :class:`headrace.adapters.Learner`."""
+
+    library: LibraryName = "skrl"
+    suffix = ".pt"
+
+    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+        check_memory(settings, self.library)
+        settings.minibatch_size(env.num_envs)
+        self.settings = settings
+        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._env = SkrlEnv(self._core)
+        seen, states, actions = self._env.observation_space, self._env.state_space, self._env.action_space
+        parts = Interface(seen, states, actions, env.device), settings
+        self.agent = PPO(
+            models={"policy": Actor(*parts), "value": Critic(*parts)},
+            memory=RandomMemory(memory_size=settings.steps, num_envs=env.num_envs, device=env.device),
+            observation_space=seen,
+            state_space=states,
+            action_space=actions,
+            device=env.device,
+            cfg=agent_config(settings, self._env),
+        )
+        self.agent.init()
+        self._obs, _ = self._env.reset()
+        self._steps = 0
+
+    def iterate(self) -> Times:
+        """``settings.steps`` turns of the trainer's loop, the last of which learns."""
+        agent, env, begin = self.agent, self._env, time.perf_counter()
+        agent.enable_training_mode(True)
+        states = env.state()
+        for _ in range(self.settings.steps - 1):
+            states = self._turn(states)
+            agent.post_interaction(timestep=self._steps, timesteps=0)
+        self._turn(states)
+        between = time.perf_counter()
+        agent.post_interaction(timestep=self._steps, timesteps=0)  # learns, as the rollout is full now
+        agent.tracking_data.clear()  # nobody writes it to a file, and it only grows
+        return Times(between - begin, time.perf_counter() - between)
+
+    def _turn(self, states: Tensor | None) -> Tensor | None:
+        agent, env, now = self.agent, self._env, {"timestep": self._steps, "timesteps": 0}
+        with torch.no_grad():
+            agent.pre_interaction(**now)
+            actions, _ = agent.act(self._obs, states, **now)
+            seen, rewards, terminated, truncated, infos = env.step(actions)
+            next_states = env.state()
+            # the value of a truncated episode's last observation is added to its reward; the trainer of skrl gives the
+            # first of the next episode here
+            agent.record_transition(
+                observations=self._obs,
+                states=cast("Tensor", states),
+                actions=actions,
+                rewards=rewards,
+                next_observations=infos.get("final_observations", seen),
+                next_states=infos.get("final_states", next_states),
+                terminated=terminated,
+                truncated=truncated,
+                infos=infos,
+                **now,
+            )
+        self._obs = seen
+        self._steps += 1
+        return next_states
+
+    def finished(self) -> Finished:
+        """The episodes that ended since the last call."""
+        return self._core.finished()
+
+    def save(self, path: Path, meta: CheckpointMeta) -> None:
+        """The modules that ``agent.save`` writes, and our description, which ``agent.load`` skips."""
+        modules = {name: module.state_dict() for name, module in self.agent.checkpoint_modules.items()}
+        write_whole(path, lambda part: torch.save({**modules, META_KEY: describe(meta)}, part))
+
+    def load(self, path: Path, *, trust: bool = False) -> None:
+        """Every module: networks, statistics, optimizer."""
+        content = read_weights(path, trust=trust)
+
+        def load() -> None:
+            for name, module in self.agent.checkpoint_modules.items():
+                module.load_state_dict(content[name])
+
+        checked_fit(path, self.library, load)
+
+    def state_dict(self) -> StateDict:
+        """Environment and random streams."""
+        return {"env": self._core.state_dict(), "random": random_state(), "steps": self._steps}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._core.load_state_dict(state["env"])
+        self._obs = self._env.observation(self._core.obs)
+        self._steps = int(state["steps"])
+        load_random_state(state["random"])
+
+    def policy(self, *, deterministic: bool = True) -> SkrlPolicy:
+        """The actor."""
+        return SkrlPolicy(self.agent, self._env, deterministic=deterministic)
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class SkrlPolicy:
+    """skrl's agent as an inference policy."""
+
+    recurrent = False
+
+    def __init__(self, agent: PPO, env: SkrlEnv, *, deterministic: bool) -> None:
+        self._agent, self._env, self._sampled = agent, env, not deterministic
+        agent.enable_training_mode(False, apply_to_models=True)
+
+    @torch.no_grad()
+    def __call__(self, obs: Obs) -> Tensor:
+        """Actions (N, A) within the environment's bounds."""
+        chosen, more = self._agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
+        return self._env.core.rescaled(chosen if self._sampled else more.get("mean_actions", chosen))
+
+    def reset(self, ended: Tensor) -> None:
+        """Nothing is remembered."""
+
+
+def agent_config(settings: PPOSettings, env: SkrlEnv) -> PPO_CFG:
+    """The shared settings as the configuration of skrl's PPO, which writes nothing."""
+    more: dict[str, Any] = {}
+    for name, space in (("observation", env.observation_space), ("state", env.state_space)):
+        if settings.normalize_obs and space is not None and not picture(space.shape):
+            more[f"{name}_preprocessor"] = RunningStandardScaler
+            more[f"{name}_preprocessor_kwargs"] = {"size": space, "device": env.device, "clip_threshold": 10.0}
+    return PPO_CFG(
+        rollouts=settings.steps,
+        learning_epochs=settings.epochs,
+        mini_batches=settings.minibatches,
+        discount_factor=settings.gamma,
+        gae_lambda=settings.lam,
+        learning_rate=settings.learning_rate,
+        grad_norm_clip=settings.max_grad_norm,
+        ratio_clip=settings.clip,
+        value_clip=0.0,
+        entropy_loss_scale=settings.entropy_weight,
+        value_loss_scale=settings.value_weight,
+        time_limit_bootstrap=True,
+        experiment=cast("Any", {"write_interval": 0, "checkpoint_interval": 0}),
+        **more,
+    )

@@ -1,0 +1,233 @@
+"""The context of a run: it watches, and whatever happens it writes a bundle with the status that is true."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Generic, Self, TypeVar
+
+from headrace.bench._builders import Builder, Provenance
+from headrace.bench._bundle_files import check_writable
+from headrace.bench._capture import git_state, hardware, load_average, versions
+from headrace.bench._monitor import ResourceMonitor
+from headrace.bench._schema import Bundle, Kind, RunConfig, RunError, RunIdentity, Status
+from headrace.bench.formatters import checked_formatters, output_path, write_formats
+from headrace.errors import ConfigError, LifecycleError
+
+LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
+"""Environment variables by which a sweep tells its runs what they are."""
+
+B = TypeVar("B", bound=Builder)
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM came during a run; handled like Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What is known of a run before it begins."""
+
+    task: str
+    num_envs: int
+    seed: int
+    config: RunConfig
+    framework: str | None = None
+    max_iterations: int | None = None
+    label: str | None = None
+    """A name for the side of a comparison; a sweep gives its runs one by the environment."""
+
+
+class Benchmark(Generic[B]):
+    """A run as a context manager::
+
+        with Benchmark(RuntimeBuilder(num_envs=64), settings, output=Path("runs/one")) as run:
+            with run.builder.startup.phase("env_creation"):
+                env = headrace.make(...)
+            ...
+        print(run.paths)  # runs/one/runtime.json
+
+    On exit the bundle is written, also after an exception (``crashed``) and after Ctrl-C or SIGTERM
+    (``interrupted``), which then go on to the caller. :meth:`complete` gives the reason of an early stop.
+    """
+
+    def __init__(
+        self,
+        builder: B,
+        settings: RunSettings,
+        *,
+        output: Path,
+        formatters: Sequence[str] = ("schema",),
+        monitor_interval: float = 1.0,
+    ) -> None:
+        """Check everything that could keep the result from being written; nothing runs yet.
+
+        Args:
+            builder: collects the measurements.
+            settings: what the run is.
+            output: folder for the files, made if needed. A file of the same name in it is not overwritten.
+            formatters: names of :data:`headrace.bench.FORMATTERS`; ``schema`` is the bundle itself.
+            monitor_interval: seconds between samples of CPU, memory and GPU.
+        """
+        if settings.num_envs < 1:
+            raise ConfigError(f"num_envs: expected at least 1, got {settings.num_envs}")
+        self.builder = builder
+        self.settings = settings
+        self.output = output
+        self.formatters = check_output(output, builder.kind, formatters)
+        self.monitor = ResourceMonitor(monitor_interval)
+        self.paths: list[Path] = []
+        """The files that were written."""
+        self._bundle: Bundle | None = None
+        self._reason: str | None = None
+        self._signals = contextlib.ExitStack()
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle that was written."""
+        if self._bundle is None:
+            raise LifecycleError("Benchmark.bundle: expected a run that has ended; read it after the with block")
+        return self._bundle
+
+    def complete(self, reason: str) -> None:
+        """The run ends early because it is done, for ``reason``; its status will be ``completed``."""
+        self._reason = reason
+
+    def __enter__(self) -> Self:
+        self._git = git_state(Path.cwd())
+        self._load = load_average()
+        self._began_utc = datetime.now(UTC)
+        self._began = time.perf_counter()
+        self._signals.enter_context(terminable())
+        self.monitor.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # signals that come now are held back: a second Ctrl-C must not cost the result
+        with self._signals, _held_back():
+            ended = datetime.now(UTC)
+            duration = time.perf_counter() - self._began
+            self.monitor.stop()
+            run = self._identity(ended, duration, error)
+            origin = Provenance(run, versions(self._git), hardware(self._load), self.monitor.resources())
+            self._bundle = self.builder.build(origin)
+            self.paths = write_formats(self._bundle, self.formatters, self.output)
+
+    def _identity(self, ended: datetime, duration: float, error: BaseException | None) -> RunIdentity:
+        settings = self.settings
+        status, reason, details = _outcome(error, self._reason)
+        return RunIdentity(
+            run_id=run_id(
+                framework=settings.framework or self.builder.kind,
+                physics=settings.config.physics_backend,
+                task=settings.task,
+                seed=settings.seed,
+                began=self._began_utc,
+            ),
+            framework=settings.framework,
+            config=settings.config,
+            task=settings.task,
+            seed=settings.seed,
+            start_time_utc=_iso(self._began_utc),
+            end_time_utc=_iso(ended),
+            duration_s=duration,
+            status=status,
+            num_envs=settings.num_envs,
+            max_iterations=settings.max_iterations,
+            status_reason=reason,
+            error=details,
+            command=list(sys.argv),
+            label=settings.label or os.environ.get(LABEL),
+            sweep_id=os.environ.get(SWEEP_ID),
+            repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
+        )
+
+
+def run_id(*, framework: str, physics: str, task: str, seed: int, began: datetime) -> str:
+    """``{framework or kind}_{physics}_{task}_{stamp}_seed{n}``, fit for a file name."""
+    stamp = began.strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (framework, physics, task, stamp, f"seed{seed}"))
+
+
+def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[str, ...]:
+    """Raise an error now if the files of a run could not be written to ``output`` afterwards.
+
+    Returns:
+        The formatters, each once.
+    """
+    names = checked_formatters(formatters)
+    for name in names:
+        path = output_path(name, kind, output)
+        if path.exists():
+            raise ConfigError(
+                f"output: expected a folder without {path.name}, got {str(output)!r}, which has one; "
+                "remove it or choose another folder with --output"
+            )
+    check_writable(output)
+    return names
+
+
+def _outcome(error: BaseException | None, reason: str | None) -> tuple[Status, str | None, RunError | None]:
+    if error is None:
+        return "completed", reason, None
+    if isinstance(error, TerminatedError):
+        return "interrupted", "SIGTERM", None
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "Ctrl-C", None
+    details = RunError(
+        type=type(error).__name__,
+        message=str(error),
+        traceback=[line.rstrip("\n") for line in traceback.format_exception(error)],
+    )
+    return "crashed", f"{details.type}: {details.message}", details
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise TerminatedError
+
+
+def terminable() -> contextlib.AbstractContextManager[None]:
+    """In the block, SIGTERM raises as Ctrl-C does, so that what was begun is ended in order."""
+    return _handled((signal.SIGTERM,), _terminate)
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Handle signals in a block, and as before after it. Python handles signals in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def _held_back() -> Generator[None]:
+    """Let no Ctrl-C or SIGTERM into a block; one that came is raised after it."""
+    came: list[int] = []
+    with _handled((signal.SIGINT, signal.SIGTERM), lambda number, _: came.append(number)):
+        yield
+    if came:
+        raise KeyboardInterrupt

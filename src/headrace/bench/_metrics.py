@@ -1,0 +1,116 @@
+"""A bundle as named numbers: one per run and metric, with unit and direction. Forms and comparisons read these."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from headrace.bench._schema import Bundle, PlayBundle, Resources, Runtime, StartupBundle, StartupTime, TrainingBundle
+from headrace.bench._statistic import Better, Proportion, Statistic
+
+Phase = Literal["startup", "runtime", "train", "play", "frametime"]
+
+
+class Metric(NamedTuple):
+    """One number of one run."""
+
+    phase: Phase
+    name: str
+    value: float
+    unit: str | None
+    better: Better | None
+    """None: shown, but neither direction is an improvement."""
+    spread: Statistic | Proportion | None = None
+    """What the number is the mean, peak or rate of, within the run."""
+
+    @property
+    def path(self) -> str:
+        """``phase.name``, by which metrics of two runs are paired."""
+        return f"{self.phase}.{self.name}"
+
+
+def metrics(bundle: Bundle) -> list[Metric]:
+    """Every number of a bundle that can be compared, each idea once; what is null is left out."""
+    if isinstance(bundle, StartupBundle):
+        return _startup_phases(bundle)
+    found = [
+        *_startup(bundle.runtime.startup_time_s),
+        *_runtime(bundle.runtime),
+        *_resources(bundle.resources),
+    ]
+    if isinstance(bundle, TrainingBundle):
+        found += _training(bundle)
+    if isinstance(bundle, PlayBundle):
+        found += [
+            *_of("play", "reward", bundle.reward),
+            *_of("play", "ep_length", bundle.ep_length),
+            *_rate("play", "success_rate", bundle.success_rate),
+        ]
+    return found
+
+
+def _startup_phases(bundle: StartupBundle) -> list[Metric]:
+    found = [Metric("startup", name, phase.total_time_s, "s", "lower") for name, phase in bundle.phases.items()]
+    if bundle.unprofiled_s is not None:
+        found += [metric._replace(name=f"{metric.name}_unprofiled") for metric in _startup(bundle.unprofiled_s)]
+    return found
+
+
+def _startup(times: StartupTime) -> list[Metric]:
+    spent: dict[str, float | None] = times.model_dump()
+    return [Metric("startup", name, seconds, "s", "lower") for name, seconds in spent.items() if seconds is not None]
+
+
+def _runtime(runtime: Runtime) -> list[Metric]:
+    found: list[Metric] = []
+    if runtime.throughput_fps is not None:
+        found.append(Metric("runtime", "throughput_fps", runtime.throughput_fps, "frames/s", "higher"))
+    elif runtime.total_fps is not None:  # bundles of schema 1.x
+        found += _of("runtime", "total_fps", runtime.total_fps)
+    found.append(Metric("runtime", "total_wall_time_s", runtime.total_wall_time_s, "s", None))
+    found += _of("runtime", "iteration_time_s", runtime.iteration_time_s)
+    timing = runtime.environment_step_timing
+    if timing is not None:
+        found += [
+            *_of("frametime", "environment_step_time_s", timing.environment_step_time_s),
+            *_of("frametime", "simulation_step_time_s", timing.simulation_step_time_s),
+            *_of("frametime", "render_step_time_s", timing.render_step_time_s),
+            *_of("frametime", "task_step_time_s", timing.task_step_time_s),
+        ]
+    # a task without cameras has a rendering time of exactly 0 in every run: nothing to compare
+    return [metric for metric in found if metric.value or metric.name != "render_step_time_s"]
+
+
+def _resources(resources: Resources) -> list[Metric]:
+    found = [*_of("runtime", "cpu_util_pct", resources.cpu_util_pct)]
+    found += [*_of("runtime", "gpu_util_pct", resources.gpu_util_pct)]
+    for name, memory in (("ram_gb", resources.ram_gb), ("gpu_mem_gb", resources.gpu_mem_gb)):
+        if memory is not None:
+            peak = memory.mean if memory.peak is None else memory.peak
+            found.append(Metric("runtime", f"{name}_peak", peak, "GB", "lower", memory))
+    return found
+
+
+def _training(bundle: TrainingBundle) -> list[Metric]:
+    found = [*_of("train", "collection_fps", bundle.runtime.collection_fps)]
+    split, frames = bundle.time_split_s, bundle.runtime.frames
+    if split is not None and frames:
+        found.append(Metric("train", "learning_s_per_kframe", 1000 * split.learning / frames, "s", "lower"))
+    curves = bundle.learning
+    if curves.reward is not None and curves.reward.final_ema is not None:
+        found.append(Metric("train", "reward_final_ema", curves.reward.final_ema, None, "higher"))
+    if curves.ep_length is not None and curves.ep_length.final_ema is not None:
+        found.append(Metric("train", "ep_length_final_ema", curves.ep_length.final_ema, "steps", None))
+    found += _rate("train", "success_rate", bundle.success_rate)
+    if bundle.early_stop is not None and bundle.early_stop.reached:
+        found.append(Metric("train", "time_to_success_s", bundle.runtime.total_wall_time_s, "s", "lower"))
+    return found
+
+
+def _of(phase: Phase, name: str, statistic: Statistic | None) -> list[Metric]:
+    if statistic is None:
+        return []
+    return [Metric(phase, name, statistic.mean, statistic.unit, statistic.better, statistic)]
+
+
+def _rate(phase: Phase, name: str, rate: Proportion | None) -> list[Metric]:
+    return [] if rate is None else [Metric(phase, name, rate.rate, None, "higher", rate)]

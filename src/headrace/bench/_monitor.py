@@ -1,0 +1,156 @@
+"""A thread that samples what a run uses: CPU, memory, GPU. What it cannot sample it says, once, and leaves out."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psutil
+
+from headrace.bench._capture import GB
+from headrace.bench._schema import Resources
+from headrace.bench._statistic import Statistic
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Gauge = Callable[[], float | None]
+"""Reads one number; None for "not now", such as a GPU before torch is loaded."""
+
+_UNITS = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}
+
+
+class ResourceMonitor:
+    """Samples CPU and memory of this process and its children, and the GPU where there is one, once an interval.
+
+    A gauge that raises is not asked again; its error is kept in ``problems`` and written into the bundle.
+    """
+
+    def __init__(self, interval: float = 1.0, gauges: dict[str, Gauge] | None = None) -> None:
+        """Prepare; ``start`` begins.
+
+        Args:
+            interval: seconds between samples.
+            gauges: name of a field of :class:`Resources` → how to read it; the usual four if None.
+        """
+        if not interval > 0:
+            raise ConfigError(f"monitor interval: expected seconds above 0, got {interval}")
+        self.interval = interval
+        self.problems: list[str] = []
+        self._gauges = _usual_gauges() if gauges is None else dict(gauges)
+        self._samples: dict[str, list[float]] = {name: [] for name in _UNITS}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to sample. The first sample is taken here, by the caller."""
+        self._sample()
+        self._thread = threading.Thread(target=self._run, name="headrace-monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample and end the thread. A second call does nothing."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+            self._sample()
+
+    def resources(self) -> Resources:
+        """What was sampled so far."""
+        found = {name: Statistic.of(values, unit=_UNITS[name]) for name, values in self._samples.items()}
+        return Resources(**found, sample_interval_s=self.interval, problems=list(self.problems))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval):
+            self._sample()
+
+    def _sample(self) -> None:
+        for name, gauge in list(self._gauges.items()):
+            try:
+                value = gauge()
+            except Exception as error:  # noqa: BLE001  # whatever a driver raises must end the gauge, not the run
+                self.problems.append(f"{name}: {type(error).__name__}: {error}")
+                del self._gauges[name]
+            else:
+                if value is not None:
+                    self._samples[name].append(value)
+
+
+def _usual_gauges() -> dict[str, Gauge]:
+    processes = _Processes()
+    return {
+        "cpu_util_pct": processes.cpu_percent,
+        "ram_gb": processes.memory_gb,
+        "gpu_util_pct": _gpu_percent,
+        "gpu_mem_gb": _gpu_memory_gb,
+    }
+
+
+class _Processes:
+    """This process and its children, which come and go."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+        self._known: dict[int, psutil.Process] = {}
+        self._asked = False
+
+    def cpu_percent(self) -> float | None:
+        """Since the last call, percent of one core; None at the first call, which has no last one."""
+        self._refresh()
+        total = self._own.cpu_percent(None)
+        for child in list(self._known.values()):
+            try:
+                total += child.cpu_percent(None)
+            except psutil.NoSuchProcess:  # it ended between the listing and the question
+                del self._known[child.pid]
+        asked, self._asked = self._asked, True
+        return total if asked else None
+
+    def memory_gb(self) -> float:
+        """Resident memory; pages that processes share are counted in each. Children as of the last ``cpu_percent``:
+        looking for them is what a sample costs most."""
+        total = self._own.memory_info().rss
+        for child in list(self._known.values()):
+            try:
+                total += child.memory_info().rss
+            except psutil.NoSuchProcess:
+                del self._known[child.pid]
+        return total / GB
+
+    def _refresh(self) -> None:
+        now = {child.pid: child for child in self._own.children(recursive=True)}
+        self._known = {pid: self._known.get(pid, child) for pid, child in now.items()}
+
+
+def _cuda() -> torch.device | None:
+    """The current CUDA device, once the program itself has loaded torch and begun to use it."""
+    module = sys.modules.get("torch")
+    cuda = getattr(module, "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+        return None
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _gpu_percent() -> float | None:
+    device = _cuda()
+    if device is None:
+        return None
+    import torch
+
+    return float(torch.cuda.utilization(device))
+
+
+def _gpu_memory_gb() -> float | None:
+    device = _cuda()
+    if device is None:
+        return None
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free) / GB

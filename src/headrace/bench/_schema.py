@@ -1,0 +1,288 @@
+"""The bundles: one typed record per benchmark run, a superset of the fields that Isaac Lab's users know.
+
+Conventions: seconds, GB = 2**30 bytes, percent of one core for CPU use (200 is two busy cores), times in ISO 8601 UTC.
+Missing is null, never 0.0. Every change of a field bumps :data:`SCHEMA_VERSION`; ``docs/schema`` has the JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from headrace.bench._learning_schema import (
+    CheckpointInfo,
+    EarlyStop,
+    EpisodeCounts,
+    EpisodePlan,
+    Learning,
+    LibraryDescriptor,
+    PerEnv,
+    PolicyDescriptor,
+    TrainingTime,
+)
+from headrace.bench._statistic import Proportion, Record, Statistic
+
+SCHEMA_VERSION = "2.0"
+"""Major.minor of what is written. Schemas 1.0 to 1.3 (Isaac Lab's) are read, too."""
+
+Kind = Literal["runtime", "startup", "training", "play"]
+Status = Literal["completed", "interrupted", "crashed"]
+TimingMode = Literal["host_return", "synchronized"]
+Actions = Literal["random", "zero", "policy"]
+
+
+class GpuDeviceInfo(Record):
+    """One GPU."""
+
+    name: str
+    mem_gb: float
+    compute_cap: str | None
+
+
+class Hardware(Record):
+    """The machine."""
+
+    hostname: str
+    gpu_devices: list[GpuDeviceInfo]
+    cpu_name: str
+    cpu_count: int = Field(description="logical cores of the machine")
+    ram_gb: float
+    cpu_usable: int | None = Field(default=None, description="logical cores that this process may run on")
+    cpu_governor: str | None = Field(default=None, description="frequency governor; null where it cannot be read")
+    load_average: tuple[float, float, float] | None = Field(
+        default=None, description="1, 5 and 15 minutes, when the run began"
+    )
+    platform: str | None = None
+
+
+class Versions(Record):
+    """What ran. The git state is that of the user's project: the folder the command was started in."""
+
+    headrace: str | None
+    python: str | None
+    torch: str | None
+    numpy: str | None
+    mujoco: str | None
+    gymnasium: str | None
+    packages: dict[str, str] = Field(description="other packages that a result can depend on, by distribution name")
+    git_commit: str | None
+    git_branch: str | None
+    git_dirty: bool | None
+
+
+class RunConfig(Record):
+    """Settings that change what is measured; a comparison refuses runs that differ here."""
+
+    physics_backend: str
+    rendering_backend: str | None
+    presets: list[str] = Field(default_factory=list)
+    overrides: dict[str, JsonValue] = Field(default_factory=dict, description="task settings changed with --set")
+    device: str | None = None
+    threads: int | None = Field(default=None, description="physics threads asked for; null for all cores")
+    actions: Actions | None = None
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="environment variables that matter and were set, such as OMP_NUM_THREADS"
+    )
+
+
+class RunError(Record):
+    """What ended a crashed run."""
+
+    type: str
+    message: str
+    traceback: list[str]
+
+
+class RunIdentity(Record):
+    """Which run this is and how it went."""
+
+    run_id: str
+    framework: str | None = Field(description="RL library; null for runs without one")
+    config: RunConfig
+    task: str
+    seed: int
+    start_time_utc: str
+    end_time_utc: str
+    duration_s: float
+    status: Status = Field(description="an early stop is completed, with a status_reason")
+    num_envs: int
+    max_iterations: int | None
+    status_reason: str | None = None
+    error: RunError | None = None
+    command: list[str] = Field(default_factory=list, description="the command line, as given")
+    label: str | None = Field(default=None, description="a name for the side of a comparison, such as `before`")
+    sweep_id: str | None = None
+    repetition: int | None = Field(default=None, description="which repetition of a sweep, from 0")
+
+
+class StartupTime(Record):
+    """Seconds of each phase before the first measured step."""
+
+    app_launch: float | None = None
+    env_creation: float | None = None
+    first_step: float | None = None
+    python_imports: float | None = None
+    task_config: float | None = None
+
+
+class Warmup(Record):
+    """The steps before measuring: kept up until the step time was steady."""
+
+    steps: int
+    seconds: float
+    steady: bool = Field(description="false: the limit was reached first, and the figures may include warming up")
+    rule: str
+    block_medians_s: list[float] = Field(description="median step time of each block, in order")
+
+
+class EnvironmentStepTiming(Record):
+    """Where the time of ``env.step`` goes."""
+
+    environment_step_time_s: Statistic
+    environment_step_fps: Statistic = Field(description="frames per second of each step: environments / step time")
+    simulation_step_time_s: Statistic | None = Field(description="physics; null where an env does not tell")
+    outside_simulation_step_time_s: Statistic | None
+    outside_simulation_step_fraction: float | None = Field(description="of the total time")
+    environment_step_calls: int
+    simulation_step_calls: int | None
+    measurement_mode: TimingMode = Field(
+        description="host_return: until the call returned. synchronized: until the device had done the work"
+    )
+    render_step_time_s: Statistic | None = None
+    task_step_time_s: Statistic | None = Field(default=None, description="observations, rewards, resets")
+
+
+class Runtime(Record):
+    """How long things took. A frame is one step of one environment."""
+
+    startup_time_s: StartupTime
+    iterations_completed: int = Field(description="training iterations; batch steps where there is no training")
+    total_wall_time_s: float = Field(description="of the measured part, without startup and warm-up")
+    steps_per_iteration: int | None = Field(description="frames of one iteration, all environments together")
+    iteration_time_s: Statistic | None
+    collection_fps: Statistic | None
+    total_fps: Statistic | None
+    iterations_per_s: float | None
+    environment_step_timing: EnvironmentStepTiming | None
+    frames: int | None = Field(default=None, description="measured frames, all environments together")
+    throughput_fps: float | None = Field(default=None, description="frames / total_wall_time_s")
+    warmup: Warmup | None = None
+    episodes: EpisodeCounts | None = None
+
+
+class Resources(Record):
+    """What the run used, sampled beside it: the process and its children."""
+
+    gpu_util_pct: Statistic | None
+    gpu_mem_gb: Statistic | None
+    cpu_util_pct: Statistic | None
+    ram_gb: Statistic | None
+    sample_interval_s: float | None = None
+    problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
+
+
+class BundleBase(Record):
+    """What every bundle has."""
+
+    run: RunIdentity
+    versions: Versions
+    hardware: Hardware
+    extra: dict[str, JsonValue] = Field(default_factory=dict, description="anything else; never read by headrace")
+    schema_version: str = SCHEMA_VERSION
+
+
+class RuntimeBundle(BundleBase):
+    """A run of ``headrace runtime``: the environment alone."""
+
+    kind: Literal["runtime"] = "runtime"
+    runtime: Runtime
+    resources: Resources
+
+
+class TrainingBundle(BundleBase):
+    """A training run."""
+
+    kind: Literal["training"] = "training"
+    runtime: Runtime
+    resources: Resources
+    learning: Learning
+    success_rate: Proportion | None = Field(description="over the episodes of the last `success_window` iterations")
+    checkpoint_path: str | None
+    video_path: str | None
+    library: LibraryDescriptor | None = None
+    time_split_s: TrainingTime | None = None
+    early_stop: EarlyStop | None = None
+    checkpoint: CheckpointInfo | None = None
+
+
+class PlayBundle(BundleBase):
+    """A run of a trained policy. Rewards, lengths and successes are those of completed episodes only."""
+
+    kind: Literal["play"] = "play"
+    runtime: Runtime
+    resources: Resources
+    success_rate: Proportion | None
+    reward: Statistic | None
+    ep_length: Statistic | None
+    checkpoint_path: str | None
+    video_path: str | None
+    library: LibraryDescriptor | None = None
+    policy: PolicyDescriptor | None = None
+    checkpoint: CheckpointInfo | None = None
+    plan: EpisodePlan | None = None
+    per_env: PerEnv | None = None
+
+
+class ProfiledFunction(Record):
+    """One function of a profile."""
+
+    name: str
+    own_time_s: float
+    cum_time_s: float
+    calls: int
+
+
+class ProfileNode(Record):
+    """A function in the call tree, with the callees worth showing; times are shared out among callers by their calls'
+    measured times."""
+
+    name: str
+    own_time_s: float
+    cum_time_s: float
+    children: list[ProfileNode] = Field(default_factory=list["ProfileNode"])
+
+
+class StartupPhase(Record):
+    """One phase of a start-up, profiled."""
+
+    total_time_s: float
+    top_functions: list[ProfiledFunction]
+    tree: ProfileNode | None = Field(default=None, description="for an icicle plot; callees under 1 % are left out")
+
+
+class StartupConfig(Record):
+    """What the profile was asked for."""
+
+    top_n: int
+    whitelist: dict[str, list[str]] | None = Field(description="phase → fnmatch patterns of functions to report")
+
+
+class StartupBundle(BundleBase):
+    """A run of ``headrace startup``: where the time before the first step goes. Times include cProfile's own cost."""
+
+    kind: Literal["startup"] = "startup"
+    phases: dict[str, StartupPhase]
+    config: StartupConfig
+    unprofiled_s: StartupTime | None = Field(
+        default=None, description="the same phases in a process of their own, without the profiler"
+    )
+
+
+Bundle = RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle
+BUNDLES: dict[Kind, type[RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle]] = {
+    "runtime": RuntimeBundle,
+    "startup": StartupBundle,
+    "training": TrainingBundle,
+    "play": PlayBundle,
+}

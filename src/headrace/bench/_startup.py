@@ -1,0 +1,145 @@
+"""Start-ups in processes of their own: what each phase costs, and which functions it is spent in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from headrace.bench import _startup_worker as startup_worker
+from headrace.bench._profiling import Entry, Whitelist, call_tree, import_tree, top_functions, whitelisted
+from headrace.bench._schema import ProfileNode, StartupPhase, StartupTime
+from headrace.bench._targets import environments_module
+from headrace.errors import EnvError
+
+if TYPE_CHECKING:
+    from headrace.bench._builders import StartupBuilder
+    from headrace.bench._targets import Target
+
+_LAST_WORDS = 12
+
+
+class _Answer(TypedDict):
+    phase: str
+    seconds: float
+    entries: list[Entry] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupRequest:
+    """What to start."""
+
+    target: Target
+    num_envs: int
+    seed: int
+    threads: int | None
+    device: str
+    sim: str
+    assignments: list[str]
+    """``path=value``, not parsed: parsing needs an import."""
+    preset: dict[str, object]
+
+    def as_json(self, answer: Path, *, profiled: bool) -> str:
+        """For the worker's standard input."""
+        target = self.target
+        return json.dumps(
+            {
+                "text": target.text,
+                "kind": target.kind,
+                "name": target.name,
+                "module": target.module,
+                "num_envs": self.num_envs,
+                "set": self.assignments,
+                "preset": self.preset,
+                "options": {"seed": self.seed, "threads": self.threads, "device": self.device, "sim": self.sim},
+                "answer": str(answer),
+                "profiled": profiled,
+            }
+        )
+
+
+def profile_startup(
+    request: StartupRequest,
+    builder: StartupBuilder,
+    *,
+    top_n: int,
+    whitelist: Whitelist | None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Start three processes, one after the other: without profiler, with it, and one that only imports.
+
+    Phases that a process finished before it failed are in the builder all the same.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        plain = _run(request, Path(folder) / "plain", profiled=False, answered=_ignore)
+        builder.unprofiled = StartupTime(**{answer["phase"]: answer["seconds"] for answer in plain})
+        progress(1)
+
+        def keep(answer: _Answer) -> None:
+            phase, seconds, entries = answer["phase"], answer["seconds"], answer["entries"] or []
+            patterns = None if whitelist is None else whitelist.get(phase)
+            # first whole, so that a bad pattern does not cost the phase
+            builder.phases[phase] = StartupPhase(
+                total_time_s=seconds,
+                top_functions=top_functions(entries, top_n),
+                tree=call_tree(phase, seconds, entries),
+            )
+            if patterns is not None:
+                chosen = whitelisted(entries, patterns, phase)
+                builder.phases[phase] = builder.phases[phase].model_copy(update={"top_functions": chosen})
+
+        _run(request, Path(folder) / "profiled", profiled=True, answered=keep)
+        progress(2)
+    imports = builder.phases["python_imports"]
+    builder.phases["python_imports"] = imports.model_copy(update={"tree": _import_tree(request.target)})
+    progress(3)
+
+
+def _ignore(answer: _Answer) -> None:
+    del answer
+
+
+def _run(
+    request: StartupRequest, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None]
+) -> list[_Answer]:
+    answer.touch()
+    # -P: the worker's own folder is not where modules are looked for
+    command = [sys.executable, "-P", startup_worker.__file__]
+    try:
+        _, errors, code = _communicate(command, request.as_json(answer, profiled=profiled))
+    finally:
+        answers: list[_Answer] = [json.loads(line) for line in answer.read_text().splitlines()]
+        for found in answers:
+            answered(found)
+    if code:
+        last = "\n".join(errors.strip().splitlines()[-_LAST_WORDS:])
+        begun = answers[-1]["phase"] if answers else "the beginning"
+        raise EnvError(f"start-up of {request.target.text!r} failed after {begun}:\n{last}")
+    return answers
+
+
+def _import_tree(target: Target) -> ProfileNode:
+    module = environments_module(target)
+    _, errors, code = _communicate([sys.executable, "-X", "importtime", "-c", f"import {module}"], "")
+    if code:
+        raise EnvError(f"importing {module} failed: {errors.strip().splitlines()[-1]}")
+    return import_tree(errors)
+
+
+def _communicate(command: list[str], given: str) -> tuple[str, str, int]:
+    """Run a process to its end; whatever ends us meanwhile ends it, too."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, errors = process.communicate(given)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return out, errors, process.returncode

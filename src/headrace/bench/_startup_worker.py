@@ -1,0 +1,103 @@
+"""One start-up in a fresh process, phase by phase, with or without a profiler. Run as a program by ``startup``.
+
+Reads a request as JSON from standard input, writes a line of JSON per finished phase to the file it names. Only the
+standard library is imported before the first phase: importing ours is what it measures.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Entry = dict[str, Any]
+
+
+def _entries(profile: cProfile.Profile) -> list[Entry]:
+    """Every profiled function with the callers it was called by, as JSON: keys are indices into the list."""
+    stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]  # typeshed does not list it
+    index = {function: i for i, function in enumerate(stats)}
+    return [
+        {
+            "file": function[0],
+            "line": function[1],
+            "function": function[2],
+            "calls": calls,
+            "own": own,
+            "cum": cum,
+            "callers": [[index[caller], edge[2], edge[3]] for caller, edge in callers.items() if caller in index],
+        }
+        for function, (_, calls, own, cum, callers) in stats.items()
+    ]
+
+
+def _timed(phase: Callable[[], Any], *, profiled: bool) -> tuple[Any, Entry]:
+    profile = cProfile.Profile() if profiled else None
+    begin = time.perf_counter()
+    if profile is not None:
+        profile.enable()
+    try:
+        result = phase()
+    finally:
+        if profile is not None:
+            profile.disable()
+    seconds = time.perf_counter() - begin
+    return result, {"seconds": seconds, "entries": None if profile is None else _entries(profile)}
+
+
+def main() -> None:
+    """Run the phases of a request."""
+    request: Entry = json.loads(sys.stdin.read())
+    profiled: bool = request["profiled"]
+    with open(request["answer"], "w", encoding="utf-8") as answer:
+
+        def run(name: str, phase: Callable[[], Any]) -> Any:
+            result, found = _timed(phase, profiled=profiled)
+            answer.write(json.dumps({"phase": name, **found}) + "\n")
+            answer.flush()
+            return result
+
+        def imports() -> Any:
+            from headrace.bench import _targets as targets
+
+            target = targets.Target(text=request["text"], kind=request["kind"], name=request["name"])
+            if request["module"]:
+                targets.import_users_module(request["module"], request["text"])
+            targets.import_environments(target)
+            return targets, target
+
+        def configure() -> Any:
+            if target.kind == "task":
+                from headrace.envs._overrides import parse_assignments
+
+                return targets.target_cfg(target, request["preset"] | parse_assignments(request["set"]))
+            return None
+
+        def create() -> Any:
+            from headrace.envs._overrides import parse_assignments
+
+            overrides = request["preset"] | parse_assignments(request["set"])
+            return targets.make_target(target, cfg, request["num_envs"], overrides=overrides, **request["options"])
+
+        def first_step() -> None:
+            from headrace.bench._actions import action_maker
+
+            space, count, device = env.single_action_space, env.num_envs, env.device
+            env.reset()
+            env.step(action_maker("random", space, count, device, seed=request["options"]["seed"])())
+
+        targets, target = run("python_imports", imports)
+        cfg = run("task_config", configure)
+        env = run("env_creation", create)
+        try:
+            run("first_step", first_step)
+        finally:
+            env.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The builder of training runs: curves, time split, and the rule that ends a training which has succeeded."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.bench._builders import Provenance
+from headrace.bench._learning_schema import (
+    CheckpointInfo,
+    EarlyStop,
+    EpisodeCounts,
+    Learning,
+    LearningCurve,
+    LibraryDescriptor,
+    TrainingTime,
+)
+from headrace.bench._schema import EnvironmentStepTiming, Kind, Runtime, TrainingBundle
+from headrace.bench._statistic import Proportion, Statistic
+from headrace.bench._step_times import StartupClock
+from headrace.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessRule:
+    """Stop once the success rate over the episodes of the last ``window`` iterations reaches ``threshold``."""
+
+    threshold: float = 0.3
+    window: int = 20
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.threshold <= 1.0:
+            raise ConfigError(f"--success-threshold: expected a rate above 0 and up to 1, got {self.threshold}")
+        if self.window < 1:
+            raise ConfigError(f"--success-window: expected at least 1 iteration, got {self.window}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iteration:
+    """What one iteration gave; sums over its finished episodes."""
+
+    frames: int
+    collection_s: float
+    learning_s: float
+    ended_at: float
+    episodes: int
+    reward: float | None
+    length: float | None
+    successes: int | None
+
+
+class TrainingBuilder:
+    """Collects a training, one call of :meth:`iteration` after each iteration."""
+
+    kind: Kind = "training"
+
+    def __init__(
+        self,
+        *,
+        ema_alpha: float = 0.1,
+        series: bool = True,
+        rule: SuccessRule | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            ema_alpha: weight of the newest value in the moving averages.
+            series: False to keep only the final values of curves.
+            rule: when to stop early; None for never. Without success measure it never applies.
+            clock: seconds; another one in tests.
+        """
+        if not 0.0 < ema_alpha <= 1.0:
+            raise ConfigError(f"--ema-alpha: expected above 0 and up to 1, got {ema_alpha}")
+        self.startup = StartupClock()
+        self.library: LibraryDescriptor | None = None
+        self.checkpoint: CheckpointInfo | None = None
+        """The newest usable checkpoint; set it after each save, so that a crashed run names it."""
+        self.video_path: str | None = None
+        self.step_timing: EnvironmentStepTiming | None = None
+        self.extra: dict[str, JsonValue] = {}
+        self._alpha, self._series, self._rule, self._clock = ema_alpha, series, rule, clock
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._done: list[_Iteration] = []
+        self._stopped_at: int | None = None
+
+    def begin(self) -> None:
+        """Training begins now: environment and learner are made."""
+        self._began = self._clock()
+
+    def end(self) -> None:
+        """Training has ended; what follows (a last save, closing) is not measured. Without it, the build is the end."""
+        self._ended = self._clock()
+
+    def iteration(
+        self,
+        *,
+        frames: int,
+        collection_s: float,
+        learning_s: float,
+        rewards: Sequence[float] = (),
+        lengths: Sequence[int] = (),
+        successes: Sequence[bool] | None = None,
+    ) -> bool:
+        """An iteration is done.
+
+        Args:
+            frames: collected in it, all environments together.
+            collection_s: seconds of stepping and acting.
+            learning_s: seconds of learning.
+            rewards: returns of the episodes that finished in it.
+            lengths: their lengths.
+            successes: whether they succeeded; None where the task has no such measure.
+
+        Returns:
+            True if the success rule says to stop now.
+        """
+        if self._began is None:
+            raise ConfigError("TrainingBuilder.iteration: expected begin() first; call it before the training loop")
+        count = len(rewards)
+        if len(lengths) != count or (successes is not None and len(successes) != count):
+            raise ConfigError(
+                f"TrainingBuilder.iteration: expected as many lengths and successes as rewards ({count}), "
+                f"got {len(lengths)} and {'none' if successes is None else len(successes)}"
+            )
+        if not all(map(math.isfinite, rewards)):
+            raise DataError(f"TrainingBuilder.iteration: expected finite rewards, got {list(rewards)}")
+        self._done.append(
+            _Iteration(
+                frames=frames,
+                collection_s=collection_s,
+                learning_s=learning_s,
+                ended_at=self._clock(),
+                episodes=count,
+                reward=sum(rewards) / count if count else None,
+                length=sum(lengths) / count if count else None,
+                successes=None if successes is None else sum(successes),
+            )
+        )
+        if self._rule is not None and self._stopped_at is None and len(self._done) >= self._rule.window:
+            recent = self._recent_success(self._rule.window)
+            if recent is not None and recent.rate >= self._rule.threshold:
+                self._stopped_at = len(self._done)
+        return self._stopped_at is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """For ``Benchmark.complete``: why the rule ended the training; None if it did not."""
+        if self._rule is None or self._stopped_at is None:
+            return None
+        return (
+            f"success rate reached {self._rule.threshold:g} over {self._rule.window} iterations "
+            f"after iteration {self._stopped_at}"
+        )
+
+    @property
+    def iterations(self) -> int:
+        """Completed so far."""
+        return len(self._done)
+
+    def build(self, origin: Provenance) -> TrainingBundle:
+        """The bundle of what has been collected so far."""
+        wall = self._wall()
+        collection, learning = sum(it.collection_s for it in self._done), sum(it.learning_s for it in self._done)
+        rule = self._rule
+        return TrainingBundle(
+            run=origin.run,
+            versions=origin.versions,
+            hardware=origin.hardware,
+            resources=origin.resources,
+            runtime=self._runtime(wall),
+            learning=self._learning(),
+            success_rate=self._recent_success(rule.window if rule else 20),
+            checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
+            video_path=self.video_path,
+            library=self.library,
+            # the parts are measured by the learner, the whole here: what is neither is other
+            time_split_s=TrainingTime(collection=collection, learning=learning, other=wall - collection - learning),
+            early_stop=EarlyStop(
+                enabled=rule is not None,
+                success_threshold=rule.threshold if rule else None,
+                success_window=rule.window if rule else None,
+                reached=self._stopped_at is not None,
+                iteration=self._stopped_at,
+            ),
+            checkpoint=self.checkpoint,
+            extra=self.extra,
+        )
+
+    def _wall(self) -> float:
+        if self._began is None:
+            return 0.0
+        return (self._clock() if self._ended is None else self._ended) - self._began
+
+    def _runtime(self, wall: float) -> Runtime:
+        began = self._began or 0.0
+        ends = [began, *(it.ended_at for it in self._done)]
+        seconds = [after - before for before, after in itertools.pairwise(ends)]
+        sizes = {it.frames for it in self._done}
+        frames = sum(it.frames for it in self._done)
+        return Runtime(
+            startup_time_s=self.startup.record(),
+            iterations_completed=len(self._done),
+            total_wall_time_s=wall,
+            steps_per_iteration=sizes.pop() if len(sizes) == 1 else None,
+            iteration_time_s=Statistic.of(seconds, unit="s", better="lower"),
+            collection_fps=_rates([it.frames for it in self._done], [it.collection_s for it in self._done]),
+            total_fps=_rates([it.frames for it in self._done], seconds),
+            iterations_per_s=len(self._done) / wall if wall > 0 else None,
+            environment_step_timing=self.step_timing,
+            frames=frames,
+            throughput_fps=frames / wall if wall > 0 else None,
+            episodes=EpisodeCounts(completed=sum(it.episodes for it in self._done)),
+        )
+
+    def _learning(self) -> Learning:
+        done, series = self._done, self._series
+        frames = list(itertools.accumulate(it.frames for it in done)) if series else None
+        rates = [None if it.successes is None or not it.episodes else it.successes / it.episodes for it in done]
+        return Learning(
+            ema_alpha=self._alpha,
+            reward=self._curve([it.reward for it in done]),
+            ep_length=self._curve([it.length for it in done]),
+            success_rate=self._curve(rates) if any(it.successes is not None for it in done) else None,
+            frames=frames,
+            wall_time_s=[it.ended_at - (self._began or 0.0) for it in done] if series else None,
+            episodes=[it.episodes for it in done] if series else None,
+        )
+
+    def _curve(self, raw: list[float | None]) -> LearningCurve | None:
+        if not raw:
+            return None
+        smooth: list[float | None] = []
+        last: float | None = None
+        for value in raw:
+            if value is not None:
+                last = value if last is None else last + self._alpha * (value - last)
+            smooth.append(last)
+        known = [value for value in raw if value is not None]
+        return LearningCurve(
+            final_raw=known[-1] if known else None,
+            final_ema=last,
+            series_per_iter=raw if self._series else None,
+            series_ema=smooth if self._series else None,
+        )
+
+    def _recent_success(self, window: int) -> Proportion | None:
+        recent = [it for it in self._done[-window:] if it.successes is not None]
+        return Proportion.of(sum(it.successes or 0 for it in recent), sum(it.episodes for it in recent))
+
+
+def _rates(frames: list[int], seconds: list[float]) -> Statistic | None:
+    rates = [count / spent for count, spent in zip(frames, seconds, strict=True) if spent > 0]
+    return Statistic.of(rates, unit="frames/s", better="higher")

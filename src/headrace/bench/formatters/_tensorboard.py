@@ -1,0 +1,96 @@
+"""Curves for TensorBoard: steps of a run without learning, iterations of a training."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from headrace.adapters._curves import TAGS
+from headrace.bench._metrics import metrics
+from headrace.bench._schema import Bundle, StartupBundle, TrainingBundle
+from headrace.errors import StorageError, require_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+def require_tensorboard() -> None:
+    """Raise an error that names the extra, if TensorBoard is not installed."""
+    require_extra("tensorboard", extra="tensorboard", purpose="the tensorboard formatter")
+
+
+def write_tensorboard(bundle: Bundle, path: Path) -> None:
+    """Write a folder of event files: made beside ``path``, then renamed to it."""
+    require_tensorboard()
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            writer = SummaryWriter(made)
+            _write(bundle, writer)
+            writer.close()
+            os.chmod(made, 0o755)
+            os.replace(made, path)
+        except BaseException:  # also Ctrl-C; raised again
+            shutil.rmtree(made)
+            raise
+    except OSError as error:
+        raise StorageError(f"{path}: the curves could not be written: {error.strerror or error}") from error
+
+
+def _write(bundle: Bundle, writer: SummaryWriter) -> None:
+    for metric in metrics(bundle):
+        writer.add_scalar(f"final/{metric.path}", metric.value, 0)
+    writer.add_text("run", f"{bundle.run.run_id}: {bundle.run.status}")
+    if isinstance(bundle, StartupBundle):
+        return
+    for tag, series in _series(bundle).items():
+        _add(writer, tag, series, range(len(series)))
+    if isinstance(bundle, TrainingBundle):
+        _add_as_the_library_does(bundle, writer)
+
+
+def _add(writer: SummaryWriter, tag: str, series: Sequence[float | None], at: Iterable[int]) -> None:
+    for place, value in zip(at, series, strict=True):
+        if value is not None:
+            writer.add_scalar(tag, value, place)
+
+
+def _add_as_the_library_does(bundle: TrainingBundle, writer: SummaryWriter) -> None:
+    """Reward and length once more under the names of the library and along its axis, beside those all runs share."""
+    learning = bundle.learning
+    tags = {str(name): tags for name, tags in TAGS.items()}.get(bundle.run.framework or "")
+    if tags is None or tags == TAGS["headrace"] or learning.frames is None:
+        return
+    at = list(range(1, len(learning.frames) + 1))
+    if tags.axis != "iterations":
+        at = [frames // (bundle.run.num_envs if tags.axis == "steps" else 1) for frames in learning.frames]
+    for tag, curve in ((tags.reward, learning.reward), (tags.length, learning.ep_length)):
+        if curve is not None and curve.series_per_iter is not None:
+            _add(writer, tag, curve.series_per_iter, at)
+
+
+def _series(bundle: Bundle) -> Mapping[str, Sequence[float | None]]:
+    assert not isinstance(bundle, StartupBundle)
+    found: dict[str, Sequence[float | None] | None] = {}
+    if isinstance(bundle, TrainingBundle):
+        learning = bundle.learning
+        for name, curve in (
+            *(("reward", learning.reward), ("episode_length", learning.ep_length)),
+            *(("success_rate", learning.success_rate),),
+        ):
+            found[f"Train/mean_{name}"] = None if curve is None else curve.series_per_iter
+            found[f"Train/mean_{name}_ema"] = None if curve is None else curve.series_ema
+    timing = bundle.runtime.environment_step_timing
+    found["Time/env_step_s"] = None if timing is None else timing.environment_step_time_s.samples
+    rate, memory = bundle.runtime.total_fps, bundle.resources.ram_gb
+    found["Time/total_fps"] = None if rate is None else rate.samples
+    found["Resources/ram_gb"] = None if memory is None else memory.samples
+    return cast("Mapping[str, Sequence[float | None]]", {tag: series for tag, series in found.items() if series})

@@ -1,0 +1,259 @@
+"""The sections of the page, each a figure made of bundles; a section without data says so."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+
+from headrace.bench._comparison import Comparison, MetricComparison
+from headrace.bench._comparison_output import all_notes
+from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
+from headrace.bench.report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
+
+_NONE = "–"
+_POINTS = 200
+"""Of a learning curve; longer ones are thinned."""
+
+
+def run_name(bundle: Bundle) -> str:
+    """What a reader calls the run."""
+    run = bundle.run
+    parts = [run.label or "", run.task, bundle.kind, run.framework or "", f"{run.num_envs} envs", f"seed {run.seed}"]
+    return ", ".join(part for part in parts if part)
+
+
+def runs_table(bundles: Sequence[Bundle]) -> str:
+    """Every run, a row each."""
+    heads = (
+        "run",
+        "kind",
+        "task",
+        "library",
+        "envs",
+        "status",
+        "frames/s",
+        "reward",
+        "success",
+        "peak GB",
+        "seconds",
+        "commit",
+    )
+    rows = "".join(_run_row(bundle) for bundle in bundles)
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="table of runs"><table id="runs-table">'
+        "<caption>Every run; the filters above choose rows here and lines below.</caption>"
+        f"<thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _run_row(bundle: Bundle) -> str:
+    run, versions = bundle.run, bundle.versions
+    fps = reward = success = peak = None
+    if not isinstance(bundle, StartupBundle):
+        fps = bundle.runtime.throughput_fps or (bundle.runtime.total_fps and bundle.runtime.total_fps.mean)
+        memory = bundle.resources.ram_gb
+        peak = memory and (memory.peak or memory.mean)
+    if isinstance(bundle, PlayBundle):
+        reward = bundle.reward and bundle.reward.mean
+        success = bundle.success_rate and bundle.success_rate.rate
+    if isinstance(bundle, TrainingBundle):
+        reward = bundle.learning.reward and bundle.learning.reward.final_ema
+        success = bundle.success_rate and bundle.success_rate.rate
+    dirty = "+" if versions.git_dirty else ""
+    commit = f"{versions.git_commit[:9]}{dirty}" if versions.git_commit else _NONE
+    reason = f' title="{escape(run.status_reason)}"' if run.status_reason else ""
+    cells = [
+        f'<th scope="row">{escape(run.label or run.run_id)}</th>',
+        *(f"<td>{escape(text)}</td>" for text in (bundle.kind, run.task, run.framework or _NONE)),
+        f"<td>{run.num_envs:,}</td>",
+        f'<td><span class="status {run.status}"{reason}>{run.status}</span></td>',
+        *(f"<td>{text}</td>" for text in (_figure(fps, ",.0f"), _figure(reward, ",.1f"), _figure(success, ".0%"))),
+        *(f"<td>{text}</td>" for text in (_figure(peak, ".2f"), _figure(run.duration_s, ",.1f"), escape(commit))),
+    ]
+    marks = {"run": run.run_id, "kind": bundle.kind, "task": run.task, "library": run.framework or _NONE}
+    marks["status"] = run.status
+    data = " ".join(f'data-{name}="{escape(value)}"' for name, value in marks.items())
+    return f"<tr {data}>{''.join(cells)}</tr>"
+
+
+def throughput(bundles: Sequence[Bundle]) -> str | None:
+    """Frames per second against the number of environments, a line per task, kind and library."""
+    groups: dict[str, list[tuple[int, float, Bundle]]] = {}
+    for bundle in bundles:
+        if isinstance(bundle, StartupBundle) or bundle.run.status != "completed":
+            continue
+        fps = bundle.runtime.throughput_fps or (bundle.runtime.total_fps and bundle.runtime.total_fps.mean)
+        if fps:
+            key = " ".join(filter(None, (bundle.run.task, bundle.kind, bundle.run.framework, bundle.run.label)))
+            groups.setdefault(key, []).append((bundle.run.num_envs, fps, bundle))
+    series: list[Series] = []
+    for name, found in sorted(groups.items()):
+        by_envs: dict[int, list[float]] = {}
+        for envs, fps, _ in found:
+            by_envs.setdefault(envs, []).append(fps)
+        line = [(float(envs), statistics.median(values)) for envs, values in sorted(by_envs.items())]
+        dots = [(float(envs), fps, f"{run_name(b)}: {fps:,.0f} frames/s") for envs, fps, b in found]
+        series.append(Series(name=name, line=line, dots=dots, runs=[b.run.run_id for _, _, b in found]))
+    if not series:
+        return None
+    return line_plot(
+        series,
+        x="environments",
+        y="frames per second",
+        label="Throughput against the number of environments",
+        log_x=True,
+        log_y=spans_decades([fps for found in groups.values() for _, fps, _ in found]),
+    )
+
+
+def learning_curves(bundles: Sequence[Bundle]) -> str | None:
+    """Return over frames: the median of the seeds, and a band from the lowest to the highest."""
+    tasks: dict[str, dict[str, list[TrainingBundle]]] = {}
+    for bundle in bundles:
+        if isinstance(bundle, TrainingBundle) and _curve(bundle):
+            name = " ".join(filter(None, (bundle.run.framework or "training", bundle.run.label)))
+            tasks.setdefault(bundle.run.task, {}).setdefault(name, []).append(bundle)
+    plots: list[str] = []
+    for task, groups in sorted(tasks.items()):
+        series = [_learning_series(name, runs) for name, runs in sorted(groups.items())]
+        plot = line_plot(series, x="frames", y="return (moving average)", label=f"Learning curves of {task}")
+        plots.append(f"<h3>{escape(task)}</h3>{plot}")
+    return "".join(plots) or None
+
+
+def _curve(bundle: TrainingBundle) -> list[tuple[float, float]]:
+    reward, frames = bundle.learning.reward, bundle.learning.frames
+    if reward is None or not frames:
+        return []
+    values = reward.series_ema or reward.series_per_iter or []
+    points = [(float(x), y) for x, y in zip(frames, values, strict=False) if y is not None]
+    step = max(1, len(points) // _POINTS)
+    return points[::step] + (points[-1:] if points and (len(points) - 1) % step else [])
+
+
+def _learning_series(name: str, runs: Sequence[TrainingBundle]) -> Series:
+    curves = [_curve(run) for run in runs]
+    ends = min(curve[-1][0] for curve in curves)
+    start = max(curve[0][0] for curve in curves)
+    grid = [x for x, _ in curves[0] if start <= x <= ends] or [curves[0][0][0]]
+    columns = [[_at(curve, x) for curve in curves] for x in grid]
+    line = [(x, statistics.median(values)) for x, values in zip(grid, columns, strict=True)]
+    band = [(x, min(values), max(values)) for x, values in zip(grid, columns, strict=True)] if len(runs) > 1 else []
+    many = f" ({len(runs)} runs)" if len(runs) > 1 else ""
+    return Series(name=name + many, line=line, band=band, runs=[run.run.run_id for run in runs])
+
+
+def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
+    """Between two points, on the line between them."""
+    if x <= curve[0][0]:
+        return curve[0][1]
+    for (left, low), (right, high) in pairwise(curve):
+        if left <= x <= right:
+            return low + (high - low) * (x - left) / (right - left) if right > left else high
+    return curve[-1][1]
+
+
+def time_split(bundles: Sequence[Bundle]) -> str | None:
+    """Where the time of a step or of a training went, as shares."""
+    rows: list[Bar] = []
+    for bundle in bundles:
+        parts = _split(bundle)
+        whole = sum(value for _, value in parts)
+        if whole > 0:
+            shown = ", ".join(f"{name} {value / whole:.0%}" for name, value in parts if value / whole >= 0.005)
+            shares = [(name, value / whole) for name, value in parts]
+            rows.append(Bar(name=run_name(bundle), run=bundle.run.run_id, parts=shares, shown=shown))
+    return bars(rows) if rows else None
+
+
+def _split(bundle: Bundle) -> list[tuple[str, float]]:
+    if isinstance(bundle, TrainingBundle) and bundle.time_split_s is not None:
+        split = bundle.time_split_s
+        return [("collection", split.collection), ("learning", split.learning), ("other", split.other)]
+    if isinstance(bundle, StartupBundle):
+        return []
+    timing = bundle.runtime.environment_step_timing
+    if timing is None:
+        return []
+    known = {
+        "physics": timing.simulation_step_time_s,
+        "rendering": timing.render_step_time_s,
+        "task": timing.task_step_time_s,
+    }
+    parts = [(name, statistic.mean) for name, statistic in known.items() if statistic is not None]
+    rest = timing.environment_step_time_s.mean - sum(value for _, value in parts)
+    return [*parts, ("rest of step", max(rest, 0.0))]
+
+
+def memory(bundles: Sequence[Bundle]) -> str | None:
+    """Peak resident memory."""
+    rows: list[Bar] = []
+    for bundle in bundles:
+        if not isinstance(bundle, StartupBundle) and bundle.resources.ram_gb is not None:
+            peak = bundle.resources.ram_gb.peak or bundle.resources.ram_gb.mean
+            rows.append(
+                Bar(name=run_name(bundle), run=bundle.run.run_id, parts=[("peak", peak)], shown=f"{peak:.2f} GB")
+            )
+    return bars(rows, legend=False) if rows else None
+
+
+def startup(bundles: Sequence[Bundle]) -> str | None:
+    """Profiled start-ups as icicles; phases of the other runs as bars."""
+    found: list[str] = []
+    rows: list[Bar] = []
+    for bundle in bundles:
+        if isinstance(bundle, StartupBundle):
+            body = "".join(
+                f"<h4>{escape(name)}: {phase.total_time_s:.2f} s</h4>"
+                + (icicle(phase.tree, label=f"{name}: {phase.total_time_s:.2f} s") if phase.tree is not None else "")
+                for name, phase in bundle.phases.items()
+            )
+            found.append(f'<div data-run="{escape(bundle.run.run_id)}"><h3>{escape(run_name(bundle))}</h3>{body}</div>')
+        else:
+            spent = bundle.runtime.startup_time_s.model_dump()
+            parts = [(name.replace("_", " "), float(value)) for name, value in spent.items() if value]
+            if parts:
+                shown = f"{sum(value for _, value in parts):.2f} s"
+                rows.append(Bar(name=run_name(bundle), run=bundle.run.run_id, parts=parts, shown=shown))
+    if rows:
+        found.append(bars(rows))
+    return "".join(found) or None
+
+
+def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str | None:
+    """A table per comparison."""
+    tables: list[str] = []
+    for comparison in comparisons:
+        heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "verdict")
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+        rows = "".join(_verdict_row(row) for row in comparison.rows)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in all_notes(comparison))
+        title = f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}, medians over runs"
+        tables.append(
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
+            f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            f'<ul class="notes">{notes}</ul>'
+        )
+    return "".join(tables) or None
+
+
+def _verdict_row(row: MetricComparison) -> str:
+    unit = f" {row.unit}" if row.unit else ""
+    sides = [f"{statistics.median(side):,.4g}{unit}" if side else _NONE for side in (row.before, row.after)]
+    interval = _NONE if row.low is None or row.high is None else f"{row.low:+.1%} to {row.high:+.1%}"
+    word = row.verdict or "shown only"
+    cells = (*sides, _figure(row.effect, "+.1%"), interval, _figure(row.p, ".3g"))
+    figures = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return (
+        f'<tr><th scope="row">{escape(row.path)}</th>{figures}'
+        f'<td><span class="verdict {word.replace(" ", "-")}" title="{escape(row.reason)}">{word}</span></td></tr>'
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A number, or a dash where there is none."""
+    return _NONE if value is None else format(value, form)

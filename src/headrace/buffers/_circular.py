@@ -1,0 +1,194 @@
+"""The last few frames of every environment."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.buffers._ordered import OrderedFrames
+from headrace.buffers._rows import EnvRows, check_frames, check_rows, env_rows
+from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.types import Ids, as_device
+
+
+class CircularBuffer:
+    """The newest ``max_len`` rows of each of N environments, for data of any rank and dtype.
+
+    Memory is allocated at the first append, which settles the shape and dtype of a frame. After a reset, the first
+    append to an environment fills all its slots. Nothing here waits for the host on a GPU, given masks or indices
+    that already live there.
+
+    Rows and environments line up as everywhere in headrace: without ``env_ids`` rows are (N, …); with int64 indices
+    they are compact (n, …), one per index; with a bool mask (N,) they are full (N, …) and rows outside it are ignored.
+
+    Frames lie in memory from oldest to newest and an append moves the others down a slot, so ``buffer`` and
+    ``stacked`` are views that cost nothing. To read one late frame out of a long history, ``DelayBuffer`` is cheaper.
+
+    Args:
+        max_len: K, the number of frames kept per environment, at least 1.
+        num_envs: N, at least 1.
+        device: where the memory lives and where every tensor given must live.
+        stack_dim: the axis of the appended data (N, …) that ``stacked`` merges the K frames into; negative counts
+            from the end; the batch axis 0 is refused.
+    """
+
+    def __init__(
+        self, max_len: int, num_envs: int, device: torch.device | str = "cpu", stack_dim: int | None = None
+    ) -> None:
+        for name, value in (("max_len", max_len), ("num_envs", num_envs)):
+            if value < 1:
+                raise ConfigError(f"CircularBuffer.{name}: expected at least 1, got {value}")
+        if stack_dim == 0:
+            raise ConfigError(
+                "CircularBuffer.stack_dim: expected an axis of one environment's data, got 0, the batch axis; "
+                "the first axis after it is 1, the last is -1"
+            )
+        self._max_len = max_len
+        self._num_envs = num_envs
+        self._device = as_device(device)
+        self._stack_dim = stack_dim
+        self._pushed = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        self._step = torch.ones(num_envs, dtype=torch.int64, device=self._device)
+        self._frames: OrderedFrames | None = None
+
+    @property
+    def max_len(self) -> int:
+        """K, the number of frames kept per environment."""
+        return self._max_len
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self._num_envs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory lives."""
+        return self._device
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 (N,), fresh: appends to each environment since its reset, at most ``max_len``."""
+        return self._pushed.clamp(max=self._max_len)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames held; 0 before the first append."""
+        return 0 if self._frames is None else self._frames.data.nbytes
+
+    def append(self, rows: Tensor, env_ids: Ids | None = None) -> None:
+        """Add the newest frame of some environments; the others keep theirs, bit for bit.
+
+        Args:
+            rows: (N, …), or compact (n, …) with int64 ``env_ids``; copied.
+            env_ids: the environments; None means all.
+        """
+        where = self._checked(rows, env_ids)
+        if self._frames is None:
+            self._frames = self._allocated(rows)
+        self._frames.push(rows, where, by=self._step, fill=self._pushed == 0)
+        where.add(self._pushed, 1)
+
+    def reset(self, env_ids: Ids | None = None) -> None:
+        """Forget some environments: their storage is zeroed, and no other's is touched."""
+        where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
+        where.fill(self._pushed, 0)
+        if self._frames is not None:
+            where.fill(self._frames.data, 0)
+
+    @property
+    def buffer(self) -> Tensor:
+        """(N, K, …), oldest to newest: a view that the next append changes.
+
+        Environments that were reset and not appended to since are zeros.
+        """
+        return self._filled().frames
+
+    @property
+    def stacked(self) -> Tensor:
+        """The frames merged into ``stack_dim``, oldest to newest: a contiguous view that the next append changes."""
+        if self._stack_dim is None:
+            raise ConfigError(
+                "CircularBuffer.stacked: this buffer was made without stack_dim; construct it with "
+                "stack_dim=<axis of the data to merge the frames into>, or read .buffer, which is (N, K, …)"
+            )
+        return self._merged(self._filled())
+
+    def peek(self, rows: Tensor, env_ids: Ids | None = None) -> Tensor:
+        """What ``stacked`` (without ``stack_dim``: ``buffer``) would be after ``append(rows, env_ids)``.
+
+        Fresh; nothing changes. One row per given row; with a mask, rows outside it are as they are now.
+        """
+        where = self._checked(rows, env_ids)
+        # allocating for good would settle the shape of a frame: a side effect
+        frames = self._allocated(rows) if self._frames is None else self._frames
+        return self._merged(frames, frames.peek(rows, where, by=self._step, fill=self._pushed == 0))
+
+    def __getitem__(self, lag: int | Tensor) -> Tensor:
+        """The frames of ``lag`` appends ago (0 = newest), (N, …), fresh.
+
+        A lag beyond what was appended since the reset gives the oldest frame since then. An int64 tensor (N,) gives
+        each environment its own lag; its range is checked on the CPU only, elsewhere it is clamped.
+        """
+        lags = check_lag("lag", lag, self._max_len - 1, self._num_envs, self._device)
+        frames = self._filled().frames
+        reached = torch.minimum(lags, (self.lengths - 1)).clamp(min=0)
+        envs = torch.arange(self._num_envs, device=self._device)
+        return frames[envs, self._max_len - 1 - reached]
+
+    def __len__(self) -> int:
+        """``max_len``: ``buf[lag]`` is defined below it."""
+        return self._max_len
+
+    def _checked(self, rows: Tensor, env_ids: Ids | None) -> EnvRows:
+        where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
+        check_rows("rows", rows, where, self._device)
+        held = None if self._frames is None else self._frames.frames[:, 0]
+        check_frames("rows", rows, held)
+        if self._stack_dim is not None and not -rows.dim() < self._stack_dim < rows.dim():
+            raise ShapeError(
+                f"rows: stack_dim is {self._stack_dim}, but the data has {rows.dim()} axes, the batch axis 0 among "
+                f"them; got shape {tuple(rows.shape)}"
+            )
+        return where
+
+    def _allocated(self, rows: Tensor) -> OrderedFrames:
+        if self._stack_dim is None:
+            axis = 0
+        else:
+            axis = (self._stack_dim if self._stack_dim > 0 else self._stack_dim + rows.dim()) - 1
+        return OrderedFrames(self._max_len, self._num_envs, tuple(rows.shape[1:]), axis, rows.dtype, self._device)
+
+    def _merged(self, frames: OrderedFrames, data: Tensor | None = None) -> Tensor:
+        """``data`` (the frames' own if None) as stacks; without ``stack_dim`` as (n, K, …)."""
+        data = frames.data if data is None else data
+        return data if self._stack_dim is None else data.flatten(frames.axis + 1, frames.axis + 2)
+
+    def _filled(self) -> OrderedFrames:
+        if self._frames is None:
+            raise LifecycleError(
+                "CircularBuffer: nothing was appended yet, so a frame has no shape yet; call append(rows) first"
+            )
+        return self._frames
+
+
+def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch.device) -> Tensor:
+    """``lag`` as int64 (rows,), refused where it is no integer from 0 to ``limit``.
+
+    The values of a tensor on another device than the CPU are not looked at: that would wait for it.
+    """
+    if isinstance(lag, bool) or not isinstance(lag, (int, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        raise DtypeError(f"{name}: expected an int or an int64 tensor, got {type(lag).__name__}")
+    if isinstance(lag, int):
+        if not 0 <= lag <= limit:
+            raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {lag}")
+        return torch.full((rows,), lag, dtype=torch.int64, device=device)
+    if lag.dtype != torch.int64:
+        raise DtypeError(f"{name}: expected int64, got {lag.dtype}; lags are whole appends")
+    if lag.device != device:
+        raise DeviceError(f"{name}: expected a tensor on {device}, got one on {lag.device}; move it with .to()")
+    if tuple(lag.shape) != (rows,):
+        raise ShapeError(f"{name}: expected shape ({rows},), one lag per environment, got {tuple(lag.shape)}")
+    if device.type == "cpu" and lag.numel() and (int(lag.min()) < 0 or int(lag.max()) > limit):
+        raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {int(lag.min())} to {int(lag.max())}")
+    return lag

@@ -1,0 +1,78 @@
+"""Data that arrives late: sensors and actuators with a latency of whole steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.buffers._circular import check_lag
+from headrace.buffers._ring import RingFrames
+from headrace.buffers._rows import check_frames, check_rows, env_rows
+from headrace.errors import ConfigError, IdError
+from headrace.types import Ids, as_device
+
+
+class DelayBuffer:
+    """Delays data by a whole number of steps per environment, 0 to ``max_lag``; lags are 0 at first.
+
+    Data goes into a ring, so a step costs one write and one read however long the history is. A lag that reaches
+    beyond the last reset gives the oldest data since then; memory is allocated at the first step.
+    """
+
+    def __init__(self, max_lag: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+        if max_lag < 0:
+            raise ConfigError(f"DelayBuffer.max_lag: expected 0 or more, got {max_lag}")
+        if num_envs < 1:
+            raise ConfigError(f"DelayBuffer.num_envs: expected at least 1, got {num_envs}")
+        self._max_lag = max_lag
+        self._num_envs = num_envs
+        self._device = as_device(device)
+        self._lags = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        self._pushed = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        self._frames: RingFrames | None = None
+
+    @property
+    def max_lag(self) -> int:
+        """The largest lag that may be set."""
+        return self._max_lag
+
+    @property
+    def lags(self) -> Tensor:
+        """int64 (N,): a copy of the lags in use."""
+        return self._lags.clone()
+
+    def set_lag(self, lag: int | Tensor, env_ids: Ids | None = None) -> None:
+        """Set the lag of some environments; an invalid one raises and changes nothing.
+
+        Args:
+            lag: one int for all of them, or int64 with one lag per row (full with a mask, else compact). Values are
+                checked on every device: setting lags is not part of the steady state.
+            env_ids: the environments; None means all.
+        """
+        where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
+        lags = check_lag("lag", lag, self._max_lag, where.row_count, self._device)
+        if bool(((lags < 0) | (lags > self._max_lag)).any()):
+            raise IdError(f"lag: expected 0 (no delay) to {self._max_lag}, got {int(lags.min())} to {int(lags.max())}")
+        where.write(self._lags, lags)
+
+    def reset(self, env_ids: Ids | None = None) -> None:
+        """Forget the data of some environments; lags stay."""
+        where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
+        where.fill(self._pushed, 0)
+        if self._frames is not None:
+            where.fill(self._frames.data, 0)
+
+    def compute(self, rows: Tensor, env_ids: Ids | None = None) -> Tensor:
+        """Append the data of this step and return the delayed data, (N, …), fresh.
+
+        Environments that are not addressed keep their history and give the same data as before.
+        """
+        where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
+        check_rows("rows", rows, where, self._device)
+        check_frames("rows", rows, None if self._frames is None else self._frames.data[:, 0])
+        if self._frames is None:
+            shape = tuple(rows.shape[1:])
+            self._frames = RingFrames(self._max_lag + 1, self._num_envs, shape, rows.dtype, self._device)
+        self._frames.push(rows, where, self._pushed)
+        where.add(self._pushed, 1)
+        return self._frames.at(self._lags, self._pushed)

@@ -1,0 +1,257 @@
+"""Frames kept in memory from oldest to newest, so that a stack of them is a plain view.
+
+A ring would save the move of K − 1 frames per append, but its newest K frames are contiguous only while every
+environment is at the same position; one partial append breaks that. Here the frames of the appended environments
+move one slot down instead. With small frames that is a copy within the cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace._kernels.compiled import kernel, prange
+from headrace.buffers._rows import EnvRows, over
+
+_Bytes = npt.NDArray[np.uint8]
+_Longs = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+
+_PIECE = 1024
+_PARALLEL_BYTES = 1 << 18
+"""Waking the threads takes longer than moving less than this."""
+
+
+class OrderedFrames:
+    """Owner of ``data``: (N, *frame_shape[:axis], K, *frame_shape[axis:]), zeros at first.
+
+    Everything but ``data`` itself is given or returned as rows of frames; see each method for who owns them.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        num_envs: int,
+        frame_shape: tuple[int, ...],
+        axis: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.length = length
+        self.axis = axis
+        self._groups = math.prod(frame_shape[:axis])
+        self._inner_bytes = math.prod(frame_shape[axis:]) * dtype.itemsize
+        self._env_bytes = self._groups * self._inner_bytes * length
+        self.data = torch.zeros(
+            (num_envs, *frame_shape[:axis], length, *frame_shape[axis:]), dtype=dtype, device=device
+        )
+
+    @property
+    def frames(self) -> Tensor:
+        """(N, K, *frame_shape), oldest to newest: a view of ``data``."""
+        return self.data.movedim(self.axis + 1, 1)
+
+    def push(self, rows: Tensor | None, where: EnvRows, *, by: Tensor, fill: Tensor) -> None:
+        """Move the frames of some environments down and write the newest.
+
+        Args:
+            rows: (row_count, *frame_shape); None only moves, and what is in the slots that become free means nothing:
+                ``write`` fills them.
+            where: the environments, and how ``rows`` line up with them.
+            by: int64 (N,), at least 1 where addressed: how many slots to move; slots in between are zeroed.
+            fill: bool (N,): environments whose every slot becomes the new frame.
+        """
+        if self.data.device.type != "cpu":
+            current = where.select(self.data)
+            where.write(self.data, self._moved(current, rows, where.select(by), where.select(fill)))
+            return
+        ids = torch.arange(where.num_envs) if where.ids is None else where.ids
+        source = torch.arange(ids.shape[0]) if where.mask is None else ids
+        push = _push_serial if ids.shape[0] * self._env_bytes < _PARALLEL_BYTES else _push_parallel
+        push(
+            _as_bytes(self.data),
+            _as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8),
+            ids.numpy(),
+            source.numpy(),
+            by.numpy(),
+            fill.numpy(),
+            self._groups,
+            self._inner_bytes,
+            self.length,
+        )
+
+    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor) -> None:
+        """Put frames (m, *frame_shape) into slots, int64 (m,), of environments, int64 (m,); no slot twice."""
+        if self.data.device.type != "cpu":
+            self.frames[env_ids, slots] = rows
+            return
+        write = _write_serial if rows.nbytes < _PARALLEL_BYTES else _write_parallel
+        write(
+            _as_bytes(self.data),
+            _as_bytes(rows),
+            env_ids.numpy(),
+            slots.numpy(),
+            self._groups,
+            self._inner_bytes,
+            self.length,
+        )
+
+    def peek(self, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
+        """What the addressed rows of ``data`` would be after ``push``; fresh, nothing is changed.
+
+        Rows outside a mask are as they are now.
+        """
+        current = where.select(self.data)
+        moved = self._moved(current, rows, where.select(by), where.select(fill))
+        return moved if where.mask is None else torch.where(over(where.mask, moved), moved, current)
+
+    def _apart(self, rows: Tensor) -> Tensor:
+        """Rows that do not share memory with ``data``, which moves while they are read."""
+        shared = rows.untyped_storage().data_ptr() == self.data.untyped_storage().data_ptr()
+        return rows.clone() if shared else rows
+
+    def _moved(self, current: Tensor, rows: Tensor | None, by: Tensor, fill: Tensor) -> Tensor:
+        """``push`` in plain torch: fresh (n, …, K, …) from the same rows of ``data``. No host synchronization."""
+        axis = self.axis + 1
+        slot = torch.arange(self.length, device=current.device)
+        taken = slot + by[:, None]
+        shape = (current.shape[0], *(1,) * self.axis, self.length, *(1,) * (current.dim() - axis - 1))
+        moved = current.take_along_dim(taken.clamp(max=self.length - 1).reshape(shape), axis)
+        moved = moved.masked_fill((taken >= self.length).reshape(shape), 0)
+        if rows is None:
+            return moved
+        newest = rows.unsqueeze(axis)
+        takes_row = ((slot == self.length - 1) | fill[:, None]).reshape(shape)
+        return torch.where(takes_row, newest, moved)
+
+
+def _as_bytes(rows: Tensor) -> _Bytes:
+    """(rows, bytes) of a CPU tensor; shares memory where it is contiguous."""
+    flat = rows.contiguous().view(rows.shape[0], math.prod(rows.shape[1:]))
+    return flat.view(torch.uint8).numpy()
+
+
+@kernel()
+def _move_down(data: _Bytes, distance: int) -> None:
+    """data[i] = data[i + distance]; through a small piece, since the compiler must assume that the two overlap."""
+    piece = np.empty(_PIECE, np.uint8)
+    size = data.shape[0] - distance
+    whole = size // _PIECE
+    for k in range(whole):
+        source = data[k * _PIECE + distance : k * _PIECE + distance + _PIECE]
+        target = data[k * _PIECE : k * _PIECE + _PIECE]
+        for j in range(_PIECE):
+            piece[j] = source[j]
+        for j in range(_PIECE):
+            target[j] = piece[j]
+    for i in range(whole * _PIECE, size):
+        data[i] = data[i + distance]
+
+
+@kernel()
+def _write_slot(data: _Bytes, row: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
+    """Scatter one frame into its slot: ``groups`` runs of ``inner`` bytes, one in every ``length`` runs."""
+    stride = inner * length
+    start = slot * inner
+    # the inner loop of one or three channels is unrolled by hand: twice as fast as the general one
+    if inner == 1:
+        for g in range(groups):
+            data[g * stride + start] = row[g]
+    elif inner == 3:
+        for g in range(groups):
+            to = g * stride + start
+            data[to] = row[g * 3]
+            data[to + 1] = row[g * 3 + 1]
+            data[to + 2] = row[g * 3 + 2]
+    else:
+        for g in range(groups):
+            target = data[g * stride + start : g * stride + start + inner]
+            source = row[g * inner : g * inner + inner]
+            for j in range(inner):
+                target[j] = source[j]
+
+
+@kernel()
+def _zero_slot(data: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
+    for g in range(groups):
+        start = (g * length + slot) * inner
+        data[start : start + inner] = 0
+
+
+@kernel()
+def _push_env(
+    block: _Bytes, row: _Bytes, steps: int, fill: bool, writes: bool, groups: int, inner: int, length: int
+) -> None:
+    """See ``OrderedFrames.push``, for one environment."""
+    if writes and fill:
+        for slot in range(length):
+            _write_slot(block, row, groups, inner, length, slot)
+        return
+    steps = min(steps, length)
+    if steps < length:
+        # moving the whole block also carries each group's first slots into the previous group's last ones; exactly
+        # those are written next, or by ``write``
+        _move_down(block, steps * inner)
+    if writes:
+        for slot in range(length - steps, length - 1):
+            _zero_slot(block, groups, inner, length, slot)
+        _write_slot(block, row, groups, inner, length, length - 1)
+
+
+@kernel()
+def _push_serial(
+    data: _Bytes,
+    rows: _Bytes,
+    ids: _Longs,
+    source: _Longs,
+    by: _Longs,
+    fill: _Flags,
+    groups: int,
+    inner: int,
+    length: int,
+) -> None:
+    """``rows`` without rows means: only move."""
+    writes = rows.shape[0] > 0
+    for n in range(ids.shape[0]):
+        env = ids[n]
+        row = rows[source[n]] if writes else data[env, :0]
+        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
+
+
+@kernel(parallel=True)
+def _push_parallel(
+    data: _Bytes,
+    rows: _Bytes,
+    ids: _Longs,
+    source: _Longs,
+    by: _Longs,
+    fill: _Flags,
+    groups: int,
+    inner: int,
+    length: int,
+) -> None:
+    """``_push_serial`` on all threads."""
+    writes = rows.shape[0] > 0
+    for n in prange(ids.shape[0]):
+        env = ids[n]
+        row = rows[source[n]] if writes else data[env, :0]
+        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
+
+
+@kernel()
+def _write_serial(data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int) -> None:
+    for n in range(ids.shape[0]):
+        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))
+
+
+@kernel(parallel=True)
+def _write_parallel(
+    data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int
+) -> None:
+    """``_write_serial`` on all threads."""
+    for n in prange(ids.shape[0]):
+        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))

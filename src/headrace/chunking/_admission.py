@@ -1,0 +1,165 @@
+"""Admission: when to run the model, and for whom. Small rules behind one protocol.
+
+An environment *waits* when its next chunk is due and has not been asked for. Who waits is suspended, or, in the hold
+forms that others use and that are here for comparison, is stepped on with a hold action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What a rule decides by. Masks are bool (N,) on the host, borrowed. At least one environment waits."""
+
+    running: NDArray[np.bool_]
+    """EpisodeState that play an episode."""
+    waiting: NDArray[np.bool_]
+    """EpisodeState that want a chunk and are not being inferred already."""
+    can_act: NDArray[np.bool_]
+    """EpisodeState that have an action to play and may play it before the model answers."""
+    due_next: NDArray[np.bool_]
+    """Of these, slots that will wait after one more step."""
+    engine_overlaps: bool
+    """Whether the model runs beside the physics. If so, it is free: a rule is not asked while it is busy."""
+    steps: int
+    """Steps of the batch so far."""
+
+    @property
+    def nobody_can_act(self) -> bool:
+        """Nothing moves before the model answers."""
+        return not self.can_act.any()
+
+    @property
+    def nobody(self) -> NDArray[np.bool_]:
+        """bool (N,), all False."""
+        return np.zeros_like(self.waiting)
+
+
+class Admission(Protocol):
+    """A rule: whom to infer now. It must name somebody when no environment can act."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether an environment that waits is stepped with a hold action instead of being suspended."""
+        ...
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """bool (N,): rows to give to the model now; rows that do not wait are inferred for nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Any:
+    """One waits → the whole batch is inferred. The baseline that escalates once environments are out of phase."""
+
+    @property
+    def holds(self) -> bool:
+        """Waiting environments are suspended."""
+        return False
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Everyone who runs, as soon as one waits."""
+        return queue.running
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Whoever waits is inferred at once, and nobody else."""
+
+    @property
+    def holds(self) -> bool:
+        """Waiting environments are suspended."""
+        return False
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Who waits."""
+        return queue.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Whoever waits is inferred at every ``period``-th step of the batch."""
+
+    period: int
+    holds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ConfigError(f"Clock.period: expected at least 1 step, got {self.period}")
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Who waits, on the tick; or, suspended, when nobody could ever reach the next tick."""
+        on_tick = queue.steps % self.period == 0
+        stuck = queue.nobody_can_act and not self.holds
+        return queue.waiting if on_tick or stuck else queue.nobody
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Everyone is inferred together, when all wait: the synchronized form."""
+
+    holds: bool = False
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Everyone who runs, once all of them wait."""
+        return queue.waiting if queue.waiting[queue.running].all() else queue.nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Whoever waits is inferred once ``count`` of them do, or when nobody can act."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"Threshold.count: expected at least 1 environment, got {self.count}")
+
+    @property
+    def holds(self) -> bool:
+        """Waiting environments are suspended."""
+        return False
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Who waits, if they are enough."""
+        enough = int(queue.waiting.sum()) >= self.count or queue.nobody_can_act
+        return queue.waiting if enough else queue.nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The default. Beside a busy engine: everyone who waits, as soon as it is free. Inline: when no one can act.
+
+    Inline, inferring earlier would only make more and smaller batches. Beside an engine there are two exceptions:
+
+    - A batch in which all wait at once, as at the start, would stay a convoy: model and physics would take turns for
+      ever, since environments that get their chunks together wait together again. So half of it is inferred first,
+      and plays while the other half is.
+    - If one more step would more than double those who wait, that step comes first: a call for the few who are early
+      would keep the many waiting for the whole of its fixed part.
+    """
+
+    @property
+    def holds(self) -> bool:
+        """Waiting environments are suspended."""
+        return False
+
+    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+        """Who waits, the first half of a convoy, or nobody yet."""
+        if not queue.engine_overlaps:
+            return queue.waiting if queue.nobody_can_act else queue.nobody
+        if not queue.nobody_can_act:
+            many_come = np.count_nonzero(queue.due_next) > np.count_nonzero(queue.waiting)
+            return queue.nobody if many_come else queue.waiting
+        slots = np.flatnonzero(queue.waiting)
+        half = queue.nobody
+        half[slots[: (len(slots) + 1) // 2]] = True
+        return half

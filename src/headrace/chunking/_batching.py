@@ -1,0 +1,116 @@
+"""From the rows that wait to the batches that a model sees.
+
+``fast`` gives the model whoever waits, padded to a bucket where the engine wants fixed sizes. ``strict`` gives it
+batches of one fixed size in which an episode always has the same row (its id modulo the size): a matrix product then
+adds up the same numbers in the same order, and neither the number of environments nor neighbors change one bit of the
+answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.chunking._policy import ChunkContext, ChunkPolicy, checked_chunk
+from headrace.errors import ConfigError
+from headrace.types import Obs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How model batches are formed."""
+
+    mode: Literal["fast", "strict"] = "fast"
+    size: int = 16
+    """Rows of a batch in ``strict`` mode."""
+    buckets: tuple[int, ...] = ()
+    """Sizes that batches are padded to in ``fast`` mode, ascending; empty for any size."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("fast", "strict"):
+            raise ConfigError(f"batching mode: expected 'fast' or 'strict', got {self.mode!r}")
+        if self.size < 1:
+            raise ConfigError(f"batching size: expected at least 1 row, got {self.size}")
+        if list(self.buckets) != sorted(set(self.buckets)) or any(size < 1 for size in self.buckets):
+            raise ConfigError(f"batching buckets: expected ascending sizes of at least 1, got {self.buckets}")
+        if self.mode == "strict" and self.buckets:
+            raise ConfigError("batching buckets: expected none in strict mode, whose batches all have one size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model said, and what it cost."""
+
+    actions: Tensor
+    """float32 (n, horizon, A) on the host, in the order of the rows asked for."""
+    calls: int
+    padding: int
+    """Rows that were computed for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Some rows of a request in one batch of the model."""
+
+    rows: Tensor
+    """int64 (m,): rows of the request in this batch."""
+    slots: Tensor
+    """int64 (m,): where they stand in it."""
+    size: int
+
+
+def ask(policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching) -> Answer:
+    """Run the policy over n rows in batches, and check each answer; errors name the environments."""
+    count = len(context.env_ids)
+    if batching.mode == "fast" and not batching.buckets:
+        everyone = torch.arange(count, device=context.env_ids.device)
+        return Answer(actions=checked_chunk(policy(obs, context), policy, context, everyone), calls=1, padding=0)
+    actions = torch.zeros((count, policy.horizon, policy.action_dim))
+    strict = batching.mode == "strict"
+    ids = context.episode_ids
+    placements = _strict_batches(ids, batching.size) if strict else _bucket_batches(ids, batching.buckets)
+    for place in placements:
+        whole = context.mapped(lambda values, place=place: _placed(values, place))
+        rows = {name: _placed(values, place) for name, values in obs.items()}
+        actions[place.rows.cpu()] = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
+    padding = sum(place.size for place in placements) - count
+    return Answer(actions=actions, calls=len(placements), padding=padding)
+
+
+def _bucket_batches(episode_ids: Tensor, buckets: tuple[int, ...]) -> list[_Placement]:
+    """Batches of the largest bucket, and the rest in the smallest that holds it."""
+    everyone = torch.arange(len(episode_ids), device=episode_ids.device)
+    return [
+        _Placement(
+            rows,
+            torch.arange(len(rows), device=rows.device),
+            next(size for size in buckets if size >= len(rows)),
+        )
+        for rows in everyone.split(buckets[-1])
+    ]
+
+
+def _strict_batches(episode_ids: Tensor, size: int) -> list[_Placement]:
+    """Batches in which each row stands at its episode's place; rows that collide go into the next call."""
+    slots = episode_ids % size
+    left = torch.arange(len(episode_ids), device=episode_ids.device)
+    placements: list[_Placement] = []
+    while len(left):
+        taken = slots.index_select(0, left)
+        order = torch.argsort(taken, stable=True)
+        repeated = taken[order][1:] == taken[order][:-1]
+        first = torch.ones_like(left, dtype=torch.bool)
+        first[order[1:][repeated]] = False
+        placements.append(_Placement(left[first], taken[first], size))
+        left = left[~first]
+    return placements
+
+
+def _placed(values: Tensor, place: _Placement) -> Tensor:
+    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, zeros elsewhere. Always fresh."""
+    batch = torch.zeros((place.size, *values.shape[1:]), dtype=values.dtype, device=values.device)
+    batch[place.slots] = values.index_select(0, place.rows)
+    return batch

@@ -1,0 +1,223 @@
+"""The contract between a chunk policy and the scheduler: observation rows in, a chunk of actions each out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from headrace import rng
+from headrace.chunking._lerobot_names import lerobot_action_dim, lerobot_batch
+from headrace.errors import ConfigError, PolicyError
+from headrace.types import Obs
+
+_NOISE_PER_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkContext:
+    """What a policy is told beside the observation. Row i of everything belongs to the same environment.
+
+    The tensors are the policy's to keep; nothing in them depends on which other environments are in the batch.
+    """
+
+    seed: int
+    env_ids: Tensor
+    """int64 (n,). For messages; a policy that decides by slot is not reproducible."""
+    episode_ids: Tensor
+    """int64 (n,)."""
+    chunk_index: Tensor
+    """int64 (n,): which chunk of its episode is asked for, from 0."""
+    rest: Tensor
+    """float32 (n, horizon, A): what is left of the previous chunk, row 0 = now; zeros beyond ``rest_length``."""
+    rest_length: Tensor
+    """int64 (n,): valid rows of ``rest``; 0 for the first chunk of an episode."""
+    delay: Tensor
+    """int64 (n,): steps of the previous chunk that will still be played before the answer takes over."""
+
+    def noise(self, *shape: int, stream: str = "chunk noise") -> Tensor:
+        """Standard normal numbers keyed by (seed, episode id, chunk index), float32 (n, *shape): not by batch order.
+
+        The same call gives the same numbers; a policy that draws more than once names a ``stream`` for each.
+        """
+        count = math.prod(shape)
+        if count > _NOISE_PER_CHUNK:
+            raise ConfigError(f"noise: expected at most {_NOISE_PER_CHUNK} numbers a row, got shape {shape}")
+        draw = self.chunk_index * _NOISE_PER_CHUNK
+        flat = rng.normal(self.seed, self.episode_ids, stream, count, draw=draw)
+        return flat.to(torch.float32).reshape(len(self.episode_ids), *shape)
+
+    def rows(self, index: Tensor) -> ChunkContext:
+        """The context of some rows, int64 (m,)."""
+        return self.mapped(lambda values: values.index_select(0, index))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ChunkContext:
+        """The context with ``change`` applied to each of its tensors."""
+        return ChunkContext(seed=self.seed, **{name: change(getattr(self, name)) for name in _ROWS})
+
+
+_ROWS = ("env_ids", "episode_ids", "chunk_index", "rest", "rest_length", "delay")
+
+
+class ChunkPolicy(Protocol):
+    """A policy that plans ``horizon`` actions a call and keeps no state per environment."""
+
+    @property
+    def horizon(self) -> int:
+        """Rows of a chunk: what others call action horizon or chunk size."""
+        ...
+
+    @property
+    def action_dim(self) -> int:
+        """Size of an action."""
+        ...
+
+    @property
+    def obs_steps(self) -> int:
+        """Observations the policy wants, newest last: (n, obs_steps, …) each if more than 1, else (n, …)."""
+        ...
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        """Plan float (n, horizon, action_dim) for n rows of observations."""
+        ...
+
+
+class PredictsChunks(Protocol):
+    """A policy as in LeRobot."""
+
+    def predict_action_chunk(self, batch: Obs) -> Tensor:
+        """Plan float (n, horizon, action_dim)."""
+        ...
+
+
+PolicyLike: TypeAlias = ChunkPolicy | PredictsChunks | nn.Module | Callable[..., Tensor]
+"""What :func:`as_chunk_policy` fits into the contract."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adapted:
+    """A policy with the sizes that the contract wants. Can be pickled if the policy can."""
+
+    policy: PolicyLike
+    form: Literal["predict", "with context", "plain"]
+    horizon: int
+    action_dim: int
+    obs_steps: int
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        with torch.no_grad():
+            if self.form == "predict":
+                return cast("PredictsChunks", self.policy).predict_action_chunk(lerobot_batch(obs, self.policy))
+            call = cast("Callable[..., Tensor]", self.policy)
+            return call(obs, context) if self.form == "with context" else call(obs)
+
+
+def as_chunk_policy(
+    policy: PolicyLike, *, horizon: int | None = None, action_dim: int | None = None, obs_steps: int | None = None
+) -> ChunkPolicy:
+    """Fit a policy into the contract without subclassing. A module is put into evaluation mode; no gradients are kept.
+
+    Args:
+        policy: a :class:`ChunkPolicy`; an object with ``predict_action_chunk(obs)`` as in LeRobot; a plain
+            ``nn.Module`` or function of the observation groups, or of groups and context.
+            The latter gets the groups, and what its ``config.input_features`` name beside them.
+        horizon: rows of a chunk, where the policy does not say (``horizon``, or LeRobot's ``config.chunk_size``).
+        action_dim: size of an action, where the policy does not say (``action_dim``, or LeRobot's
+            ``config.output_features["action"]``).
+        obs_steps: observations wanted, where the policy does not say (``obs_steps``, or LeRobot's
+            ``config.n_obs_steps``); 1 if nobody does.
+    """
+    config = getattr(policy, "config", None)
+    own = policy.policy if isinstance(policy, _Adapted) else policy
+    if isinstance(own, nn.Module):
+        own.eval()
+    return _Adapted(
+        policy=own,
+        form=_form(own),
+        horizon=_size("horizon", horizon, getattr(policy, "horizon", None), getattr(config, "chunk_size", None)),
+        action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None), lerobot_action_dim(config)),
+        obs_steps=_size(
+            "obs_steps", obs_steps, getattr(policy, "obs_steps", None), getattr(config, "n_obs_steps", None), default=1
+        ),
+    )
+
+
+def _size(name: str, given: int | None, own: object, configured: object, default: int | None = None) -> int:
+    """The size that the policy states, else its configuration; what the caller says must agree."""
+    said = [size for size in (own, configured, given) if size is not None][:1] or [default]
+    size = said[0]
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{name}: expected a policy that says it, with at least 1, got {size!r}; "
+            f"pass as_chunk_policy(policy, {name}=…)"
+        )
+    if given is not None and given != size:
+        raise ConfigError(f"{name}: expected {given}, got a policy with {name} {size}")
+    return size
+
+
+def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor) -> Tensor:
+    """The rows ``read`` (m,) of a policy's answer as float32 (m, horizon, A) on the host; errors name environments.
+
+    The other rows are padding: whatever they hold, nobody looks at it.
+    """
+    expected = (len(context.env_ids), policy.horizon, policy.action_dim)
+    if not isinstance(actions, Tensor):
+        raise PolicyError(
+            f"policy: expected a tensor {expected}, got {type(actions).__name__}{_asked(context.rows(read))}"
+        )
+    if tuple(actions.shape) != expected:
+        raise PolicyError(
+            f"policy: expected actions {expected} (rows, horizon, size), got {tuple(actions.shape)}"
+            f"{_asked(context.rows(read))}"
+        )
+    chosen = actions.detach().to(device="cpu", dtype=torch.float32).index_select(0, read.cpu())
+    # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
+    if not math.isfinite(float(chosen.sum())):
+        bad = (~torch.isfinite(chosen)).flatten(1).any(dim=1).nonzero().squeeze(1)
+        if len(bad):
+            whose = context.rows(read).rows(bad.to(read.device))
+            raise PolicyError(f"policy: expected finite actions, got NaN or infinity{_asked(whose)}")
+    return chosen
+
+
+def _asked(context: ChunkContext) -> str:
+    return f", for {named(context)}"
+
+
+def named(context: ChunkContext) -> str:
+    """The environments of a context in words, with their episodes; the first eight if there are more."""
+    envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
+    shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
+    return f"environments {shown}" + (", …" if len(envs) > 8 else "")
+
+
+def _form(policy: PolicyLike) -> Literal["predict", "with context", "plain"]:
+    if callable(getattr(policy, "predict_action_chunk", None)):
+        return "predict"
+    if not callable(policy):
+        raise ConfigError(
+            "policy: expected a function, an nn.Module or an object with predict_action_chunk, "
+            f"got {type(policy).__name__}"
+        )
+    return "with context" if _takes_context(policy) else "plain"
+
+
+def _takes_context(policy: Callable[..., object]) -> bool:
+    """Whether a second argument must be given; one with a default is the policy's own affair, unless named so."""
+    written: object = getattr(policy, "_orig_mod", policy)  # torch.compile's module takes anything: ask what is in it
+    target = written.forward if isinstance(written, nn.Module) else policy
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # a traced module has none, and takes tensors only
+        return False
+    parameters = [p for p in signature.parameters.values() if p.kind in positional]
+    if len(parameters) < 2:
+        return False
+    return parameters[1].default is inspect.Parameter.empty or parameters[1].name in ("context", "ctx")

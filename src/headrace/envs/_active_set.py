@@ -1,0 +1,65 @@
+"""Who acts: the suspended, the parked, and the rest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.envs._ids import checked_ids
+from headrace.errors import IdError
+from headrace.types import Ids
+
+
+class ActiveSet:
+    """Which of N environments the next step advances; owns its masks.
+
+    ``suspended`` is the caller's wish, ``parked`` an ended episode that waits for its reset. Both are bool (N,).
+    """
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._num_envs = num_envs
+        self._device = device
+        self.suspended = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.parked = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._anyone_parked = False
+        self.ids: Tensor | None = None
+        """int64 (n,), ascending: the active environments; None when all are, for which every stage has a short way."""
+
+    @property
+    def active(self) -> Tensor:
+        """bool (N,), a copy."""
+        return ~(self.suspended | self.parked)
+
+    def suspend(self, ids: Ids) -> None:
+        """Freeze environments. Suspending one twice is a no-op."""
+        self.suspended[checked_ids(ids, self._num_envs, self._device)] = True
+        self.refresh()
+
+    def resume(self, ids: Ids) -> None:
+        """Let suspended environments act again. Resuming one that is active is a no-op."""
+        rows = checked_ids(ids, self._num_envs, self._device)
+        ended = rows[self.parked[rows]]
+        if len(ended):
+            raise IdError(
+                f"resume: environment {int(ended[0])} has ended its episode and cannot act; "
+                'start a new one with reset(options={"reset_mask": mask})'
+            )
+        self.suspended[rows] = False
+        self.refresh()
+
+    def park(self, ids: Tensor) -> None:
+        """Keep environments whose episode ended from acting until :meth:`unpark`."""
+        self.parked[ids] = True
+        self.refresh()
+
+    def unpark(self, ids: Tensor) -> None:
+        """Environments have begun new episodes."""
+        if self._anyone_parked:
+            self.parked[ids] = False
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Follow a change of the masks."""
+        active = self.active
+        self.ids = None if bool(active.all()) else active.nonzero().squeeze(1)
+        self._anyone_parked = bool(self.parked.any())

@@ -1,0 +1,335 @@
+"""``BatchEnv``: N environments of one task, any subset of which can act."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.envs._episode_state import Verdict
+from headrace.envs._episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
+from headrace.envs._held_observations import HeldObservations
+from headrace.envs._ids import checked_ids, checked_seed, taken_actions
+from headrace.envs._rehearsal import rehearse
+from headrace.envs._reset_options import parse_reset_options
+from headrace.envs._rows import Rows
+from headrace.envs._snapshot import check_layout, checked_snapshot
+from headrace.envs._task import Task
+from headrace.errors import LifecycleError
+from headrace.sim import Simulation
+from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepRecord
+
+if TYPE_CHECKING:
+    from headrace.envs._viewer import Viewer
+
+_TILES = 16
+
+
+class _Before(NamedTuple):
+    """What observers are told of the moment before a step."""
+
+    obs: Obs
+    episode_ids: Tensor
+
+
+class BatchEnv(EpisodicEnv):
+    """N environments of one task as a ``gymnasium.vector.VectorEnv`` of torch tensors on one device.
+
+    Computes in float64 and returns float32. Stages work on the compact rows of the active environments; a suspended one
+    costs no physics and no task code, and nothing of it changes by one bit. Every tensor that ``step`` and ``reset``
+    return is fresh: the caller owns it. Make one with :func:`headrace.make`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sim: Simulation,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+        autoreset: Autoreset = "same_step",
+        final_obs: bool = True,
+    ) -> None:
+        """Put a task on a simulation.
+
+        Args:
+            task: what to do; its model is the simulation's.
+            sim: where to do it; the environment closes it.
+            seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
+            threads: for the cameras; None for all cores.
+            autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+            final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
+        """
+        super().__init__(sim.num_envs, sim.device, task.memory, seed=seed, autoreset=autoreset, final_obs=final_obs)
+        self.task = task
+        self.sim = sim
+        self.metadata = {
+            "autoreset_mode": AUTORESET_MODES[autoreset],
+            "render_modes": ["rgb_array"],
+            "render_fps": round(1.0 / task.dt),
+        }
+        self.render_mode = "rgb_array"
+        self.single_observation_space = task.observation_space
+        self.single_action_space = task.action_space
+        self.observation_space = batch_space(task.observation_space, self.num_envs)
+        self.action_space = batch_space(task.action_space, self.num_envs)
+        self._held = HeldObservations(task.observation_space, task.pictures, sim, threads)
+        self._viewer: Viewer | None = None
+        rehearse(task, sim)
+
+    @property
+    def fidelity(self) -> Literal["native"]:
+        """How a suspended environment is kept: it is skipped, exactly."""
+        return "native"
+
+    @property
+    def frames_drawn(self) -> int:
+        """How many camera frames have been rendered so far, final observations included."""
+        return self._held.frames_drawn
+
+    # --- episodes -----------------------------------------------------------------------------------------------
+
+    def reset(  # pyright: ignore[reportIncompatibleMethodOverride]  # info is typed more narrowly
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Obs, StepInfo]:
+        """Start new episodes.
+
+        Args:
+            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
+                (N,)) says which episodes to run; ``observe`` (bool (N,)) says whose cameras will be read, as in
+                ``step``. A suspended environment is reset and stays suspended.
+
+        Returns:
+            The observation of all N environments, and an info.
+        """
+        self._check_open()
+        request = parse_reset_options(options, self.num_envs, self.device)
+        if not self._ready and request.ids is not None:
+            raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
+        if seed is not None:
+            self._episodes.seed = checked_seed(seed, of_all=request.ids is None)
+            self._episodes.started.zero_()
+        ids = request.ids
+        if ids is None or len(ids):
+            self._begin(Rows(self.sim, self._episodes, ids), request.episode_ids, observe=request.observe)
+        self._ready = True
+        return self._held.copy(), {}
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
+        self, actions: Tensor, observe: Tensor | None = None
+    ) -> Step:
+        """Advance the active environments by one step.
+
+        Args:
+            actions: (N, A) float32 or float64, or (N,) integers; rows of environments that are not active are ignored.
+            observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed.
+        """
+        self._check_ready("step")
+        ids = self._active_set.ids
+        actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+        wanted = (
+            None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, self.device, name="observe"))
+        )
+        if ids is not None and not ids.shape[0]:
+            return self._idle_step(wanted)
+        seen = _Before(self._held.copy(), self._episodes.episode_ids.clone()) if self._observers else None
+
+        rows = Rows(self.sim, self._episodes, ids)
+        self.timer.start("task")
+        self.task.apply_action(rows, chosen)
+        self.timer.start("physics")
+        failed = self.sim.step(ids, self.task.cfg.decimation)
+        self.timer.start("task")
+        rows.renew()
+        verdict, diverged = self._judge(ids, rows, chosen, failed)
+        step, ended = self._close(ids, verdict, diverged, wanted)
+        try:
+            if seen is not None:
+                self._show(ids, seen, actions, step)
+        finally:
+            # also when an observer raised: an ended episode must not go on
+            if ended is not None and self.autoreset == "same_step":
+                self._begin(ended, None, observe=None)
+                step = step._replace(obs=self._held.copy())
+            self.timer.stop()
+        return step
+
+    def observe(self, ids: Ids | None = None) -> Obs:
+        """The current observation of some environments (None: all), (n, …), rendered now where it was not.
+
+        Rows come in the order of the ids, those of a mask in ascending order. Nothing advances; the caller owns the
+        tensors.
+        """
+        self._check_ready("observe")
+        rows = self._episodes.everyone if ids is None else checked_ids(ids, self.num_envs, self.device, ascending=False)
+        if self._held.has_cameras:
+            with self.timer.measure("render"):
+                self._held.draw(rows, self._episodes)
+        return self._held.rows(rows)
+
+    # --- saving, looking, ending -------------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict:
+        """Everything needed to go on bit-identically, in this or another process; save it with ``torch.save``."""
+        self._check_ready("state_dict")
+        return self._snapshot()
+
+    def _snapshot(self) -> StateDict:
+        return self._bookkeeping(self.task.identity) | {
+            "sim": self.sim.state_dict(),
+            "board": self._held.state_dict(),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict` of an environment of the same task and ``num_envs``."""
+        self._check_open()
+        checked = checked_snapshot(state, self.task.identity, self.num_envs)
+        check_layout(checked, self._snapshot())
+        self.sim.load_state_dict(checked["sim"])
+        self._held.load_state_dict(checked["board"])
+        self._load_bookkeeping(checked)
+
+    def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
+        """The first 16 environments as one tiled picture, uint8 (height, width, 3); the caller owns it."""
+        self._check_ready("render")
+        return self._open_viewer().tiled(self.sim.field("qpos")[:_TILES].cpu().numpy())
+
+    def render_each(self) -> tuple[NDArray[np.uint8], ...]:
+        """One picture of each environment, uint8 (height, width, 3)."""
+        self._check_ready("render_each")
+        return tuple(self._open_viewer().pictures(self.sim.field("qpos").cpu().numpy()))
+
+    def close_extras(self, **_: object) -> None:
+        """Release simulation and cameras; called by ``close``."""
+        self._held.close()
+        self.sim.close()
+
+    # --- inside a step ------------------------------------------------------------------------------------------
+
+    def _judge(
+        self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None
+    ) -> tuple[Verdict, Tensor | None]:
+        """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
+        self._episodes.advance(ids)
+        obs = self.task.observe(rows)
+        reward = self.task.reward(rows, chosen)
+        terminated = self.task.terminated(rows)
+        unfit = None if failed is None else torch.isin(rows.ids, failed.to(self.device))
+        diverged = self._held.post(rows.ids, obs, reward, unfit)
+        verdict = self._episodes.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
+        return verdict, diverged
+
+    def _close(
+        self, ids: Tensor | None, verdict: Verdict, diverged: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Step, Rows | None]:
+        """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
+        info: StepInfo = {}
+        ended, ended_ids = None, None
+        if verdict.ended.shape[0]:
+            ended_ids = verdict.ended if ids is None else ids.index_select(0, verdict.ended)
+            ended = Rows(self.sim, self._episodes, ended_ids)
+            success = self.task.success(ended)
+            gone = None if diverged is None else diverged.index_select(0, verdict.ended)
+            ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
+            info = {"ends": ends, "episode": totals, "_episode": mask}
+            self.divergences += 0 if gone is None else int(gone.sum())
+        if self._held.has_cameras or wanted is not None:
+            read = self._rows_to_read(ids, ended_ids, wanted)
+            if wanted is not None:
+                info["observed"] = read
+            self._draw(read, ended_ids)
+        restarts = ended_ids is not None and self.autoreset == "same_step"
+        # where episodes begin in this step, what is shown now is replaced at once: not every caller sees it
+        seen = not restarts or self._wants_final_obs or bool(self._observers)
+        obs = self._held.copy() if seen else {}
+        if ended_ids is not None:
+            if self.autoreset == "disabled":
+                self._active_set.park(ended_ids)
+            elif self._wants_final_obs:
+                info["final_obs"] = obs
+                info["_final_obs"] = self._mask_of(ended_ids)
+        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended
+
+    def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
+        """bool (N,): active and wanted, or at the end of an episode."""
+        active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if ids is None else self._mask_of(ids)
+        read = active if wanted is None or self._needs("frames") else active & wanted
+        if ended_ids is not None:
+            read[ended_ids] = True
+        return read
+
+    def _draw(self, read: Tensor, ended_ids: Tensor | None) -> None:
+        """Render the rows that will be read; a last observation only if somebody asked for final observations."""
+        if not self._held.has_cameras:
+            return
+        self.timer.start("render")
+        shown = read
+        if ended_ids is not None and not (self._wants_final_obs or self._needs("frames")):
+            shown = read.clone()
+            shown[ended_ids] = False
+        self._held.draw(shown.nonzero().squeeze(1), self._episodes)
+        self.timer.start("task")
+
+    def _show(self, ids: Tensor | None, seen: _Before, actions: Tensor, step: Step) -> None:
+        """Let the observers see the step: its observation is the true last one where an episode ended."""
+        env_ids = self._episodes.everyone if ids is None else ids
+        record = StepRecord(
+            env_ids=env_ids,
+            episode_ids=seen.episode_ids.index_select(0, env_ids),
+            obs=seen.obs,
+            actions=actions,
+            step=step,
+            states=self.sim.states(ids) if self._needs("states") else None,
+        )
+        for observer in self._observers:
+            observer.after_step(record)
+
+    def _begin(self, rows: Rows, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
+        """Start an episode in each of ``rows``, with the given identities or the slots' next ones.
+
+        Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names.
+        """
+        self.timer.start("reset")
+        everyone = rows.ids
+        ids = None if everyone is self._episodes.everyone else everyone
+        self._episodes.begin(everyone, episode_ids)
+        self.sim.reset(ids)
+        rows.renew()
+        self.task.reset(rows)
+        self.sim.forward(ids)
+        rows.renew()
+        self._held.begin(everyone)
+        self._held.show(everyone, self.task.observe(rows))
+        if self._held.has_cameras:
+            read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
+            self._held.draw(read, self._episodes)
+        self._active_set.unpark(everyone)
+        if self._observers:
+            record = ResetRecord(
+                env_ids=everyone,
+                episode_ids=self._episodes.episode_ids.index_select(0, everyone),
+                seed=self._episodes.seed,
+                obs=self._held.copy(),
+                states=self.sim.states(ids) if self._needs("states") else None,
+            )
+            for observer in self._observers:
+                observer.after_reset(record)
+        self.timer.stop()
+
+    def _shown(self) -> Obs:
+        return self._held.copy()
+
+    def _open_viewer(self) -> Viewer:
+        if self._viewer is None:
+            from headrace.envs._viewer import Viewer  # compiles the ray caster: only for those who look
+
+            self._viewer = Viewer(self.task.model)
+        return self._viewer
+
+    def _needs(self, what: Literal["states", "frames"]) -> bool:
+        return any(what in observer.needs for observer in self._observers)

@@ -1,0 +1,207 @@
+"""The bookkeeping of a batch: which episode each slot is in, how far, and what it has earned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.types import EpisodeEnds
+
+_NOTHING = np.empty(0, np.int64)
+_NO_FLAGS = np.empty(0, np.bool_)
+_NO_LIMIT = 2**62
+
+
+class Verdict(NamedTuple):
+    """What a step made of the rows that acted, as fresh tensors over all N environments."""
+
+    reward: Tensor
+    """float32 (N,)."""
+    terminated: Tensor
+    """bool (N,)."""
+    truncated: Tensor
+    """bool (N,)."""
+    ended: Tensor
+    """int64 (m,): the rows, not environments, whose episode ended."""
+
+
+class EpisodeState:
+    """Per-environment bookkeeping; owns its tensors, all (N,) or (N, …) on one device.
+
+    On the CPU a step's bookkeeping is a numba call and a few of numpy, which are quicker than torch's on a handful of
+    rows; elsewhere it is the torch operations beside them, which are also the reference in the tests.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device, memory: Mapping[str, tuple[int, ...]]) -> None:
+        self.seed = 0
+        self.num_envs = num_envs
+        self.device = device
+        self.everyone = torch.arange(num_envs, device=device)
+        self.episode_ids = torch.full((num_envs,), -1, dtype=torch.int64, device=device)
+        self.started = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        self.memory = {
+            name: torch.zeros((num_envs, *shape), dtype=torch.float64, device=device) for name, shape in memory.items()
+        }
+        self.field_views: dict[str, NDArray[Any]] = {}
+        """Where rows keep numpy views of the simulation's fields, on the CPU."""
+        self._fused = device.type == "cpu"
+        if self._fused:
+            from headrace._kernels import episodes
+
+            self._kernels = episodes
+            # views of the tensors above
+            self._arrays = (self.episode_ids.numpy(), self.started.numpy(), self.steps.numpy(), self.returns.numpy())
+            self._memory_arrays = [values.numpy() for values in self.memory.values()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
+        own = {"episode_ids": self.episode_ids, "started": self.started, "steps": self.steps, "returns": self.returns}
+        return own | {f"memory.{name}": values for name, values in self.memory.items()}
+
+    def advance(self, ids: Tensor | None) -> None:
+        """Count one step for ``ids``, int64 (n,); None for all."""
+        if ids is None:
+            self.steps += 1
+        elif self._fused:
+            self._arrays[2][ids.numpy()] += 1
+        else:
+            self.steps.index_add_(0, ids, torch.ones_like(ids))
+
+    def finish(
+        self,
+        ids: Tensor | None,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int = _NO_LIMIT,
+        truncated: Tensor | None = None,
+    ) -> Verdict:
+        """Add rewards to returns and decide which episodes end.
+
+        Args:
+            ids: the environments that acted, int64 (n,); None for all.
+            reward: float64 (n,); a diverged row earns nothing.
+            terminated: bool (n,); a diverged row is truncated instead.
+            diverged: bool (n,), or None for none.
+            limit: steps after which an episode is truncated.
+            truncated: bool (n,): episodes that were cut for another reason; None for none.
+        """
+        acted = self.everyone if ids is None else ids
+        judge = self._finish_fused if self._fused else self.finish_reference
+        return judge(acted, reward, terminated, diverged, limit, truncated)
+
+    def finish_reference(
+        self,
+        ids: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int,
+        truncated: Tensor | None = None,
+    ) -> Verdict:
+        """:meth:`finish` in torch operations."""
+        too_long = self.steps.index_select(0, ids) >= limit
+        truncated = too_long if truncated is None else truncated | too_long
+        if diverged is not None:
+            reward = torch.where(diverged, 0.0, reward)
+            terminated = terminated & ~diverged
+            truncated = truncated | diverged
+        self.returns.index_add_(0, ids, reward)
+        return Verdict(
+            reward=self._scattered(ids, reward.to(torch.float32)),
+            terminated=self._scattered(ids, terminated),
+            truncated=self._scattered(ids, truncated),
+            ended=(terminated | truncated).nonzero().squeeze(1),
+        )
+
+    def ends(
+        self, ids: Tensor, success: Tensor | None, diverged: Tensor | None
+    ) -> tuple[EpisodeEnds, dict[str, Tensor], Tensor]:
+        """What is known of the episodes that end in ``ids`` (m,): the record, ``r`` and ``l`` (N,), and the mask (N,).
+
+        A diverged episode is never a success, whatever its broken state looks like.
+        """
+        gone = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device) if diverged is None else diverged
+        if self._fused:
+            compact, totals, mask = self._ends_fused(ids)
+        else:
+            mask = self._scattered(ids, torch.ones_like(gone))
+            compact = [values.index_select(0, ids) for values in (self.episode_ids, self.returns, self.steps)]
+            totals = {"r": self.returns * mask, "l": self.steps * mask}
+        record = EpisodeEnds(
+            env_ids=ids,
+            episode_ids=compact[0],
+            returns=compact[1],
+            lengths=compact[2],
+            success=success if success is None or diverged is None else success & ~diverged,
+            diverged=gone,
+        )
+        return record, totals, mask
+
+    def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
+        """Start an episode in each of ``ids`` (m,): the given ones, or the slots' next ones, i + k·N in slot i."""
+        if self._fused:
+            rows = ids.numpy()
+            self._kernels.begin_rows(rows, _NOTHING if episode_ids is None else episode_ids.numpy(), *self._arrays)
+            for array in self._memory_arrays:
+                array[rows] = 0.0
+        else:
+            self.begin_reference(ids, episode_ids)
+
+    def begin_reference(self, ids: Tensor, episode_ids: Tensor | None) -> None:
+        """:meth:`begin` in torch operations."""
+        if episode_ids is None:
+            episode_ids = self.started.index_select(0, ids) * self.num_envs + ids
+        self.episode_ids.index_copy_(0, ids, episode_ids)
+        self.started.index_add_(0, ids, torch.ones_like(ids))
+        self.steps.index_fill_(0, ids, 0)
+        for values in (self.returns, *self.memory.values()):
+            values.index_fill_(0, ids, 0.0)
+
+    def _finish_fused(
+        self,
+        ids: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        diverged: Tensor | None,
+        limit: int,
+        truncated: Tensor | None,
+    ) -> Verdict:
+        rows = ids.numpy()
+        gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
+        ended = np.empty(len(rows), np.int64)
+        count = self._kernels.finish_rows(
+            rows,
+            reward.numpy(),
+            terminated.numpy(),
+            _NO_FLAGS if truncated is None else truncated.numpy(),
+            _NO_FLAGS if diverged is None else diverged.numpy(),
+            limit,
+            *self._arrays[2:],
+            *(gain, over, cut, ended),
+        )
+        return Verdict(*map(torch.from_numpy, (gain, over, cut, ended[:count])))
+
+    def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+        rows = ids.numpy()
+        count, total = len(rows), self.num_envs
+        ended_ids, sums, lengths = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
+        all_sums, all_lengths, mask = np.zeros(total), np.zeros(total, np.int64), np.zeros(total, np.bool_)
+        episode_ids, _, steps, returns = self._arrays
+        self._kernels.collect_ends(
+            *(rows, episode_ids, returns, steps), *(ended_ids, sums, lengths), *(all_sums, all_lengths, mask)
+        )
+        totals = {"r": torch.from_numpy(all_sums), "l": torch.from_numpy(all_lengths)}
+        return [torch.from_numpy(array) for array in (ended_ids, sums, lengths)], totals, torch.from_numpy(mask)
+
+    def _scattered(self, ids: Tensor, values: Tensor) -> Tensor:
+        full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)
+        full[ids] = values
+        return full

@@ -1,0 +1,155 @@
+"""What every batch of environments has, whoever steps it: who acts, in which episodes, and who watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from headrace.envs._active_set import ActiveSet
+from headrace.envs._episode_state import EpisodeState
+from headrace.envs._ids import checked_seed
+from headrace.errors import LifecycleError
+from headrace.timing import StageTimer
+from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
+
+Autoreset = Literal["same_step", "disabled"]
+AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
+
+
+class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
+    """N slots with episodes in them, any subset of which can act; what steps them is the subclass's.
+
+    Owns the bookkeeping of the episodes and of who acts. Properties give copies.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device,
+        memory: Mapping[str, tuple[int, ...]],
+        *,
+        seed: int,
+        autoreset: Autoreset,
+        final_obs: bool,
+    ) -> None:
+        """Lay out the bookkeeping of ``num_envs`` slots; ``memory`` is what a task keeps per environment."""
+        self.num_envs = num_envs
+        self.device = device
+        self.autoreset: Autoreset = autoreset
+        self.timer = StageTimer()
+        self.divergences = 0
+        """How many episodes ended because their simulation failed or gave numbers that are not finite."""
+        self._wants_final_obs = final_obs
+        self._episodes = EpisodeState(num_envs, device, memory)
+        self._episodes.seed = checked_seed(seed)
+        self._active_set = ActiveSet(num_envs, device)
+        self._observers: list[StepObserver] = []
+        self._ready = False
+        self.closed = False
+
+    # --- who acts -----------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> Tensor:
+        """bool (N,), a copy: the environments that the next ``step`` will advance."""
+        return self._active_set.active
+
+    @property
+    def suspended(self) -> Tensor:
+        """bool (N,), a copy: suspended by the caller, whether or not their episode has ended."""
+        return self._active_set.suspended.clone()
+
+    @property
+    def episode_ids(self) -> Tensor:
+        """int64 (N,), a copy: the episode each environment is in."""
+        return self._episodes.episode_ids.clone()
+
+    @property
+    def episode_steps(self) -> Tensor:
+        """int64 (N,), a copy: the steps each environment has taken in its episode."""
+        return self._episodes.steps.clone()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the current episodes."""
+        return self._episodes.seed
+
+    def suspend(self, ids: Ids) -> None:
+        """Freeze environments until ``resume``, as ``fidelity`` says. Suspending one twice is a no-op."""
+        self._check_open()
+        self._active_set.suspend(ids)
+
+    def resume(self, ids: Ids) -> None:
+        """Let suspended environments act again. Resuming one that is active is a no-op."""
+        self._check_open()
+        self._active_set.resume(ids)
+
+    suspend_envs = suspend
+    resume_envs = resume
+
+    # --- who watches --------------------------------------------------------------------------------------------
+
+    def attach(self, observer: StepObserver) -> None:
+        """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
+        self._observers.append(observer)
+
+    def detach(self, observer: StepObserver) -> None:
+        """Stop showing steps to ``observer``."""
+        self._observers.remove(observer)
+
+    # --- for subclasses -----------------------------------------------------------------------------------------
+
+    def _shown(self) -> Obs:
+        """The observation that every environment shows, (N, …), fresh."""
+        raise NotImplementedError(f"{type(self).__name__} must override _shown()")
+
+    def _bookkeeping(self, name: str) -> dict[str, object]:
+        """The part of a snapshot of ``name`` that is kept here, as copies."""
+        return {
+            "task": name,
+            "num_envs": self.num_envs,
+            "seed": self._episodes.seed,
+            "divergences": self.divergences,
+            "slots": {name: values.clone() for name, values in self._episodes.tensors().items()},
+            "suspended": self._active_set.suspended.clone(),
+            "parked": self._active_set.parked.clone(),
+        }
+
+    def _load_bookkeeping(self, state: StateDict) -> None:
+        """Go on from a snapshot that is known to be fine; the environments themselves have been put back."""
+        for name, values in self._episodes.tensors().items():
+            values.copy_(state["slots"][name])
+        self._episodes.seed = int(state["seed"])
+        self.divergences = int(state["divergences"])
+        self._active_set.suspended.copy_(state["suspended"])
+        self._active_set.parked.copy_(state["parked"])
+        self._active_set.refresh()
+        self._ready = True
+
+    def _idle_step(self, wanted: Tensor | None) -> Step:
+        """A step in which nobody acts."""
+        none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        reward = torch.zeros(self.num_envs, dtype=torch.float32, device=self.device)
+        info: StepInfo = {} if wanted is None else {"observed": none.clone()}
+        return Step(self._shown(), reward, none, none.clone(), info)
+
+    def _mask_of(self, ids: Tensor) -> Tensor:
+        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        if self.device.type == "cpu":
+            mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own
+        else:
+            mask[ids] = True
+        return mask
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LifecycleError("environment: expected an open one, got one that was closed; make a new one")
+
+    def _check_ready(self, call: str) -> None:
+        self._check_open()
+        if not self._ready:
+            raise LifecycleError(f"{call}: expected reset() first, got {call}(); call env.reset()")

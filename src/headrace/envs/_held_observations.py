@@ -1,0 +1,182 @@
+"""The board: the observation that each environment shows until it shows another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.sim import Simulation, default_threads
+from headrace.types import Obs, StateDict
+
+if TYPE_CHECKING:
+    from headrace.envs._episode_state import EpisodeState
+    from headrace.envs._image_spec import ImageSpec
+    from headrace.envs._images import EnvImages
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+_DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
+_NO_FLAGS = np.empty(0, np.bool_)
+_PARALLEL_COPY = 1 << 22
+"""Below so many bytes one thread copies: torch would wake others, and wait for them where the cores are busy."""
+
+
+class HeldObservations:
+    """Owns the held observation of N environments, group → (N, …), and the cameras that fill some of its groups.
+
+    A row changes when its environment acted and is observed; all others stay as they are. Callers get copies.
+    """
+
+    def __init__(
+        self, space: spaces.Dict, pictures: Mapping[str, ImageSpec], sim: Simulation, threads: int | None
+    ) -> None:
+        self._sim = sim
+        self._held: Obs = {
+            name: torch.zeros((sim.num_envs, *(box.shape or ())), dtype=_DTYPES[str(box.dtype)], device=sim.device)
+            for name, box in space.spaces.items()
+        }
+        self._numbers = [name for name in self._held if name not in pictures]
+        # views of the numbers; numba and numpy are quicker than torch on a handful of rows
+        self._arrays = {name: self._held[name].numpy() for name in self._numbers} if sim.device.type == "cpu" else {}
+        self._lines = tuple(self._arrays.values())
+        if self._arrays:
+            from headrace._kernels import episodes
+
+            self._kernels = episodes
+        self._cameras: dict[str, EnvImages] = {}
+        if pictures:
+            from headrace.envs._images import EnvImages  # compiles the ray caster: only for tasks that look
+            from headrace.vision._normalize import fresh
+
+            self._fresh = fresh
+
+            self._cameras = {
+                name: EnvImages(spec, sim.model, sim.num_envs, threads or default_threads())
+                for name, spec in pictures.items()
+            }
+
+    @property
+    def has_cameras(self) -> bool:
+        """Whether some group is filled by a camera."""
+        return bool(self._cameras)
+
+    @property
+    def frames_drawn(self) -> int:
+        """How many camera frames have been rendered so far."""
+        return sum(camera.frames_drawn for camera in self._cameras.values())
+
+    def post(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
+        """Show the rows that acted, and note their poses for the cameras, without drawing.
+
+        A row is diverged if its simulation failed or if it has a number that float32 cannot hold: it keeps what it
+        showed before.
+
+        Args:
+            ids: the environments that acted, int64 (n,).
+            obs: the groups that the task computes, float64 (n, F).
+            reward: float64 (n,).
+            failed: bool (n,); None for none.
+
+        Returns:
+            bool (n,): the diverged rows; None if there are none.
+        """
+        if self._arrays:
+            rows, flags = ids.numpy(), _NO_FLAGS if failed is None else failed.numpy()
+            diverged = np.empty(len(rows), np.bool_)
+            count = self._kernels.post_rows(rows, self._values(obs), self._lines, reward.numpy(), flags, diverged)
+            gone = torch.from_numpy(diverged) if count else None
+        else:
+            gone = self.post_reference(ids, obs, reward, failed)
+        if self._cameras:
+            self._note_poses(ids if gone is None else ids[~gone])
+        return gone
+
+    def post_reference(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
+        """:meth:`post` in torch operations, without the poses."""
+        fine = reward.abs() <= FLOAT32_MAX
+        for name in self._numbers:
+            fine &= (obs[name].abs() <= FLOAT32_MAX).all(dim=1)
+        if failed is not None:
+            fine &= ~failed
+        for name in self._numbers:
+            held = self._held[name]
+            held[ids[fine]] = obs[name][fine].to(held.dtype)
+        return None if bool(fine.all()) else ~fine
+
+    def show(self, ids: Tensor, obs: Obs) -> None:
+        """Show the first observation of episodes that begin in ``ids`` (m,), groups of float64 (m, F); as ``post``."""
+        if self._arrays:
+            self._kernels.show_rows(ids.numpy(), self._values(obs), self._lines)
+        else:
+            for name in self._numbers:
+                self._held[name][ids] = obs[name].to(self._held[name].dtype)
+        if self._cameras:
+            self._note_poses(ids)
+
+    def begin(self, ids: Tensor) -> None:
+        """Forget the camera history of environments that begin an episode."""
+        for camera in self._cameras.values():
+            camera.begin(ids.cpu())
+
+    def draw(self, ids: Tensor, slots: EpisodeState) -> None:
+        """Render the pictures of ``ids`` (n,), which are in the episodes of ``slots``."""
+        if not len(ids):
+            return
+        for name, camera in self._cameras.items():
+            camera.draw(ids.cpu(), self._held[name], slots)
+
+    def copy(self) -> Obs:
+        """All rows, fresh."""
+        arrays = self._arrays
+        return {
+            name: torch.from_numpy(arrays[name].copy()) if name in arrays else self._cloned(name) for name in self._held
+        }
+
+    def _cloned(self, name: str) -> Tensor:
+        held = self._held[name]
+        if name not in self._cameras:
+            return held.clone()
+        # pictures are large: memory that was used before spares the page faults of memory from the system
+        copied = self._fresh(tuple(held.shape), held.dtype, held.device)
+        if held.device.type == "cpu" and held.nbytes < _PARALLEL_COPY:
+            np.copyto(copied.numpy(), held.numpy())
+            return copied
+        return copied.copy_(held)
+
+    def rows(self, ids: Tensor) -> Obs:
+        """Some rows, fresh."""
+        return {name: self._picked(held, ids) for name, held in self._held.items()}
+
+    def _picked(self, held: Tensor, ids: Tensor) -> Tensor:
+        if held.device.type == "cpu" and len(ids) * held[0].nbytes < _PARALLEL_COPY:
+            return torch.from_numpy(held.numpy()[ids.numpy()])
+        return held.index_select(0, ids)
+
+    def state_dict(self) -> StateDict:
+        """Held observations and camera histories, as copies."""
+        return {"held": self.copy(), "cameras": {name: camera.state_dict() for name, camera in self._cameras.items()}}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        for name, camera in self._cameras.items():
+            camera.load_state_dict(state["cameras"][name])
+        for name, values in self._held.items():
+            values.copy_(state["held"][name])
+
+    def close(self) -> None:
+        """Release the cameras."""
+        for camera in self._cameras.values():
+            camera.close()
+
+    def _values(self, obs: Obs) -> tuple[NDArray[np.float64], ...]:
+        return tuple([np.ascontiguousarray(obs[name].numpy()) for name in self._numbers])
+
+    def _note_poses(self, ids: Tensor) -> None:
+        qpos = self._sim.field("qpos").index_select(0, ids).cpu()
+        for camera in self._cameras.values():
+            camera.push(ids.cpu(), qpos)

@@ -1,0 +1,170 @@
+"""Environment ids and actions, checked once at the boundary."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from types import ModuleType
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, IdError, ShapeError
+from headrace.types import Ids
+
+
+def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids", ascending: bool = True) -> Tensor:
+    """Ids as int64 (n,) on ``device``, from a bool mask (N,) or unique integers; ascending, or in the order given."""
+    if isinstance(ids, list | range | tuple):
+        # an empty list says nothing of its dtype; a list of bools is a mask
+        try:
+            ids = torch.tensor(list(ids), dtype=None if len(ids) else torch.int64)
+        except (TypeError, ValueError) as error:
+            raise DtypeError(f"{name}: expected integers or a bool mask, got {ids!r}") from error
+    if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
+        raise DtypeError(
+            f"{name}: expected a list or tensor of integers, or a bool mask, got {type(ids).__name__}; "
+            "use torch.as_tensor(ids)"
+        )
+    if ids.is_meta:
+        raise DeviceError(f"{name}: expected a tensor with data, got one on device meta")
+    if ids.dtype == torch.bool:
+        if tuple(ids.shape) != (num_envs,):
+            raise ShapeError(f"{name}: expected a bool mask of shape ({num_envs},), got {tuple(ids.shape)}")
+        return ids.to(device).nonzero().squeeze(1)
+    if ids.dim() != 1:
+        raise ShapeError(f"{name}: expected one dimension, got shape {tuple(ids.shape)}; pass a list or a bool mask")
+    if ids.dtype.is_floating_point or ids.dtype.is_complex:
+        raise DtypeError(f"{name}: expected integers or a bool mask, got {ids.dtype}")
+    given = ids.to(device=device, dtype=torch.int64)
+    ordered = given.sort().values
+    if len(ordered) and (int(ordered[0]) < 0 or int(ordered[-1]) >= num_envs):
+        bad = int(ordered[0]) if int(ordered[0]) < 0 else int(ordered[-1])
+        raise IdError(f"{name}: expected ids in [0, {num_envs}), got {bad}")
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise IdError(f"{name}: expected each id once, got {int(repeated[0])} more than once")
+    return ordered if ascending else given
+
+
+def as_tensor(values: object, name: str) -> Tensor:
+    """Somebody's array or list as a tensor of its own; a tensor as it is."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        # a copy: torch cannot look at arrays that are read-only or run backwards
+        return torch.from_numpy(np.array(values))
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"{name}: expected an array of numbers, a list or a tensor, got {values!r}") from error
+
+
+def checked_seed(seed: int, *, of_all: bool = True) -> int:
+    """A seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
+    try:
+        number = operator.index(seed)
+    except TypeError as error:
+        raise DtypeError(f"seed: expected an integer, got {type(seed).__name__} {seed!r}") from error
+    if isinstance(seed, bool):
+        raise DtypeError(f"seed: expected an integer, got bool {seed!r}")
+    if not of_all:
+        raise ConfigError(
+            "seed: expected a reset of all environments with it, got a reset_mask of some; the others draw their "
+            "numbers from the seed that their episodes began with. Use episode_ids to start other episodes"
+        )
+    return number
+
+
+def taken_actions(
+    actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, everyone: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The actions as :func:`checked_actions` gives them, and those of the active rows as a task wants them.
+
+    The latter are fresh: float64 (n, A), or int64 (n,) for a Discrete space.
+    """
+    num_envs, device, rows = everyone.shape[0], everyone.device, everyone if active_ids is None else active_ids
+    if device.type == "cpu" and isinstance(space, spaces.Box):
+        actions = _of_right_kind(actions, space, num_envs, device)
+        # one pass instead of a check, a selection and a cast
+        given = np.ascontiguousarray(actions.numpy())
+        flat = given if given.ndim == 2 else given.reshape(num_envs, math.prod(given.shape[1:]))
+        chosen = np.empty((rows.shape[0], flat.shape[1]))
+        if _kernels().take_rows(flat, rows.numpy(), chosen):
+            return actions, torch.from_numpy(chosen.reshape(-1, *given.shape[1:]) if given.ndim != 2 else chosen)
+    actions = checked_actions(actions, space, active_ids, num_envs, device)
+    return actions, actions.index_select(0, rows).to(torch.float64 if actions.is_floating_point() else torch.int64)
+
+
+def checked_actions(
+    actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
+) -> Tensor:
+    """The actions as given, without a gradient, once they are known to be safe for the active environments.
+
+    Args:
+        actions: (N, A) floats for a Box space, (N,) integers for a Discrete one.
+        space: the space of one environment's action.
+        active_ids: int64 (n,), or None when all are active. Other rows are not looked at.
+        num_envs: N.
+        device: where the actions must be.
+    """
+    actions = _of_right_kind(actions, space, num_envs, device)
+    if isinstance(space, spaces.Discrete):
+        low, count = int(space.start), int(space.n)
+        fine = (actions >= low) & (actions < low + count)
+        wish = f"a choice in [{low}, {low + count})"
+    else:
+        # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
+        if math.isfinite(float(actions.sum())):
+            return actions
+        fine = torch.isfinite(actions)
+        wish = "finite numbers"
+    if not fine.all():
+        _refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+    return actions
+
+
+def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
+    """The actions without a gradient, once it is known that they are a tensor of the right shape, device and dtype."""
+    if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
+        raise DtypeError(
+            f"actions: expected a torch tensor, got {type(actions).__name__}; "
+            "use torch.as_tensor(actions), or gymnasium.make_vec for an environment that takes numpy arrays"
+        )
+    # the simulator's memory must not become part of a policy's graph
+    actions = actions.detach()
+    expected = (num_envs, *(space.shape or ()))
+    if tuple(actions.shape) != expected:
+        raise ShapeError(
+            f"actions: expected {expected}, got {tuple(actions.shape)}; "
+            "pass one row per environment, suspended ones included (their rows are ignored)"
+        )
+    if actions.device != device:
+        raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
+    if isinstance(space, spaces.Discrete):
+        if actions.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
+    elif actions.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
+    return actions
+
+
+def _refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, wish: str) -> None:
+    bad = (~fine).nonzero().squeeze(1)
+    if active_ids is not None:
+        bad = bad[torch.isin(bad, active_ids)]
+    if len(bad):
+        first = int(bad[0])
+        shown = ", ".join(str(int(i)) for i in bad[:8]) + (", …" if len(bad) > 8 else "")
+        raise ActionError(
+            f"actions: expected {wish}, got {actions[first].tolist()} for environment {first} "
+            f"(bad rows: {shown}); nothing was stepped"
+        )
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from headrace._kernels import episodes  # brings numba: on use
+
+    return episodes

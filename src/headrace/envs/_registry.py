@@ -1,0 +1,150 @@
+"""Tasks by name: what there is, and how to make environments of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from headrace.envs._batch_env import Autoreset, BatchEnv
+from headrace.envs._overrides import with_overrides
+from headrace.envs._task import Task, TaskCfg
+from headrace.errors import ConfigError, DeviceError, UnknownNameError
+from headrace.sim import MujocoSim, Simulation
+from headrace.types import as_device
+
+SimName = Literal["mujoco", "warp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEntry:
+    """How to find a task without importing it."""
+
+    name: str
+    """As in ``headrace.make``: lower case with dashes."""
+    task: str | Callable[[TaskCfg], Task]
+    """``module:Class``, or the class itself."""
+    cfg: str | Callable[[], TaskCfg]
+    """``module:Class``, or the class itself; made without arguments it gives the defaults."""
+    summary: str
+    """One line for ``headrace tasks``."""
+
+
+_TASKS: dict[str, TaskEntry] = {}
+
+
+def register_task(entry: TaskEntry) -> None:
+    """Make a task known by name. A name that is taken is refused."""
+    if entry.name in _TASKS:
+        raise ConfigError(f"register_task: {entry.name!r} is taken; choose another name")
+    _TASKS[entry.name] = entry
+
+
+def task_names() -> list[str]:
+    """The names of all registered tasks, sorted."""
+    return sorted(_TASKS)
+
+
+def task_entry(name: str) -> TaskEntry:
+    """The entry of a task; an unknown name raises an error that suggests the nearest."""
+    if name not in _TASKS:
+        raise UnknownNameError("task", name, _TASKS)
+    return _TASKS[name]
+
+
+def task_cfg(name: str, overrides: Mapping[str, object] | None = None) -> TaskCfg:
+    """The settings of a task, with ``overrides`` (path → value) applied."""
+    cfg = cast("Callable[[], TaskCfg]", _resolved(task_entry(name).cfg))()
+    return with_overrides(cfg, overrides or {})
+
+
+def make_task(name: str, cfg: TaskCfg | None = None) -> Task:
+    """A task by name, with its default settings unless ``cfg`` is given."""
+    build = cast("Callable[[TaskCfg], Task]", _resolved(task_entry(name).task))
+    return build(cfg if cfg is not None else task_cfg(name))
+
+
+def make(
+    task: str | Task,
+    num_envs: int = 1,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    device: torch.device | str = "cpu",
+    sim: SimName = "mujoco",
+    autoreset: Autoreset = "same_step",
+    final_obs: bool = True,
+    overrides: Mapping[str, object] | None = None,
+) -> BatchEnv:
+    """Make a batch of environments whose arrays are torch tensors.
+
+    Args:
+        task: a registered name (``headrace tasks`` lists them), or a task of your own.
+        num_envs: how many environments, N.
+        seed: with an episode's id, all that its randomness depends on.
+        threads: native physics threads; None for all cores. Results do not depend on it.
+        device: where the tensors are: ``cpu`` for ``sim="mujoco"``, a CUDA device or ``cpu`` for ``sim="warp"``.
+        sim: the physics: ``mujoco`` (native, the default) or ``warp`` (MuJoCo Warp; needs ``headrace[warp]``).
+        autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+        final_obs: False for callers that never bootstrap.
+        overrides: task settings by path, for example ``{"ctrl_cost_weight": 0.1}``; with a registered name only.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
+    if autoreset not in ("same_step", "disabled"):
+        raise UnknownNameError("autoreset mode", autoreset, ("same_step", "disabled"))
+    if isinstance(task, Task):
+        if overrides:
+            raise ConfigError("overrides: expected a registered task name with them, got a task; change its settings")
+        chosen = task
+    else:
+        chosen = make_task(task, task_cfg(task, overrides))
+    physics = _make_sim(chosen, num_envs, threads, as_device(device), sim)
+    return BatchEnv(chosen, physics, seed=seed, threads=threads, autoreset=autoreset, final_obs=final_obs)
+
+
+def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.device, sim: str) -> Simulation:
+    if sim == "mujoco":
+        if device.type != "cpu":
+            raise DeviceError(f'device: expected "cpu" for sim="mujoco", got {str(device)!r}; use sim="warp" on a GPU')
+        return MujocoSim(task.model, num_envs, threads=threads)
+    if sim == "warp":
+        from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
+
+        return MujocoWarpSim(task.model, num_envs, device=device)
+    raise UnknownNameError("sim", sim, ("mujoco", "warp"))
+
+
+def _resolved(target: object) -> object:
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _builtin(name: str, module: str, task: str, cfg: str, summary: str) -> None:
+    where = f"headrace.envs.tasks.{module}"
+    register_task(TaskEntry(name=name, task=f"{where}:{task}", cfg=f"{where}:{cfg}", summary=summary))
+
+
+_builtin("ant", "ant", "Ant", "AntCfg", "run forward on four legs (Gymnasium Ant-v5)")
+_builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionless pole from random starts")
+_builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")
+_builtin(
+    *("cartpole-camera-terms", "cartpole_terms", "TermTask", "cartpole_camera_terms"),
+    "cartpole-camera written as a table of terms",
+)
+_builtin("cartpole-discrete", "cartpole", "CartpoleDiscrete", "CartpoleCfg", "cartpole with two actions")
+_builtin("cartpole-terms", "cartpole_terms", "TermTask", "cartpole_terms", "cartpole written as a table of terms")
+_builtin("humanoid", "humanoid", "Humanoid", "HumanoidCfg", "walk forward on two legs (Gymnasium Humanoid-v5)")
+_builtin(
+    *("inverted-pendulum", "inverted_pendulum", "InvertedPendulum", "InvertedPendulumCfg"),
+    "balance a pole on a cart (Gymnasium InvertedPendulum-v5)",
+)
+_builtin("pusher", "pusher", "Pusher", "PusherCfg", "push a cylinder to a fixed goal (Gymnasium Pusher-v5)")
+_builtin("pusher-camera", "pusher", "PusherCamera", "PusherCameraCfg", "pusher-goal seen by a camera")
+_builtin("pusher-goal", "pusher", "PusherGoal", "PusherGoalCfg", "push a cylinder to a random goal; ends on success")
+_builtin("pusher-solid", "pusher_solid", "PusherSolid", "PusherSolidCfg", "pusher-goal with an object that has weight")

@@ -1,0 +1,96 @@
+"""Actions of bridged environments: checked as tensors, written to the exchange in the dtype of their space."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.envs._ids import checked_actions
+from headrace.envs.bridges._exchange import Array
+from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
+
+ActionSpace: TypeAlias = "spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary"
+_CPU = torch.device("cpu")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def as_action_space(space: spaces.Space[Any]) -> ActionSpace:
+    """The space, once it is known to be one whose actions are an array."""
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return space
+    raise ConfigError(
+        f"action space: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}; "
+        "wrap the environment with gymnasium.wrappers.TransformAction"
+    )
+
+
+def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tensor | None, num_envs: int) -> Tensor:
+    """As :func:`headrace.envs._ids.checked_actions`, for the further action spaces of Gymnasium too.
+
+    Integers for MultiDiscrete and integer Box spaces, integers or bool for MultiBinary; out of range is refused for
+    all of them, as it is for Discrete. A Box of floats takes any finite number, as its environments do.
+    """
+    limits = _limits(space)
+    if limits is None:
+        return checked_actions(actions, space, active_ids, num_envs, _CPU)
+    if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
+        raise DtypeError(f"actions: expected a torch tensor, got {type(actions).__name__}; use torch.as_tensor")
+    expected = (num_envs, *(space.shape or ()))
+    if tuple(actions.shape) != expected:
+        raise ShapeError(
+            f"actions: expected {expected}, got {tuple(actions.shape)}; "
+            "pass one row per environment, suspended ones included (their rows are ignored)"
+        )
+    if actions.device != _CPU:
+        raise DeviceError(f"actions: expected device cpu, got {actions.device}; use actions.cpu()")
+    if actions.dtype not in _INTEGERS and not (actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)):
+        raise DtypeError(f"actions: expected integers for {space}, got {actions.dtype}; use actions.long()")
+    low, high = limits
+    wide = actions.to(torch.int64)
+    fine = ((wide >= low) & (wide <= high)).flatten(1).all(dim=1)
+    if active_ids is not None:
+        fine = fine | ~torch.isin(torch.arange(num_envs), active_ids)
+    if not bool(fine.all()):
+        first = int((~fine).nonzero()[0])
+        raise ActionError(
+            f"actions: expected values in [{low.tolist()}, {high.tolist()}], got {actions[first].tolist()} "
+            f"for environment {first}; nothing was stepped"
+        )
+    return actions
+
+
+def write_actions(target: Array, actions: Tensor, active_ids: Tensor | None) -> None:
+    """Copy the rows that act into the exchange, in the dtype of the space; the others stay as they are."""
+    if active_ids is None:
+        np.copyto(target, actions.detach().numpy(), casting="unsafe")
+    else:
+        rows = active_ids.numpy()
+        target[rows] = actions.detach().index_select(0, active_ids).numpy().astype(target.dtype)
+
+
+def idle_action(space: ActionSpace) -> Array:
+    """What is played for an environment that must be stepped although nobody acts: zeros, or the nearest allowed."""
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high).astype(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(space.start, dtype=space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.array(space.start, dtype=space.dtype)
+    return np.zeros(space.shape, dtype=space.dtype)
+
+
+def _limits(space: ActionSpace) -> tuple[Tensor, Tensor] | None:
+    """The lowest and highest allowed value, int64 of the action's shape; None where ``checked_actions`` knows them."""
+    if isinstance(space, spaces.MultiDiscrete):
+        low = torch.from_numpy(np.asarray(space.start, dtype=np.int64).copy())
+        return low, low + torch.from_numpy(np.asarray(space.nvec, dtype=np.int64).copy()) - 1
+    if isinstance(space, spaces.MultiBinary):
+        zeros = torch.zeros(tuple(space.shape), dtype=torch.int64)
+        return zeros, zeros + 1
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f":
+        return torch.from_numpy(space.low.astype(np.int64)), torch.from_numpy(space.high.astype(np.int64))
+    return None

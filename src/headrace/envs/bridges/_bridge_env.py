@@ -1,0 +1,312 @@
+"""``BridgeEnv``: environments that we did not write, under the contract of ``BatchEnv``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace import rng
+from headrace.envs._episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
+from headrace.envs._ids import checked_ids, checked_seed
+from headrace.envs._reset_options import parse_reset_options
+from headrace.envs._snapshot import check_layout, checked_snapshot
+from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions, write_actions
+from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
+from headrace.envs.bridges._executors import Backend, Fidelity
+from headrace.envs.bridges._tiles import tiled
+from headrace.errors import LifecycleError, UnsupportedError
+from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
+
+_CPU = torch.device("cpu")
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class BridgeEnv(EpisodicEnv):
+    """N Gymnasium environments as torch tensors on the CPU, any subset of which can act.
+
+    Each episode is seeded from (seed, episode id). Every tensor that ``step`` and ``reset`` return is fresh: the
+    caller owns it. Make one with :func:`headrace.bridge`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        render_mode: str | None,
+        seed: int,
+        autoreset: Autoreset,
+        final_obs: bool,
+    ) -> None:
+        """Put the contract on a backend, which the environment closes.
+
+        Args:
+            backend: who resets and steps the environments.
+            name: what the environments are; a snapshot is loaded only into an environment of the same name.
+            observation_space: of one environment, as it declares it.
+            action_space: of one environment.
+            render_mode: of the environments.
+            seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
+            autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+            final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
+        """
+        num_envs = backend.exchange.layout.num_envs
+        super().__init__(num_envs, _CPU, {}, seed=seed, autoreset=autoreset, final_obs=final_obs)
+        self.name = name
+        self.metadata = {"autoreset_mode": AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
+        self.single_observation_space = group_space(observation_space)
+        self._action_space = as_action_space(action_space)
+        self.single_action_space = action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.backend = backend
+        # arrays, since torch cannot index every unsigned type that a space may have
+        self._held: dict[str, NDArray[Any]] = {
+            group: np.zeros(rows.shape, rows.dtype) for group, rows in backend.exchange.obs.items()
+        }
+        self._knows_success = False
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How a suspended environment is kept: ``native`` (skipped), ``restore`` (put back) or ``hold`` (it drifts)."""
+        return self.backend.fidelity
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether every episode is seeded from (seed, episode id); not so for a VectorEnv that resets all or none."""
+        return self.backend.reseeds
+
+    # --- episodes -----------------------------------------------------------------------------------------------
+
+    def reset(  # pyright: ignore[reportIncompatibleMethodOverride]  # info is typed more narrowly
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Obs, StepInfo]:
+        """Start new episodes.
+
+        Args:
+            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
+                (N,)) says which episodes to run. A suspended environment is reset and stays suspended.
+
+        Returns:
+            The observation of all N environments, and an info.
+        """
+        self._check_open()
+        request = parse_reset_options(options, self.num_envs, _CPU)
+        if request.ids is not None:
+            if not self._ready:
+                raise LifecycleError(
+                    "reset: the first reset must be of all environments; call reset() without reset_mask"
+                )
+            if not self.reseeds:
+                raise UnsupportedError(
+                    f"reset_mask: {self.name} resets all of its environments or none; "
+                    "bridge its single environments instead"
+                )
+        if seed is not None:
+            self._episodes.seed = checked_seed(seed, of_all=request.ids is None)
+            self._episodes.started.zero_()
+        if request.ids is None or len(request.ids):
+            everyone = self._episodes.everyone if request.ids is None else request.ids
+            self._begin(everyone, request.episode_ids)
+        self._ready = True
+        return self._shown(), {}
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
+        self, actions: Tensor, observe: Tensor | None = None
+    ) -> Step:
+        """Advance the active environments by one step.
+
+        Args:
+            actions: one row per environment as the action space says: floats for Box (cast to the space's dtype),
+                integers for the others. Rows of environments that are not active are ignored.
+            observe: bool (N,): taken for the contract's sake; a bridged environment observes whenever it steps.
+        """
+        self._check_ready("step")
+        ids = self._active_set.ids
+        actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs)
+        wanted = None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, _CPU, name="observe"))
+        if ids is not None and not ids.shape[0]:
+            return self._idle_step(wanted)
+        rows = self._episodes.everyone if ids is None else ids
+        before = (self._shown(), self._episodes.episode_ids.index_select(0, rows)) if self._observers else None
+        write_actions(self.backend.exchange.actions, actions, ids)
+        self.timer.start("envs")
+        self._call_backend(lambda: self.backend.step(rows.tolist()))
+        self.timer.stop()
+        step, ended_ids = self._evaluate(rows, wanted)
+        try:
+            if before is not None:
+                obs, acted_in = before
+                record = StepRecord(
+                    env_ids=rows, episode_ids=acted_in, obs=obs, actions=actions, step=step, states=None
+                )
+                for observer in self._observers:
+                    observer.after_step(record)
+        finally:
+            # also when an observer raised: an ended episode must not go on
+            if ended_ids is not None and self.autoreset == "same_step":
+                self._begin(ended_ids, None)
+                step = step._replace(obs=self._shown())
+        return step
+
+    def observe(self, ids: Ids | None = None) -> Obs:
+        """The current observation of some environments (None: all), (n, …), without advancing; the caller owns it.
+
+        Rows come in the order of the ids, those of a mask in ascending order.
+        """
+        self._check_ready("observe")
+        if ids is None:
+            return self._shown()
+        rows = checked_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
+        return {group: torch.from_numpy(held[rows]) for group, held in self._held.items()}
+
+    # --- watching, saving, ending -------------------------------------------------------------------------------
+
+    def attach(self, observer: StepObserver) -> None:
+        """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
+        if "states" in observer.needs:
+            raise UnsupportedError(
+                f"attach: {type(observer).__name__} needs physics states, which a bridged environment does not show; "
+                "use a task of headrace.make, or an observer that does without"
+            )
+        super().attach(observer)
+
+    def state_dict(self) -> StateDict:
+        """Everything needed to go on bit-identically, in this or another process; save it with ``torch.save``.
+
+        Raises:
+            UnsupportedError: the environments cannot be saved faithfully; the message says what is in the way.
+        """
+        self._check_ready("state_dict")
+        return self._kept() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
+
+    def _kept(self) -> dict[str, object]:
+        """The snapshot without the environments themselves."""
+        return self._bookkeeping(self.name) | {"board": {"held": self._shown()}}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
+        self._check_open()
+        checked = checked_snapshot(state, self.name, self.num_envs)
+        check_layout(checked, self._kept())
+        self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
+        self._knows_success = bool(checked["sim"]["knows_success"])
+        for group, values in self._held.items():
+            np.copyto(values, checked["board"]["held"][group].numpy())
+        self._load_bookkeeping(checked)
+
+    def render_each(self) -> tuple[NDArray[np.uint8], ...] | None:
+        """One picture (H, W, 3) per environment; None where the environments were made without ``rgb_array``."""
+        self._check_ready("render")
+        if self.render_mode != "rgb_array":
+            return None
+        return tuple(cast("list[NDArray[np.uint8]]", self.backend.render()))
+
+    def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
+        """All environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""
+        pictures = self.render_each()
+        return None if pictures is None else tiled(pictures)
+
+    def close_extras(self, **_: object) -> None:
+        """Release the environments; called by ``close``."""
+        self.backend.close()
+
+    # --- inside a step ------------------------------------------------------------------------------------------
+
+    def _evaluate(self, rows: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
+        """Read the exchange's rows, end episodes, and put the result together; the ids whose episode ended, if any."""
+        exchange, slots, ids = self.backend.exchange, self._episodes, rows.numpy()
+        slots.advance(rows)
+        reward, terminated, truncated = (
+            torch.from_numpy(values[ids]) for values in (exchange.reward, exchange.terminated, exchange.truncated)
+        )
+        diverged = self._diverged_rows(ids)
+        self._hold(ids if diverged is None else ids[~diverged.numpy()])
+        verdict = slots.finish(rows, reward, terminated, diverged, truncated=truncated)
+
+        info: StepInfo = {}
+        obs, ended = self._shown(), verdict.ended
+        ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
+        if ended_ids is not None:
+            info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
+            if self.autoreset == "disabled":
+                self._active_set.park(ended_ids)
+            elif self._wants_final_obs:
+                info["final_obs"] = obs
+                info["_final_obs"] = self._mask_of(ended_ids)
+        if wanted is not None:
+            observed = wanted & self._mask_of(rows)
+            info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
+        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
+
+    def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
+        """Start an episode in each of ``ids``, with the given identities or the slots' next ones."""
+        self.timer.start("reset")
+        slots = self._episodes
+        slots.begin(ids, episode_ids)
+        begun = slots.episode_ids.index_select(0, ids)
+        self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(slots.seed, begun)))
+        self._hold(ids.numpy())
+        self._active_set.unpark(ids)
+        if self._observers:
+            record = ResetRecord(env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._shown(), states=None)
+            for observer in self._observers:
+                observer.after_reset(record)
+        self.timer.stop()
+
+    def _end_episodes(self, ended_ids: Tensor, diverged: Tensor | None) -> StepInfo:
+        said = torch.from_numpy(self.backend.exchange.success[ended_ids.numpy()])
+        self._knows_success |= bool((said != NO_SUCCESS_MEASURE).any())
+        ends, totals, mask = self._episodes.ends(ended_ids, said == 1 if self._knows_success else None, diverged)
+        self.divergences += int(ends.diverged.sum())
+        return {"ends": ends, "episode": totals, "_episode": mask}
+
+    def _diverged_rows(self, ids: NDArray[np.int64]) -> Tensor | None:
+        """bool (n,): rows with a number that is not finite; None if there are none."""
+        exchange = self.backend.exchange
+        # a reward of 1e60 is infinite as float32, which is what the caller would see
+        finite: NDArray[np.bool_] = np.abs(exchange.reward[ids]) <= _FLOAT32_MAX
+        for values in exchange.obs.values():
+            if values.dtype.kind == "f":
+                finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
+        return None if finite.all() else torch.from_numpy(~finite)
+
+    def _call_backend(self, call: Callable[[], None]) -> None:
+        """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
+        try:
+            call()
+        except BaseException:  # also Ctrl-C; raised again
+            self._ready = False
+            self.timer.stop()
+            raise
+
+    def _hold(self, ids: NDArray[np.int64]) -> None:
+        for group, held in self._held.items():
+            held[ids] = self.backend.exchange.obs[group][ids]
+
+    def _shown(self) -> Obs:
+        return {group: torch.from_numpy(held.copy()) for group, held in self._held.items()}
+
+
+def episode_seeds(seed: int, episode_ids: Tensor) -> list[int]:
+    """The 32-bit seed of each episode: what its environment's ``reset(seed=…)`` is given."""
+    bits = rng.random_bits(seed, episode_ids, "bridge", 0, 1)[:, 0]
+    return (bits & 0xFFFF_FFFF).tolist()
+
+
+def environment_name(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
+    """The id of an environment, or its class where it has none."""
+    return type(env.unwrapped).__name__ if env.spec is None else env.spec.id

@@ -1,0 +1,147 @@
+"""Who steps the single environments: this thread, a pool of threads, or worker processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from headrace.envs.bridges._exchange import Exchange
+from headrace.envs.bridges._group import EnvGroup
+
+Fidelity: TypeAlias = Literal["native", "restore", "hold"]
+Executor: TypeAlias = Literal["inline", "threads", "processes"]
+
+
+class Backend(Protocol):
+    """N environments behind an exchange, any of which can be reset and stepped.
+
+    After ``reset`` and ``step`` the rows that were named hold the results: the true last observation where an episode
+    ended, never the first of the next. Other rows are not written.
+    """
+
+    exchange: Exchange
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How environments that do not act are kept."""
+        ...
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether some environments can be reset, from seeds, without the others."""
+        ...
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start an episode in each slot (ascending) from its seed."""
+        ...
+
+    def step(self, slots: Sequence[int]) -> None:
+        """Step each slot (ascending) with its action on the exchange."""
+        ...
+
+    def save(self) -> list[object]:
+        """The state of every environment; raises UnsupportedError where that cannot be had."""
+        ...
+
+    def restore(self, states: Sequence[object]) -> None:
+        """Put every environment back."""
+        ...
+
+    def render(self) -> list[object]:
+        """What each environment's ``render`` gives."""
+        ...
+
+    def close(self) -> None:
+        """Release the environments and whoever stepped them."""
+        ...
+
+
+class InlineBackend:
+    """All environments in this process, one after the other."""
+
+    fidelity: Fidelity = "native"
+    reseeds = True
+
+    def __init__(self, group: EnvGroup, exchange: Exchange, on_close: Callable[[], None] | None = None) -> None:
+        """Step ``group``; ``on_close`` replaces closing its environments where somebody else owns them."""
+        self.exchange = exchange
+        self._group = group
+        self._on_close = group.close if on_close is None else on_close
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start an episode in each slot."""
+        self._group.reset(slots, seeds)
+
+    def step(self, slots: Sequence[int]) -> None:
+        """Step each slot."""
+        self._group.step(slots)
+
+    def save(self) -> list[object]:
+        """The state of every environment as bytes."""
+        return [self._group.save(slot) for slot in range(self.exchange.layout.num_envs)]
+
+    def restore(self, states: Sequence[object]) -> None:
+        """Put every environment back."""
+        for slot, state in enumerate(states):
+            assert isinstance(state, bytes)
+            self._group.restore(slot, state)
+
+    def render(self) -> list[object]:
+        """One picture per environment."""
+        return [self._group.render(slot) for slot in range(self.exchange.layout.num_envs)]
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._on_close()
+
+
+class ThreadBackend(InlineBackend):
+    """All environments in this process, stepped by a few threads: for those that release Python's lock, as MuJoCo."""
+
+    def __init__(self, group: EnvGroup, exchange: Exchange, workers: int) -> None:
+        super().__init__(group, exchange)
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-bridge")
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start an episode in each slot."""
+        parts = split(len(slots), self._workers)
+        _finish([self._pool.submit(self._group.reset, slots[part], seeds[part]) for part in parts])
+
+    def step(self, slots: Sequence[int]) -> None:
+        """Step each slot."""
+        parts = split(len(slots), self._workers)
+        _finish([self._pool.submit(self._group.step, slots[part]) for part in parts])
+
+    def close(self) -> None:
+        """Stop the threads and close the environments."""
+        self._pool.shutdown()
+        super().close()
+
+
+def split(count: int, workers: int) -> list[slice]:
+    """Contiguous parts of nearly equal size, none of them empty."""
+    bounds = np.linspace(0, count, min(count, workers) + 1).astype(int).tolist()
+    return [slice(low, high) for low, high in itertools.pairwise(bounds)]
+
+
+def available_cores() -> int:
+    """The cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _finish(futures: list[Future[None]]) -> None:
+    # wait for all before raising, so that no thread is still stepping when the caller hears of an error or of Ctrl-C
+    try:
+        wait(futures)
+    except KeyboardInterrupt:
+        wait(futures)
+        raise
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        raise errors[0]

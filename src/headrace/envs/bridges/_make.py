@@ -1,0 +1,181 @@
+"""``bridge``: any Gymnasium environment under our contract."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from headrace.envs.bridges._actions import as_action_space, idle_action
+from headrace.envs.bridges._bridge_env import Autoreset, BridgeEnv, environment_name
+from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout, observation_leaves
+from headrace.envs.bridges._executors import Backend, Executor, InlineBackend, ThreadBackend, available_cores
+from headrace.envs.bridges._group import AnyEnv, EnvFactory, EnvGroup
+from headrace.envs.bridges._processes import ProcessBackend
+from headrace.envs.bridges._vector import AnyVectorEnv, Restore, Save, VectorBackend, resets_some
+from headrace.errors import ConfigError, DtypeError, UnknownNameError
+
+_EXECUTORS = ("inline", "threads", "processes")
+
+
+def bridge(
+    source: str | Sequence[EnvFactory] | AnyVectorEnv,
+    num_envs: int | None = None,
+    *,
+    seed: int = 0,
+    autoreset: Autoreset = "same_step",
+    final_obs: bool = True,
+    executor: Executor = "inline",
+    workers: int | None = None,
+    env_kwargs: Mapping[str, object] | None = None,
+    save: Save | None = None,
+    restore: Restore | None = None,
+    hold_action: Array | None = None,
+) -> BridgeEnv:
+    """Give Gymnasium environments the contract of :func:`headrace.make`: tensors, episode ids, suspend, resume.
+
+    Args:
+        source: a Gymnasium id; a list of functions that each make one environment; or a vector environment, which the
+            bridge takes over and closes. A ``SyncVectorEnv`` is taken apart: its single environments are used.
+        num_envs: how many environments, N; with an id only.
+        seed: with an episode's id, all that its randomness depends on.
+        autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+        final_obs: False for callers that never bootstrap.
+        executor: who steps single environments: this thread (``inline``), a pool of ``threads``, or spawned worker
+            ``processes`` with shared memory. Results do not depend on it.
+        workers: how many threads or processes; None for one per core.
+        env_kwargs: further arguments for ``gymnasium.make``; with an id only.
+        save: ``save(vector_env, i)`` gives the whole state of environment i of a vector environment.
+        restore: ``restore(vector_env, i, saved)`` puts it back. With both, suspended environments are stepped, then put
+            back (``fidelity == "restore"``); without, they are held (``"hold"``).
+        hold_action: what suspended environments of a vector environment play; None for zeros or the nearest allowed.
+    """
+    if autoreset not in ("same_step", "disabled"):
+        raise UnknownNameError("autoreset mode", autoreset, ("same_step", "disabled"))
+    if executor not in _EXECUTORS:
+        raise UnknownNameError("executor", executor, _EXECUTORS)
+    if workers is not None and (workers < 1 or executor == "inline"):
+        raise ConfigError(f'workers: expected at least 1, with executor="threads" or "processes", got {workers}')
+    if not isinstance(source, str) and (num_envs is not None or env_kwargs is not None):
+        raise ConfigError(
+            f"num_envs, env_kwargs: expected none with {type(source).__name__}, which has its own, got "
+            f"{num_envs=}, {env_kwargs=}; leave them out, or pass a Gymnasium id"
+        )
+    taken_apart = isinstance(source, SyncVectorEnv)
+    if (save is None) != (restore is None):
+        raise ConfigError(
+            f"save and restore: expected both or neither, got only {'save' if restore is None else 'restore'}; what "
+            "one takes the other puts back"
+        )
+    if (save is not None or hold_action is not None) and (taken_apart or not isinstance(source, VectorEnv)):
+        raise ConfigError(
+            "save, restore and hold_action are for vector environments that step all or none; "
+            "the environments of this source are skipped when suspended"
+        )
+    if isinstance(source, VectorEnv) and executor != "inline":
+        raise ConfigError(f"executor: expected none with a vector environment, which steps itself, got {executor!r}")
+
+    if isinstance(source, VectorEnv):
+        probe: AnyEnv | AnyVectorEnv = source
+        name = environment_name(source.envs[0]) if taken_apart else environment_name(source)
+        spaces = source.single_observation_space, source.single_action_space
+        layout = _layout(source.num_envs, *spaces)
+        backend = _vector_backend(source, layout, autoreset, final_obs, save, restore, hold_action)
+    else:
+        factories = _factories(source, num_envs, env_kwargs)
+        # a worker's environments are out of sight: make one here to see its spaces
+        probe = factories[0]()
+        name = environment_name(probe)
+        spaces = probe.observation_space, probe.action_space
+        layout = _layout(len(factories), *spaces)
+        backend = _native_backend(factories, probe, layout, executor, workers)
+    return BridgeEnv(
+        backend,
+        name=name,
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        render_mode=probe.render_mode,
+        seed=seed,
+        autoreset=autoreset,
+        final_obs=final_obs,
+    )
+
+
+def _factories(
+    source: str | Sequence[EnvFactory], num_envs: int | None, env_kwargs: Mapping[str, object] | None
+) -> list[EnvFactory]:
+    if isinstance(source, str):
+        count = 1 if num_envs is None else num_envs
+        if count < 1:
+            raise ConfigError(f"num_envs: expected at least 1, got {count}")
+        try:
+            gymnasium.spec(source)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise ConfigError(f"bridge: expected the id of a Gymnasium environment, got {source!r}: {error}") from error
+        one = cast("EnvFactory", functools.partial(gymnasium.make, source, **(env_kwargs or {})))
+        return [one] * count
+    factories = [] if callable(source) else list(source)
+    if not factories or not all(callable(factory) for factory in factories):
+        raise DtypeError(
+            "bridge: expected a Gymnasium id, a vector environment, or a list of functions that make environments, "
+            f"got {source!r}; wrap each environment: [lambda: MyEnv() for _ in range(8)]"
+        )
+    return factories
+
+
+def _layout(num_envs: int, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ExchangeLayout:
+    action_space = as_action_space(actions)
+    return ExchangeLayout(
+        num_envs=num_envs,
+        leaves=observation_leaves(observations),
+        action_shape=tuple(action_space.shape or ()),
+        action_dtype=np.dtype(action_space.dtype),
+    )
+
+
+def _native_backend(
+    factories: list[EnvFactory], probe: AnyEnv, layout: ExchangeLayout, executor: Executor, workers: int | None
+) -> Backend:
+    count = min(len(factories), available_cores() if workers is None else workers)
+    if executor == "processes":
+        probe.close()
+        return ProcessBackend(factories, layout, probe.action_space, count)
+    exchange = Exchange(layout)
+    envs = [probe]
+    try:
+        envs.extend(factory() for factory in factories[1:])
+        group = EnvGroup(envs, exchange, range(len(envs)), probe.action_space)
+    except BaseException:  # also Ctrl-C; raised again
+        for env in envs:
+            env.close()
+        raise
+    return InlineBackend(group, exchange) if executor == "inline" else ThreadBackend(group, exchange, count)
+
+
+def _vector_backend(
+    source: AnyVectorEnv,
+    layout: ExchangeLayout,
+    autoreset: Autoreset,
+    final_obs: bool,
+    save: Save | None,
+    restore: Restore | None,
+    hold_action: Array | None,
+) -> Backend:
+    exchange = Exchange(layout)
+    if isinstance(source, SyncVectorEnv):
+        group = EnvGroup(source.envs, exchange, range(source.num_envs), source.single_action_space)
+        return InlineBackend(group, exchange, on_close=source.close)
+    if autoreset == "disabled" and not resets_some(source):
+        raise ConfigError(
+            f'autoreset="disabled": {source} resets all of its environments or none, so an ended one could never start '
+            "again alone; use same_step"
+        )
+    space = as_action_space(source.single_action_space)
+    held = idle_action(space) if hold_action is None else np.asarray(hold_action, dtype=space.dtype)
+    if held.shape != space.shape or not space.contains(held[()] if held.shape == () else held):
+        raise ConfigError(f"hold_action: expected one action of {space}, got {hold_action!r}")
+    return VectorBackend(source, exchange, held, save=save, restore=restore, wants_final_obs=final_obs)

@@ -1,0 +1,240 @@
+"""A ``gymnasium.vector.VectorEnv`` behind an exchange: it steps all or none, so who rests is put back, or held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Array, Exchange
+from headrace.envs.bridges._executors import Fidelity
+from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
+
+AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
+Save: TypeAlias = Callable[[AnyVectorEnv, int], object]
+"""``save(vector_env, i)``: everything that the future of environment i depends on.
+
+The bridge keeps it. Bytes, tensors and numbers can also go to disk with ``state_dict``.
+"""
+Restore: TypeAlias = Callable[[AnyVectorEnv, int, object], None]
+"""``restore(vector_env, i, saved)``: put environment i back; the same ``saved`` may come many times."""
+
+
+class VectorBackend:
+    """All N environments are stepped; those that should rest play the idle action.
+
+    With ``save`` and ``restore`` they are put back after each step (fidelity ``restore``); without, they drift and
+    only their rows are masked (``hold``). What the vector environment resets by itself is reset again from the
+    episode's own seed, wherever it can reset some environments alone (``reset_mask``, as Gymnasium's own can).
+    """
+
+    def __init__(
+        self,
+        vector: AnyVectorEnv,
+        exchange: Exchange,
+        idle_action: Array,
+        *,
+        save: Save | None,
+        restore: Restore | None,
+        wants_final_obs: bool,
+    ) -> None:
+        self.exchange = exchange
+        self.held_ends = 0
+        """How many episodes ended only because a resting environment was held, not frozen."""
+        self.mode = autoreset_mode(vector)
+        self._vector = vector
+        self._idle_action = idle_action
+        self._save, self._restore = save, restore
+        self._wants_final_obs = wants_final_obs
+        self._reseeds = resets_some(vector)
+        if not self._reseeds and self.mode != AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"bridge: {vector} resets in mode {self.mode.name} and does not say that it can reset some "
+                'environments (metadata["reset_mask"] = True, if its reset takes options={"reset_mask": …}); '
+                "else bridge its single environments, or one with autoreset mode SAME_STEP"
+            )
+        n = vector.num_envs
+        self._seeds = np.zeros(n, dtype=np.int64)
+        # our episode is over, and the next has not been asked for
+        self._over: NDArray[np.bool_] = np.zeros(n, dtype=np.bool_)
+        # the vector environment's own episode is over, and it has not been reset since
+        self._unreset: NDArray[np.bool_] = np.zeros(n, dtype=np.bool_)
+        self._saved: dict[int, object] = {}
+        self._first_obs: object = None
+        self._autoreset: set[int] = set()
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """``restore`` or ``hold``."""
+        return "hold" if self._save is None else "restore"
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether some environments can be reset, from seeds, without the others."""
+        return self._reseeds
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+        """Start an episode in each slot."""
+        rows = np.asarray(slots, dtype=np.int64)
+        self._seeds[rows] = seeds
+        if self._reseeds:
+            obs = self._reset_rows(rows)
+        elif len(rows) == len(self._seeds):
+            obs = self._called("reset", lambda: self._vector.reset(seed=int(seeds[0])))[0]
+        elif self._autoreset.issuperset(slots):
+            obs = self._first_obs
+        else:
+            raise UnsupportedError(f"reset: {self._vector} cannot reset some of its environments; reset all")
+        self._autoreset.difference_update(slots)
+        self._over[rows] = False
+        for slot in slots:
+            self._saved.pop(slot, None)
+        self.exchange.write_batch(rows, obs)
+
+    def step(self, slots: Sequence[int]) -> None:
+        """Step everybody; write the rows of ``slots``; put back or hold the others."""
+        exchange, vector = self.exchange, self._vector
+        rows = np.asarray(slots, dtype=np.int64)
+        idle = np.ones(len(self._seeds), dtype=np.bool_)
+        idle[rows] = False
+        if self.mode == AutoresetMode.DISABLED and self._unreset.any():
+            # an ended environment that nobody has asked to reset cannot be stepped: what it does from here is not seen
+            self._reset_rows(np.flatnonzero(self._unreset))
+        self._save_idle(idle)
+
+        actions = np.repeat(self._idle_action[None], len(idle), axis=0)
+        actions[rows] = exchange.actions[rows]
+        obs, reward, terminated, truncated, infos = self._called("step", lambda: vector.step(actions))
+        done = np.asarray(terminated, dtype=np.bool_) | np.asarray(truncated, dtype=np.bool_)
+        exchange.write_batch(rows, obs)
+        exchange.reward[rows] = np.asarray(reward)[rows]
+        exchange.terminated[rows] = np.asarray(terminated)[rows]
+        exchange.truncated[rows] = np.asarray(truncated)[rows]
+        ended = rows[done[rows]]
+        exchange.success[rows] = NO_SUCCESS_MEASURE
+        self._write_success(ended, infos)
+        if self.mode == AutoresetMode.SAME_STEP and len(ended):
+            self._write_final_obs(ended, infos)
+            self._first_obs, self._autoreset = obs, set(ended.tolist())
+        else:
+            self._autoreset = set()
+        self._unreset = done.copy()
+        self._settle_idle(idle, done)
+        self._over[ended] = True
+
+    def save(self) -> list[object]:
+        """The state of every environment."""
+        if self._save is None:
+            raise UnsupportedError(
+                f"state_dict: {self._vector} gives no access to its state; bridge its single environments, or pass "
+                "save= and restore="
+            )
+        return [self._save(self._vector, slot) for slot in range(len(self._seeds))]
+
+    def restore(self, states: Sequence[object]) -> None:
+        """Put every environment back."""
+        assert self._restore is not None
+        if self._reseeds:
+            # also clears what the vector environment itself remembers of ended episodes
+            self._reset_rows(np.arange(len(self._seeds)))
+        else:
+            self._called("reset", self._vector.reset)
+        for slot, state in enumerate(states):
+            self._restore(self._vector, slot, state)
+        self._saved.clear()
+        self._over[:] = False
+        self._autoreset = set()
+
+    def render(self) -> list[object]:
+        """One picture per environment."""
+        return list(self._vector.render() or [None] * len(self._seeds))
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self._vector.close()
+
+    def _reset_rows(self, rows: NDArray[np.int64]) -> object:
+        mask = np.zeros(len(self._seeds), dtype=np.bool_)
+        mask[rows] = True
+        self._unreset[rows] = False
+        seeds: list[int | None] = [int(seed) if hit else None for seed, hit in zip(self._seeds, mask, strict=True)]
+        # fresh options each time: Gymnasium's own take the mask out of them
+        options = None if mask.all() else {"reset_mask": mask}
+        return self._called("reset", lambda: self._vector.reset(seed=cast("Any", seeds), options=options))[0]
+
+    def _save_idle(self, idle: NDArray[np.bool_]) -> None:
+        """Keep the state of those that rest from now on, until they act or are reset."""
+        if self._save is None:
+            return
+        self._saved = {slot: state for slot, state in self._saved.items() if idle[slot]}
+        for slot in np.flatnonzero(idle & ~self._over).tolist():
+            if slot not in self._saved:
+                self._saved[slot] = self._save(self._vector, slot)
+
+    def _settle_idle(self, idle: NDArray[np.bool_], done: NDArray[np.bool_]) -> None:
+        """Undo what the step did to those that rest, as far as that can be done."""
+        cut = np.flatnonzero(idle & done & ~self._over)
+        if len(cut) and self._reseeds:
+            # from its own seed: held, it starts its episode again; put back, its pending automatic reset is cleared
+            self._reset_rows(cut)
+        if self._restore is None:
+            self.held_ends += len(cut)
+            return
+        for slot, state in self._saved.items():
+            self._restore(self._vector, slot, state)
+
+    def _write_final_obs(self, ended: NDArray[np.int64], infos: Mapping[str, Any]) -> None:
+        if not self._wants_final_obs:
+            return
+        final = infos.get("final_obs")
+        if final is None:
+            raise DataError(
+                f'{self._vector}: expected infos["final_obs"] where an episode ended, as mode SAME_STEP means, '
+                "got none; pass final_obs=False to do without the last observation"
+            )
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            for slot in ended.tolist():
+                self.exchange.write_obs(slot, final[slot])
+        else:
+            self.exchange.write_batch(ended, final)
+
+    def _write_success(self, ended: NDArray[np.int64], infos: Mapping[str, Any]) -> None:
+        if not len(ended):
+            return
+        source: Mapping[str, Any] = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
+        for key in ("is_success", "success"):
+            if key in source:
+                given = np.asarray(source.get(f"_{key}", np.ones(len(self._seeds), dtype=np.bool_)), dtype=np.bool_)
+                values = np.asarray(source[key])
+                for slot in ended[given[ended]].tolist():
+                    self.exchange.success[slot] = bool(values[slot])
+                return
+
+    def _called(self, call: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            raise EnvError(
+                f"{self._vector} raised {type(error).__name__} in {call}: {error}; "
+                "some environments may have stepped: reset all before going on"
+            ) from error
+
+
+def autoreset_mode(vector: AnyVectorEnv) -> AutoresetMode:
+    """What the vector environment says of its resets."""
+    mode = vector.metadata.get("autoreset_mode")
+    if mode is None:
+        raise ConfigError(
+            f'bridge: expected metadata["autoreset_mode"] of {vector}, got none; set it to what the environment does: '
+            "gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED"
+        )
+    return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+
+
+def resets_some(vector: AnyVectorEnv) -> bool:
+    """Whether ``reset(options={"reset_mask": mask})`` resets only some: Gymnasium's own do, others say so."""
+    known = isinstance(vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+    return known or autoreset_mode(vector) == AutoresetMode.DISABLED or bool(vector.metadata.get("reset_mask"))

@@ -1,0 +1,328 @@
+"""GRU and LSTM for acting and for learning from slices with resets inside.
+
+Both have the parameters of ``torch.nn.GRU`` and ``torch.nn.LSTM``, so state dicts interchange; dropout, projections and
+two directions are left out. ``forward`` takes slices, ``step`` takes one step of acting.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import ConfigError, DtypeError, ShapeError, UnknownNameError
+from headrace.learning import _backends as backends
+from headrace.learning._backends import Kind, Runner, States
+from headrace.learning._packed import LayerWeights
+
+Backend: TypeAlias = Literal["auto", "packed", "scan", "pad", "triton"]
+
+_RUNNERS: dict[str, Runner] = {
+    "packed": backends.run_packed,
+    "scan": backends.run_scan,
+    "pad": backends.run_pad,
+    "triton": backends.run_triton,
+}
+# what ``auto`` measured in this process: shape of the work → name of the quickest backend
+_measured: dict[tuple[object, ...], str] = {}
+
+
+class _Recurrent(nn.Module):
+    """Parameters of a stack of layers, named, shaped and initialized as ``torch.nn.RNNBase`` does it.
+
+    Not a subclass of torch's: torch.compile refuses to trace those.
+    """
+
+    def __init__(
+        self,
+        gates: int,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bias: bool = True,
+        batch_first: bool = False,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if min(input_size, hidden_size, num_layers) < 1:
+            raise ConfigError(
+                "input_size, hidden_size, num_layers: expected at least 1 each, "
+                f"got {input_size}, {hidden_size} and {num_layers}"
+            )
+        if backend not in get_args(Backend):
+            raise UnknownNameError("backend", backend, get_args(Backend))
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first = bias, batch_first
+        self.backend: Backend = backend
+        bound = hidden_size**-0.5
+        for depth in range(num_layers):
+            shapes: dict[str, tuple[int, ...]] = {
+                "weight_ih": (gates * hidden_size, input_size if depth == 0 else hidden_size),
+                "weight_hh": (gates * hidden_size, hidden_size),
+                "bias_ih": (gates * hidden_size,),
+                "bias_hh": (gates * hidden_size,),
+            }
+            for name, shape in shapes.items():
+                if bias or name.startswith("weight"):
+                    values = torch.empty(shape, device=device, dtype=dtype).uniform_(-bound, bound)
+                    self.register_parameter(f"{name}_l{depth}", nn.Parameter(values))
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows in the brackets."""
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, backend={self.backend!r}"
+
+    def weights(self) -> list[LayerWeights]:
+        """The parameters, layer by layer."""
+
+        def named(name: str, depth: int) -> Tensor:
+            return getattr(self, f"{name}_l{depth}")
+
+        return [
+            LayerWeights(
+                named("weight_ih", depth),
+                named("weight_hh", depth),
+                named("bias_ih", depth) if self.bias else None,
+                named("bias_hh", depth) if self.bias else None,
+            )
+            for depth in range(self.num_layers)
+        ]
+
+
+class GRU(_Recurrent):
+    """Gated recurrent units. Parameters, their names and their initial values are those of ``torch.nn.GRU``.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        num_layers: layers on top of each other.
+        bias: with bias terms.
+        batch_first: slices are (B, T, …) instead of (T, B, …). The state is (layers, B, H) either way.
+        backend: how slices are run; see :mod:`headrace.learning._backends`. ``auto`` measures the candidates on the
+            first slice of each kind of work (device, shape, share of resets) and keeps the quickest; inside
+            ``torch.compile`` it is ``scan``.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bias: bool = True,
+        batch_first: bool = False,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        how = {"bias": bias, "batch_first": batch_first}
+        super().__init__(3, input_size, hidden_size, num_layers, **how, backend=backend, device=device, dtype=dtype)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, resets: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run a slice.
+
+        Args:
+            x: (T, B, I), or (B, T, I) if ``batch_first``.
+            state: (layers, B, H) before the slice; None for zeros. Gradients flow into it.
+            resets: bool (T, B) in the layout of ``x``: the state is zeroed before this step. None: never.
+            active: bool (T, B): False where the environment was suspended. Its state passes through unchanged, its
+                output is 0, its input is not read. None: always.
+
+        Returns:
+            Outputs of the top layer (T, B, H) in the layout of ``x``, and the state after the slice.
+        """
+        states = None if state is None else (state,)
+        out, after = _run_slice("gru", self, x, states, resets, active)
+        return out, after[0]
+
+    def step(
+        self, x: Tensor, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One step of acting. The caller keeps the state; what is given is not changed.
+
+        Args:
+            x: (N, I).
+            state: (layers, N, H), from :meth:`initial_state` or the step before.
+            reset: bool (N,): zero the state of these rows before the step.
+            active: bool (N,): the others keep their state and output 0.
+        """
+        out, after = _run_step("gru", self, x, (state,), reset, active)
+        return out, after[0]
+
+    def initial_state(self, envs: int) -> Tensor:
+        """Zeros, (layers, envs, H), in the dtype and on the device of the parameters."""
+        return _zeros(self, envs)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory. Parameters are those of ``torch.nn.LSTM``; arguments as in :class:`GRU`.
+
+    The state is a pair, hidden and cell, each (layers, B, H).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bias: bool = True,
+        batch_first: bool = False,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        how = {"bias": bias, "batch_first": batch_first}
+        super().__init__(4, input_size, hidden_size, num_layers, **how, backend=backend, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: tuple[Tensor, Tensor] | None = None,
+        resets: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run a slice; arguments as in :meth:`GRU.forward`."""
+        out, after = _run_slice("lstm", self, x, state, resets, active)
+        return out, (after[0], after[1])
+
+    def step(
+        self, x: Tensor, state: tuple[Tensor, Tensor], reset: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One step of acting; arguments as in :meth:`GRU.step`."""
+        out, after = _run_step("lstm", self, x, state, reset, active)
+        return out, (after[0], after[1])
+
+    def initial_state(self, envs: int) -> tuple[Tensor, Tensor]:
+        """Zeros, each (layers, envs, H)."""
+        return _zeros(self, envs), _zeros(self, envs)
+
+
+def _zeros(module: _Recurrent, envs: int) -> Tensor:
+    return module.weights()[0].w_hh.detach().new_zeros((module.num_layers, envs, module.hidden_size))
+
+
+def _run_slice(
+    kind: Kind,
+    module: _Recurrent,
+    x: Tensor,
+    states: States | None,
+    resets: Tensor | None,
+    active: Tensor | None,
+) -> tuple[Tensor, States]:
+    if x.dim() != 3 or x.shape[2] != module.input_size:
+        layout = "(B, T, {})" if module.batch_first else "(T, B, {})"
+        raise ShapeError(f"x: expected {layout.format(module.input_size)}, got {tuple(x.shape)}")
+    grid = tuple(x.shape[:2])
+    for name, mask in (("resets", resets), ("active", active)):
+        if mask is not None:
+            _check_mask(name, mask, grid)
+    if module.batch_first:
+        x = x.transpose(0, 1)
+        resets = None if resets is None else resets.transpose(0, 1)
+        active = None if active is None else active.transpose(0, 1)
+    states = _checked_states(module, states, x.shape[1])
+    if resets is None:
+        resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    layers = module.weights()
+    if active is not None:
+        # an input that nobody reads may be NaN, and a NaN survives every later selection's backward
+        x = x.masked_fill(~active[..., None], 0)
+    backend = module.backend
+    if backend == "auto":
+        backend = _quickest(kind, x, states, resets, active, layers)
+    out, after = _RUNNERS[backend](kind, x, states, resets, active, layers)
+    return (out.transpose(0, 1) if module.batch_first else out), after
+
+
+def _run_step(
+    kind: Kind, module: _Recurrent, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None
+) -> tuple[Tensor, States]:
+    if x.dim() != 2 or x.shape[1] != module.input_size:
+        raise ShapeError(f"x: expected (N, {module.input_size}), got {tuple(x.shape)}; slices go through forward()")
+    states = _checked_states(module, states, x.shape[0])
+    for name, mask in (("reset", reset), ("active", active)):
+        if mask is not None:
+            _check_mask(name, mask, (x.shape[0],))
+    return backends.step_layers(kind, x, states, reset, active, module.weights())
+
+
+def _checked_states(module: _Recurrent, states: States | None, envs: int) -> States:
+    count = 2 if isinstance(module, LSTM) else 1
+    if states is None:
+        return tuple(_zeros(module, envs) for _ in range(count))
+    expected = (module.num_layers, envs, module.hidden_size)
+    for state in states:
+        if tuple(state.shape) != expected:
+            raise ShapeError(f"state: expected (layers, environments, hidden) = {expected}, got {tuple(state.shape)}")
+    return states
+
+
+def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool:
+        raise DtypeError(f"{name}: expected torch.bool, got {mask.dtype}; convert it with .bool()")
+    if tuple(mask.shape) != shape:
+        raise ShapeError(f"{name}: expected {shape}, one flag per step and environment, got {tuple(mask.shape)}")
+
+
+def _quickest(
+    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
+) -> str:
+    """The backend that was quickest on the first work of this kind in this process."""
+    if torch.compiler.is_compiling():
+        return "scan"
+    learning = torch.is_grad_enabled() and any(w.w_hh.requires_grad for w in layers)
+    # slices with about as many resets are the same kind of work: powers of two of segments per environment
+    share = (int(resets.sum()) // max(x.shape[1], 1)).bit_length()
+    size = layers[0].w_hh.shape
+    key = (kind, x.device, x.dtype, tuple(x.shape), size, len(layers), active is not None, share, learning)
+    if key not in _measured:
+        candidates = ["packed", "scan"]
+        if x.is_cuda and x.dtype == torch.float32 and _has_triton():
+            candidates.append("triton")
+        times = {name: _seconds(name, kind, x, states, resets, active, layers, learning) for name in candidates}
+        _measured[key] = min(times, key=lambda name: times[name])
+    return _measured[key]
+
+
+def _seconds(
+    name: str,
+    kind: Kind,
+    x: Tensor,
+    states: States,
+    resets: Tensor,
+    active: Tensor | None,
+    layers: list[LayerWeights],
+    learning: bool,
+) -> float:
+    """The better of two runs after a first one, with the backward if the caller will need it."""
+    best = float("inf")
+    inputs = x.detach().requires_grad_(learning)
+    parameters = [p for weights in layers for p in weights if p is not None and p.requires_grad]
+    for _ in range(3):
+        start = _now(x.device)
+        out, _ = _RUNNERS[name](kind, inputs, tuple(s.detach() for s in states), resets, active, layers)
+        if learning:
+            torch.autograd.grad(out, [inputs, *parameters], torch.ones_like(out), allow_unused=True)
+        best = min(best, _now(x.device) - start)
+    return best
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _has_triton() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None

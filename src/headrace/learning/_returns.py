@@ -1,0 +1,286 @@
+"""Value estimators: pure functions from a rollout to advantages and value targets.
+
+Every estimator takes tensors (T, N), time-major, or (N, T) with ``batch_first=True``:
+
+- ``reward``, ``value`` = V(s_t) and ``next_value`` = V(s_{t+1}), float32 or float64, one dtype;
+- ``terminated`` and ``truncated``, bool: the step ended the episode. Termination does not bootstrap. Truncation does,
+  with ``next_value``, which there is the value of the *true* last observation, not of the next episode's first.
+- ``active``, bool, optional: False where an environment was suspended. Such steps are transparent: the others get what
+  they would get if the suspended steps were not there. Their own results are 0, and whatever they hold, NaN
+  included, is never read.
+
+The last step of the rollout cuts whatever goes on: it bootstraps with ``next_value`` too. ``next_value`` is never read
+where the step terminated. Results are fresh, in the layout and dtype of the inputs, and carry no gradient.
+
+In the docstrings γ is ``gamma``, V_t is ``value``, V'_t is ``next_value``, set to 0 where terminated, and t+1 is
+the environment's next active step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace._kernels import returns as kernels
+from headrace.errors import ConfigError, DeviceError, DtypeError, ShapeError
+
+
+class Estimate(NamedTuple):
+    """What an estimator gives: fresh tensors in the layout and dtype of its inputs, without gradients."""
+
+    advantage: Tensor
+    """What the policy's loss weighs log-probabilities with."""
+    value_target: Tensor
+    """What the value network is regressed on."""
+
+
+class _Rollout(NamedTuple):
+    """Checked inputs, time-major."""
+
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    active: Tensor | None
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """Generalized advantage estimation (Schulman et al., 2016).
+
+    ```
+    δ_t = r_t + γ·V'_t − V_t
+    A_t = δ_t + γ·λ·A_{t+1}        A_{t+1} = 0 where t terminated, truncated or is the last
+    advantage = A_t,  value_target = A_t + V_t
+    ```
+    """
+    _unit(gamma=gamma, lam=lam)
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    return _given(kernels.gae(*rollout, gamma=gamma, lam=lam), batch_first)
+
+
+def td0(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """One-step temporal difference.
+
+    ```
+    G_t = r_t + γ·V'_t
+    advantage = G_t − V_t,  value_target = G_t
+    ```
+    """
+    _unit(gamma=gamma)
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    target = rollout.reward + gamma * rollout.next_value.masked_fill(rollout.terminated, 0)
+    advantage = target - rollout.value
+    if rollout.active is not None:
+        asleep = ~rollout.active
+        advantage, target = advantage.masked_fill(asleep, 0), target.masked_fill(asleep, 0)
+    return _given((advantage.detach(), target.detach()), batch_first)
+
+
+def td_lambda(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """TD(λ) returns.
+
+    ```
+    G_t = r_t + γ·((1 − λ)·V'_t + λ·G_{t+1})     within an episode
+    G_t = r_t + γ·V'_t                           where t terminated, truncated or is the last
+    advantage = G_t − V_t,  value_target = G_t
+    ```
+
+    Equal to :func:`gae` where V'_t = V_{t+1} within every episode; different where next values come from another
+    network than values, a target network for one.
+    """
+    _unit(gamma=gamma, lam=lam)
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    return _given(kernels.td_lambda(*rollout, gamma=gamma, lam=lam), batch_first)
+
+
+def monte_carlo(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """Discounted rewards to the end of the episode.
+
+    ```
+    G_t = r_t + γ·G_{t+1}        within an episode
+    G_t = r_t + γ·V'_t           where t terminated, truncated or is the last
+    advantage = G_t − V_t,  value_target = G_t
+    ```
+
+    ``next_value`` is read only where an episode is truncated or cut by the end of the rollout; pass zeros for returns
+    that count what was seen and nothing else.
+    """
+    _unit(gamma=gamma)
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    return _given(kernels.td_lambda(*rollout, gamma=gamma, lam=1.0), batch_first)
+
+
+def n_step(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    n: int,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """n-step returns.
+
+    ```
+    G¹_t = r_t + γ·V'_t
+    Gᵐ_t = r_t + γ·Gᵐ⁻¹_{t+1}    within an episode
+    Gᵐ_t = r_t + γ·V'_t          where t terminated, truncated or is the last
+    advantage = Gⁿ_t − V_t,  value_target = Gⁿ_t
+    ```
+    """
+    _unit(gamma=gamma)
+    if n < 1:
+        raise ConfigError(f"n: expected at least 1 step, got {n}")
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    return _given(kernels.n_step(*rollout, gamma=gamma, n=n), batch_first)
+
+
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    log_ratio: Tensor,
+    *,
+    gamma: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    active: Tensor | None = None,
+    batch_first: bool = False,
+) -> Estimate:
+    """V-trace (Espeholt et al., 2018): off-policy corrected targets.
+
+    ```
+    ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)),   c_t = min(c̄, π(a_t|s_t) / μ(a_t|s_t))
+    d_t = ρ_t·(r_t + γ·V'_t − V_t) + γ·c_t·d_{t+1}      d_{t+1} = 0 where t terminated, truncated or is the last
+    advantage = ρ_t·(r_t + γ·(V'_t + d_{t+1}) − V_t),  value_target = V_t + d_t
+    ```
+
+    The arguments that are not listed are those of every estimator.
+
+    Args:
+        log_ratio: log π(a_t|s_t) − log μ(a_t|s_t): the learner's log-probability minus the actor's.
+        rho_clip: ρ̄, which fixes the policy whose value is learned.
+        c_clip: c̄, which trades the speed of contraction for variance.
+    """
+    _unit(gamma=gamma)
+    if not (rho_clip > 0 and c_clip > 0):
+        raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
+    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    _like("log_ratio", log_ratio, reward)
+    ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
+    estimate = kernels.vtrace(*rollout, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
+    return _given(estimate, batch_first)
+
+
+def _checked(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    active: Tensor | None,
+    batch_first: bool,
+) -> _Rollout:
+    layout = "(N, T)" if batch_first else "(T, N)"
+    if reward.dim() != 2:
+        raise ShapeError(f"reward: expected {layout}, got {tuple(reward.shape)}; {_shape_hint(tuple(reward.shape))}")
+    if reward.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"reward: expected float32 or float64, got {reward.dtype}; convert it with .float()")
+    _like("value", value, reward)
+    _like("next_value", next_value, reward)
+    _flag("terminated", terminated, reward)
+    _flag("truncated", truncated, reward)
+    if active is not None:
+        _flag("active", active, reward)
+    rollout = _Rollout(reward, value, next_value, terminated, truncated, active)
+    if batch_first:
+        return _Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
+    return rollout
+
+
+def _given(result: tuple[Tensor, Tensor], batch_first: bool) -> Estimate:
+    if batch_first:
+        return Estimate(*(tensor.transpose(0, 1).contiguous() for tensor in result))
+    return Estimate(*result)
+
+
+def _like(name: str, tensor: Tensor, reward: Tensor) -> None:
+    _same_shape(name, tensor, reward)
+    if tensor.dtype != reward.dtype:
+        raise DtypeError(f"{name}: expected {reward.dtype} as reward has, got {tensor.dtype}; convert one of them")
+
+
+def _flag(name: str, tensor: Tensor, reward: Tensor) -> None:
+    _same_shape(name, tensor, reward)
+    if tensor.dtype != torch.bool:
+        raise DtypeError(f"{name}: expected torch.bool, got {tensor.dtype}; convert it with .bool()")
+
+
+def _same_shape(name: str, tensor: Tensor, reward: Tensor) -> None:
+    got, expected = tuple(tensor.shape), tuple(reward.shape)
+    if got != expected:
+        raise ShapeError(f"{name}: expected {expected} as reward has, got {got}; {_shape_hint(got)}")
+    if tensor.device != reward.device:
+        raise DeviceError(f"{name}: expected a tensor on {reward.device} as reward is, got one on {tensor.device}")
+
+
+def _shape_hint(shape: tuple[int, ...]) -> str:
+    if len(shape) == 3 and shape[-1] == 1:
+        return "drop the trailing dimension with .squeeze(-1)"
+    return "pass one number per step and environment"
+
+
+def _unit(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number <= 1:
+            raise ConfigError(f"{name}: expected a number from 0 to 1, got {number}")

@@ -1,0 +1,146 @@
+"""What an episode is made of: named fields, chosen by name, flat on disk and nested for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import ConfigError, DtypeError, UnknownNameError
+
+Array: TypeAlias = NDArray[Any]
+
+Nested: TypeAlias = "dict[str, Nested] | Array"
+"""Arrays by name, nested as the observations were."""
+
+PLAIN_FIELDS = ("actions", "processed_actions", "rewards", "flags", "states")
+"""Fields that are not observations. ``flags`` is stored as two: ``terminated`` and ``truncated``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One array of an episode of T steps."""
+
+    name: str
+    """Path in the episode, such as ``obs/policy`` or ``actions``."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Shape of one row."""
+    extra: Literal["", "first", "last"] = ""
+    """Observations have one ``last`` row more than steps, states one ``first``: both are (T+1, …) on disk."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row; 0 where a dimension is empty."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def rows(self, length: int) -> int:
+        """Rows of an episode of ``length`` steps."""
+        return length + (self.extra != "")
+
+
+def as_array(value: Tensor | Array, name: str) -> Array:
+    """A tensor on any device, or an array, as a numpy array; shares memory where it can."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if value.device.type == "cpu" and not value.requires_grad:
+            return value.numpy()
+        return value.detach().cpu().numpy()
+    except TypeError as error:
+        raise DtypeError(
+            f"{name}: expected a dtype that numpy has, got {value.dtype}; convert it before recording"
+        ) from error
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one dict with ``/`` between the names, in the order of the mappings."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if "/" in name or not name:
+            raise ConfigError(f"observation names: expected no '/' and at least one letter, got {name!r}; rename it")
+        path = f"{prefix}/{name}" if prefix else name
+        if isinstance(value, Mapping):
+            flat.update(flatten(cast("Mapping[str, Any]", value), path))
+        else:
+            flat[path] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Array]) -> dict[str, Nested]:
+    """The inverse of :func:`flatten`."""
+    tree: dict[str, Nested] = {}
+    for path, value in flat.items():
+        *groups, leaf = path.split("/")
+        branch = tree
+        for group in groups:
+            branch = cast("dict[str, Nested]", branch.setdefault(group, {}))
+        branch[leaf] = value
+    return tree
+
+
+def is_picture(shape: tuple[int, ...]) -> bool:
+    """Whether rows of this shape are pictures (H, W, C) or stacks of them."""
+    return len(shape) >= 3
+
+
+def can_be_shown(field: Field) -> bool:
+    """Whether rows are single pictures as screens know them: uint8 with 1, 3 or 4 channels, last or first."""
+    shape = field.shape
+    return (
+        field.dtype == np.uint8 and len(shape) == 3 and field.row_bytes > 0 and bool({shape[0], shape[2]} & {1, 3, 4})
+    )
+
+
+def as_rgb(pictures: Array) -> NDArray[np.uint8]:
+    """Pictures (…, H, W, C) or (…, C, H, W) as (…, H, W, 3), a view if possible: gray is repeated, alpha left out."""
+    if pictures.shape[-1] not in (1, 3, 4):
+        pictures = np.moveaxis(pictures, -3, -1)
+    return np.broadcast_to(pictures[..., :3], (*pictures.shape[:-1], 3))
+
+
+def check_choice(fields: Iterable[str]) -> None:
+    """Refuse field names that nothing can answer to, before the first step."""
+    for name in fields:
+        group = name.split("/", 1)[0]
+        if name not in PLAIN_FIELDS and group not in ("obs", "cameras"):
+            raise UnknownNameError("field", name, [*PLAIN_FIELDS, "obs", "obs/<group>", "cameras", "cameras/<group>"])
+
+
+def needs_frames(fields: Iterable[str]) -> bool:
+    """Whether the choice includes what a camera must render in every step."""
+    return any(name == "obs" or name.split("/", 1)[0] == "cameras" for name in fields)
+
+
+def choose_observations(fields: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The observation paths (``obs/…``) that a choice of fields means, sorted.
+
+    Args:
+        fields: names as in ``RecorderCfg.fields``.
+        shapes: row shape of every observation there is, by path.
+    """
+    chosen: set[str] = set()
+    for name in fields:
+        kind, _, group = name.partition("/")
+        if kind not in ("obs", "cameras"):
+            continue
+        prefix = f"obs/{group}" if group else "obs"
+        found = {path for path in shapes if path == prefix or path.startswith(f"{prefix}/")}
+        if kind == "cameras":
+            found = {path for path in found if is_picture(shapes[path])}
+        if group and not found:
+            raise UnknownNameError("observation to record", name, [path.replace("obs", kind, 1) for path in shapes])
+        if kind == "obs" and group:
+            pictures = sorted(path for path in found if is_picture(shapes[path]))
+            if pictures:
+                raise ConfigError(
+                    f"fields: {name!r} is a picture {shapes[pictures[0]]}; name it 'cameras/{group}', so that it is "
+                    "rendered in every step and not only when the policy looks"
+                )
+        chosen |= found
+    return sorted(chosen)

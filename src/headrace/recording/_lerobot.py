@@ -1,0 +1,304 @@
+"""LeRobot's dataset layout, codebase version 3.0: parquet for numbers, mp4 for pictures, metadata and statistics.
+
+One step is one row: the observation, the action that answered to it, and what followed (``next.reward``,
+``next.done``, ``next.success``). The last observation of an episode has no row in this format.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, require_extra
+from headrace.recording._dataset import Episode, EpisodeDataset
+from headrace.recording._export import Unit
+from headrace.recording._fields import Array, Field, as_rgb, can_be_shown
+from headrace.recording._lerobot_stats import Stats, combine, picture_stats, sampled_rows, vector_stats
+from headrace.recording._mp4 import Mp4Writer
+
+CHUNK = 1000
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_COUNTERS = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+_PLAIN = {"actions": "action", "processed_actions": "processed_action", "states": "observation.environment_state"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """A column or a video, and the episode's field it comes from."""
+
+    key: str
+    field: Field
+    kind: Literal["numbers", "video"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As LeRobot writes it: a number alone has shape (1,), a video (H, W, 3)."""
+        if self.kind == "video":
+            return as_rgb(np.broadcast_to(np.uint8(0), self.field.shape)).shape
+        return self.field.shape or (1,)
+
+
+def plan_features(fields: Sequence[Field]) -> list[Feature]:
+    """Which feature each field becomes. Fields without numbers (an empty dimension) have no place in the format."""
+    names = {field.name for field in fields}
+    features: list[Feature] = []
+    for field in fields:
+        if not field.row_bytes:
+            continue
+        path = field.name.removeprefix("obs/").replace("/", ".")
+        if field.name in _PLAIN:
+            features.append(Feature(key=_PLAIN[field.name], field=field, kind="numbers"))
+        elif field.name == "rewards":
+            features.append(Feature(key="next.reward", field=field, kind="numbers"))
+        elif field.name.startswith("obs/"):
+            video = can_be_shown(field)
+            if field.name == "obs/policy" and "obs/state" not in names and not video:
+                path = "state"
+            key = f"observation.images.{path}" if video else f"observation.{path}"
+            features.append(Feature(key=key, field=field, kind="video" if video else "numbers"))
+    return features
+
+
+class LeRobotExporter:
+    """Writes one dataset folder. A unit is one parquet file and one video file for each camera."""
+
+    unit_bytes = 256 << 20
+    space = 1  # units are linked into the result
+
+    def __init__(self, dataset: EpisodeDataset, fps: float | None) -> None:
+        self._dataset = dataset
+        wanted = fps or dataset.info.fps
+        if wanted is None:
+            raise ConfigError("LeRobot: needs fps, and the dataset does not say; pass fps (--fps)")
+        if wanted != int(wanted):
+            raise ConfigError(f"LeRobot: fps is a whole number, got {wanted}; pass the one you train with (--fps)")
+        self._fps = int(wanted)
+        self._task = dataset.info.instruction or dataset.info.env_name or "task"
+        self._features: list[Feature] = []
+        self._flags = False
+        self._judged = all(entry.success is not None for entry in dataset.entries)
+        self._arrow = require_extra("pyarrow", extra="record", purpose="LeRobot's parquet files")
+        self._parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
+
+    def check(self, fields: Sequence[Field], target: Path) -> None:
+        """Actions and observations make a LeRobot dataset; column ranks end at 5."""
+        self._features = plan_features(fields)
+        self._flags = "terminated" in {field.name for field in fields}
+        keys = [feature.key for feature in self._features]
+        if "action" not in keys or not any(key.startswith("observation.") for key in keys):
+            raise ConfigError(f"LeRobot: needs observations and actions, got {', '.join(keys)}; record both")
+        deep = [feature.key for feature in self._features if len(feature.shape) > 5]
+        if deep:
+            raise ConfigError(f"LeRobot: {deep[0]} has more than 5 dimensions, the most that it knows; leave it out")
+        if target.suffix:
+            raise ConfigError(f"LeRobot: expected a folder as target, got {target}")
+
+    def write_unit(self, unit: Unit, folder: Path) -> None:
+        """One parquet file, a video per camera, and what the metadata will say of each episode."""
+        videos = {
+            feature.key: Mp4Writer(folder / f"{feature.key}.mp4", self._fps, *feature.shape[:2])
+            for feature in self._features
+            if feature.kind == "video"
+        }
+        lines: list[dict[str, Any]] = []
+        writer: Any = None
+        first_step = unit.first_step
+        try:
+            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
+                columns = dict(self._columns(episode, number, first_step))
+                table = self._arrow.table({key: _column(self._arrow, values) for key, values in columns.items()})
+                if writer is None:
+                    writer = self._parquet.ParquetWriter(folder / "data.parquet", table.schema, compression="snappy")
+                writer.write_table(table)
+                stats = {key: vector_stats(values) for key, values in columns.items()}
+                line = self._line(unit, number, first_step, episode.meta.length)
+                for feature in self._features:
+                    if feature.kind == "video":
+                        start = videos[feature.key].frames
+                        stats[feature.key] = self._add_video(videos[feature.key], feature, episode)
+                        stop = videos[feature.key].frames
+                        line |= {
+                            f"videos/{feature.key}/chunk_index": unit.index // CHUNK,
+                            f"videos/{feature.key}/file_index": unit.index % CHUNK,
+                            f"videos/{feature.key}/from_timestamp": start / self._fps,
+                            f"videos/{feature.key}/to_timestamp": stop / self._fps,
+                        }
+                for key, each in stats.items():
+                    line |= {f"stats/{key}/{name}": _plain(name, values) for name, values in each.items()}
+                lines.append(line)
+                first_step += episode.meta.length
+        finally:
+            for video in videos.values():
+                video.close()
+            if writer is not None:
+                writer.close()
+        (folder / "episodes.json").write_text(json.dumps(lines))
+
+    def _columns(self, episode: Episode, number: int, first_step: int) -> Iterator[tuple[str, Array]]:
+        length = episode.meta.length
+        for feature in self._features:
+            if feature.kind == "numbers":
+                yield feature.key, episode.read(feature.field.name, 0, length)
+        if self._flags:
+            yield "next.done", episode.read("terminated") | episode.read("truncated")
+        if self._judged:
+            success = np.zeros(length, np.bool_)
+            success[-1] = bool(episode.meta.success)
+            yield "next.success", success
+        steps = np.arange(length)
+        yield "timestamp", (steps / self._fps).astype(np.float32)
+        yield "frame_index", steps
+        yield "episode_index", np.full(length, number)
+        yield "index", first_step + steps
+        yield "task_index", np.zeros(length, np.int64)
+
+    def _add_video(self, video: Mp4Writer, feature: Feature, episode: Episode) -> Stats:
+        length = episode.meta.length
+        wanted = set(sampled_rows(length).tolist())
+        kept: list[NDArray[np.uint8]] = []
+        for start in range(0, length, 64):
+            block = episode.read(feature.field.name, start, min(start + 64, length))
+            for row, picture in enumerate(as_rgb(block), start=start):
+                video.add(picture)
+                if row in wanted:
+                    kept.append(picture)
+        return picture_stats(np.stack(kept))
+
+    def _line(self, unit: Unit, number: int, first_step: int, length: int) -> dict[str, Any]:
+        return {
+            "episode_index": number,
+            "tasks": [self._task],
+            "length": length,
+            "data/chunk_index": unit.index // CHUNK,
+            "data/file_index": unit.index % CHUNK,
+            "dataset_from_index": first_step,
+            "dataset_to_index": first_step + length,
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
+        }
+
+    def assemble(self, units: Sequence[Path], out: Path) -> None:
+        """Put data and video files in their places and write the metadata."""
+        lines: list[dict[str, Any]] = []
+        for index, unit in enumerate(units):
+            place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
+            _link(unit / "data.parquet", out / DATA_PATH.format(**place))
+            for feature in self._features:
+                if feature.kind == "video":
+                    target = out / VIDEO_PATH.format(video_key=feature.key, **place)
+                    _link(unit / f"{feature.key}.mp4", target)
+            lines += json.loads((unit / "episodes.json").read_text())
+        meta = out / "meta"
+        episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
+        episodes.parent.mkdir(parents=True)
+        self._parquet.write_table(self._arrow.Table.from_pylist(lines), episodes, compression="snappy")
+        (meta / "info.json").write_text(json.dumps(self._info(lines), indent=4))
+        stats = combine([_stats_of(line) for line in lines])
+        plain = {key: {name: _plain(name, values) for name, values in each.items()} for key, each in stats.items()}
+        (meta / "stats.json").write_text(json.dumps(plain, indent=4))
+        self._parquet.write_table(_task_table(self._arrow, self._task), meta / "tasks.parquet")
+
+    def _info(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        features: dict[str, dict[str, Any]] = {}
+        for feature in self._features:
+            names = ["height", "width", "channels"] if feature.kind == "video" else None
+            dtype = "video" if feature.kind == "video" else str(feature.field.dtype)
+            features[feature.key] = {"dtype": dtype, "shape": list(feature.shape), "names": names}
+            if feature.kind == "video":
+                features[feature.key]["info"] = _video_info(feature, self._fps)
+        if self._flags:
+            features["next.done"] = {"dtype": "bool", "shape": [1], "names": None}
+        if self._judged:
+            features["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
+        for key, dtype in _COUNTERS.items():
+            features[key] = {"dtype": dtype, "shape": [1], "names": None}
+        videos = any(feature.kind == "video" for feature in self._features)
+        return {
+            "codebase_version": "v3.0",
+            "robot_type": self._dataset.info.robot_type,
+            "total_episodes": len(lines),
+            "total_frames": self._dataset.steps,
+            "total_tasks": 1,
+            "chunks_size": CHUNK,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": self._fps,
+            "splits": {"train": f"0:{len(lines)}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if videos else None,
+            "features": features,
+        }
+
+
+def _video_info(feature: Feature, fps: int) -> dict[str, Any]:
+    height, width = feature.shape[:2]
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": "h264",
+        "video.pix_fmt": "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p",
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
+
+
+def _column(arrow: Any, values: Array) -> Any:
+    """Rows (T, …) as an arrow column: numbers, lists of fixed length, or lists of lists."""
+    column = arrow.array(np.ascontiguousarray(values).reshape(-1))
+    if values.ndim == 2 and values.shape[1] == 1:
+        return column
+    if values.ndim == 2:
+        return arrow.FixedSizeListArray.from_arrays(column, values.shape[1])
+    for size in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(column) + 1, size, dtype=np.int32)
+        column = arrow.ListArray.from_arrays(offsets, column)
+    return column
+
+
+def _plain(name: str, values: NDArray[np.float64]) -> list[Any]:
+    return values.astype(np.int64).tolist() if name == "count" else values.tolist()
+
+
+def _stats_of(line: Mapping[str, Any]) -> dict[str, Stats]:
+    stats: dict[str, Stats] = {}
+    for column, values in line.items():
+        if column.startswith("stats/"):
+            _, key, name = column.split("/")
+            stats.setdefault(key, {})[name] = np.asarray(values, np.float64)
+    return stats
+
+
+def _task_table(arrow: Any, task: str) -> Any:
+    """The list of tasks as pandas reads it: the words are the index."""
+    table = arrow.table({"task_index": arrow.array([0], arrow.int64()), "task": [task]})
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file in another place; a copy where the disk has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,136 @@
+"""Minari's layout: ``data/metadata.json`` and ``data/main_data.hdf5``, with images as they are (no JPEG).
+
+The folder's name is the dataset id, so that ``minari.load_dataset("ant-v0")`` finds ``<root>/ant-v0`` where
+``MINARI_DATASETS_PATH`` is ``<root>``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.recording._dataset import EpisodeDataset
+from headrace.recording._export import Unit
+from headrace.recording._fields import Field
+from headrace.recording._hdf5_parts import join, open_hdf5, put, put_attributes
+
+VERSION = "0.5.4"
+"""The first that reads images which are not JPEG; older ones refuse the dataset instead of misreading it."""
+
+_NAMES = {"rewards": "rewards", "terminated": "terminations", "truncated": "truncations", "actions": "actions"}
+_ID = re.compile(r"[-_\w]+-v\d+")
+
+
+class MinariExporter:
+    """Writes one dataset folder."""
+
+    unit_bytes = 256 << 20
+    space = 2  # in units and in the result
+
+    def __init__(self, dataset: EpisodeDataset) -> None:
+        self._dataset = dataset
+        self._fields: list[Field] = []
+        self._name = ""
+
+    def check(self, fields: Sequence[Field], target: Path) -> None:
+        """Minari has no optional arrays, and its dataset ids have a form."""
+        names = {field.name for field in fields}
+        missing = sorted(set(_NAMES) - names)
+        if missing or not any(name.startswith("obs/") for name in names):
+            wanted = ", ".join(missing or ["obs"])
+            raise ConfigError(f"Minari: needs {wanted}; record obs, actions, rewards and flags")
+        if not _ID.fullmatch(target.name):
+            raise ConfigError(f"Minari: expected a folder named like 'ant-v0' (the dataset id), got {target.name!r}")
+        self._fields, self._name = list(fields), target.name
+
+    def write_unit(self, unit: Unit, folder: Path) -> None:
+        """Episodes under their final names, in a file of their own."""
+        with open_hdf5(folder / "part.hdf5", "w") as file:
+            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
+                meta = episode.meta
+                group = file.require_group("episodes").create_group(f"episode_{number}")
+                put_attributes(
+                    group,
+                    [
+                        ("id", number),
+                        ("seed", meta.seed),
+                        ("total_steps", meta.length),
+                        ("success", meta.success),
+                        ("episode_id", meta.episode_id),
+                    ],
+                )
+                for name in episode.names:
+                    if name.startswith("obs/"):
+                        put(group, name.replace("obs/", "observations/", 1), episode.read(name))
+                    elif name in _NAMES:
+                        put(group, _NAMES[name], episode.read(name))
+                    else:
+                        put(group, f"infos/{name}", episode.read(name))
+
+    def assemble(self, units: Sequence[Path], out: Path) -> None:
+        """Join the units and describe the spaces."""
+        data = out / "data"
+        data.mkdir(parents=True)
+        with open_hdf5(data / "main_data.hdf5", "w") as file:
+            join(units, file, "episodes")
+            # in Minari the episodes are at the top of the file
+            episodes: Any = file["episodes"]
+            for name in list(episodes):
+                file.move(f"episodes/{name}", name)
+            del file["episodes"]
+        observations = {field.name: field for field in self._fields if field.name.startswith("obs/")}
+        tree: dict[str, Any] = {}
+        for name, field in observations.items():
+            *groups, leaf = name.split("/")[1:]
+            branch = tree
+            for step in groups:
+                branch = branch.setdefault(step, {})
+            branch[leaf] = field
+        action = next(field for field in self._fields if field.name == "actions")
+        info = self._dataset.info
+        metadata = {
+            "total_episodes": len(self._dataset),
+            "total_steps": self._dataset.steps,
+            "data_format": "hdf5",
+            "jpeg_encoding": False,
+            "observation_space": json.dumps(_space(tree)),
+            "action_space": json.dumps(_box(action)),
+            "dataset_id": self._name,
+            "minari_version": VERSION,
+            "description": info.instruction or info.env_name,
+            "dataset_size": round((data / "main_data.hdf5").stat().st_size / 1e6, 1),
+        }
+        (data / "metadata.json").write_text(json.dumps(metadata))
+
+
+def _space(tree: Mapping[str, Any]) -> dict[str, Any]:
+    subspaces: dict[str, Any] = {}
+    for name, value in tree.items():
+        subspaces[name] = _box(value) if isinstance(value, Field) else _space(cast("Mapping[str, Any]", value))
+    return {"type": "Dict", "subspaces": subspaces}
+
+
+def _box(field: Field) -> dict[str, Any]:
+    """A field as Minari writes a ``gymnasium.spaces.Box``: bounds are what the dtype can hold."""
+    low: Any
+    high: Any
+    if field.dtype == np.bool_:
+        low, high = False, True
+    elif np.issubdtype(field.dtype, np.integer):
+        limits = np.iinfo(field.dtype)
+        low, high = limits.min, limits.max
+    else:
+        low, high = -np.inf, np.inf
+    return {
+        "type": "Box",
+        "dtype": str(field.dtype),
+        "shape": list(field.shape),
+        "low": np.full(field.shape, low, field.dtype).tolist(),
+        "high": np.full(field.shape, high, field.dtype).tolist(),
+    }

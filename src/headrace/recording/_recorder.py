@@ -1,0 +1,333 @@
+"""The recorder: watches an environment and keeps every finished episode."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, DataError, LifecycleError
+from headrace.recording._episode_file import EpisodeMeta
+from headrace.recording._fields import Array, as_array, check_choice, flatten, needs_frames
+from headrace.recording._pages import FinishedEpisode
+from headrace.recording._step_layout import StepLayout
+from headrace.recording._store import DatasetInfo, EpisodeStore
+from headrace.recording._writer import BackgroundWriter
+from headrace.types import ResetRecord, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderCfg:
+    """What to record and what to keep."""
+
+    fields: tuple[str, ...] = ("obs", "actions", "rewards", "flags")
+    """``obs`` (every group), ``obs/<group>``, ``cameras`` (every picture group), ``cameras/<group>``, ``actions``,
+    ``processed_actions``, ``rewards``, ``flags``, ``states`` (physics states, which replay compares)."""
+    keep: Literal["all", "succeeded", "failed_apart"] = "all"
+    """``succeeded`` keeps no others; ``failed_apart`` puts the others into a folder of their own."""
+    min_length: int = 1
+    """Shorter episodes are not kept."""
+    queue_episodes: int | None = None
+    """Finished episodes that may wait for the disk before a step blocks; the number of environments where None."""
+    stall_s: float = 60.0
+    """Seconds without progress after which a blocked step raises instead of waiting on."""
+
+    def __post_init__(self) -> None:
+        check_choice(self.fields)
+        if self.keep not in ("all", "succeeded", "failed_apart"):
+            raise ConfigError(f"keep: expected 'all', 'succeeded' or 'failed_apart', got {self.keep!r}")
+        if self.min_length < 1:
+            raise ConfigError(f"min_length: expected at least 1, got {self.min_length}")
+        if self.queue_episodes is not None and self.queue_episodes < 1:
+            raise ConfigError(f"queue_episodes: expected at least 1, got {self.queue_episodes}")
+
+
+@dataclass(slots=True, kw_only=True)
+class RecorderReport:
+    """What became of the episodes of this run."""
+
+    finished: int = 0
+    """Episodes that ended and were handed to the writer."""
+    too_short: int = 0
+    not_kept: int = 0
+    """Failed episodes, where only succeeded ones are kept."""
+    already_there: int = 0
+    """Episodes that the resumed dataset had: same seed, id and attempt."""
+    begun_before: int = 0
+    """Episodes that were running when the recorder was attached; their beginning is unknown."""
+    abandoned: int = 0
+    """Episodes that a reset or the end of the run cut short."""
+    waited_s: float = 0.0
+    """Time that steps waited for the disk."""
+
+
+class EpisodeRecorder:
+    """Keeps every finished episode of the environment it is attached to, on disk, safe against a crash.
+
+    Attach it with ``env.attach(recorder)``, or feed it records. Close it, or use it as a context manager: on errors and
+    on Ctrl-C the finished episodes still reach the disk. It copies what it keeps; the records stay the environment's.
+
+    Args:
+        path: dataset folder. It must be new or empty, unless ``resume``.
+        cfg: what to record and keep.
+        info: where the episodes come from.
+        resume: go on after the committed episodes, which are verified first. Episodes that the dataset already has
+            (same seed, episode id and attempt) are not written again, so that running the same program again completes
+            what a crash cut short.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        cfg: RecorderCfg | None = None,
+        info: DatasetInfo | None = None,
+        *,
+        resume: bool = False,
+    ) -> None:
+        self.cfg = cfg or RecorderCfg()
+        self.info = info or DatasetInfo()
+        self.store = EpisodeStore(path, self.info, resume=resume)
+        self._report = RecorderReport()
+        self._attempts: dict[tuple[int, int], int] = {}
+        self._writer: BackgroundWriter | None = None
+        self._ready: deque[FinishedEpisode] = deque()
+        self._closed = False
+        self._in_step = False
+        self._layout: StepLayout | None = None
+        self._num_envs = 0
+        self._episodes: NDArray[np.int64] = np.empty(0, np.int64)
+        self._seeds: list[int] = []
+        self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
+        self._returns: NDArray[np.float64] = np.empty(0)
+        self._first_states: Array | None = None
+        self._at_exit = _close_at_exit(self)
+
+    @property
+    def needs(self) -> frozenset[Literal["states", "frames"]]:
+        """What the environment must provide."""
+        wanted: set[Literal["states", "frames"]] = set()
+        if "states" in self.cfg.fields:
+            wanted.add("states")
+        if needs_frames(self.cfg.fields):
+            wanted.add("frames")
+        return frozenset(wanted)
+
+    @property
+    def report(self) -> RecorderReport:
+        """What became of the episodes so far."""
+        self._report.waited_s = self._writer.waited_s if self._writer else 0.0
+        return self._report
+
+    @property
+    def committed(self) -> int:
+        """Episodes in the dataset, those of earlier runs included."""
+        return len(self.store.entries)
+
+    def has(self, seed: int, episode_id: int) -> bool:
+        """Whether an episode is committed; a plan may skip it."""
+        return (seed, episode_id, 0) in self.store
+
+    def held_bytes(self) -> int:
+        """Memory of running and waiting episodes."""
+        lanes = self._layout.lanes if self._layout else []
+        return sum(lane.held_bytes() for lane in lanes) + (self._writer.held_bytes() if self._writer else 0)
+
+    def after_reset(self, record: ResetRecord) -> None:
+        """Begin episodes; what the same environments had not finished is forgotten."""
+        self._check_open()
+        if not self._num_envs:
+            self._begin(record)
+        env_ids = record.env_ids.cpu().numpy()
+        for slot in env_ids.tolist():
+            self._forget(slot)
+            self._seeds[slot] = record.seed
+        self._episodes[env_ids] = record.episode_ids.cpu().numpy()
+        if "states" in self.cfg.fields:
+            if record.states is None:
+                raise DataError("fields: 'states' was chosen, but the environment gave none; attach before reset")
+            states = as_array(record.states, "states")
+            if self._first_states is None:
+                self._first_states = np.zeros((self._num_envs, *states.shape[1:]), states.dtype)
+            self._first_states[env_ids] = states
+
+    def after_step(self, record: StepRecord) -> None:
+        """Copy the rows that acted; hand over the episodes that ended."""
+        self._check_open()
+        if self._in_step:
+            # an interrupt came in the middle of a step that the caller survived: running episodes have a gap
+            self._in_step = False
+            self._drop_running()
+        if not self._num_envs:
+            # attached in the middle of everything: no episode's beginning was seen yet
+            done = record.step.terminated | record.step.truncated
+            self._report.begun_before += int(done[record.env_ids].sum())
+            return
+        self._in_step = True
+        env_ids = record.env_ids.cpu().numpy()
+        seen = self._episodes[env_ids] == record.episode_ids.cpu().numpy()
+        rows = np.flatnonzero(seen)
+        slots = env_ids[rows]
+        if len(slots):
+            layout = self._layout or self._plan(record)
+            layout.write(record, slots, rows, self._lengths[slots])
+            self._lengths[slots] += 1
+            self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
+        self._end_episodes(record, env_ids)
+        self._in_step = False
+        self._hand_over()
+
+    def flush(self) -> None:
+        """Wait until every finished episode is committed."""
+        self._hand_over()
+        if self._writer is not None:
+            self._writer.drain()
+
+    def close(self) -> None:
+        """Commit the finished episodes and let go of the dataset; running ones are given up. Safe to call again."""
+        if self._closed:
+            return
+        try:
+            if self._writer is not None:
+                self._writer.close(self._ready)
+        finally:
+            self._closed = True
+            self._drop_running()
+            self.store.close()
+            atexit.unregister(self._at_exit)
+
+    def __enter__(self) -> EpisodeRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LifecycleError("recorder: closed; detach it, or make a new one with resume=True")
+        if self._writer is not None:
+            self._writer.check()
+
+    def _begin(self, record: ResetRecord) -> None:
+        first = next(iter(flatten(record.obs).values()), None)
+        if first is None:
+            raise DataError("recorder: the environment gave no observations")
+        self._num_envs = int(first.shape[0])
+        self._episodes = np.full(self._num_envs, -1, np.int64)
+        self._seeds = [0] * self._num_envs
+        self._lengths = np.zeros(self._num_envs, np.int64)
+        self._returns = np.zeros(self._num_envs)
+        self._writer = BackgroundWriter(
+            self.store, capacity=self.cfg.queue_episodes or self._num_envs, stall_s=self.cfg.stall_s
+        )
+
+    def _plan(self, record: StepRecord) -> StepLayout:
+        self._layout = StepLayout(self.cfg.fields, record, self._num_envs)
+        if self.store.entries:
+            self._layout.compare(self.store.path / self.store.entries[-1].file)
+        return self._layout
+
+    def _end_episodes(self, record: StepRecord, env_ids: NDArray[np.int64]) -> None:
+        done = as_array(record.step.terminated | record.step.truncated, "flags")[env_ids]
+        if not done.any():
+            return
+        ends = record.step.info.get("ends")
+        where: dict[int, int] = {}
+        if ends is not None:
+            where = {slot: row for row, slot in enumerate(ends.env_ids.tolist())}
+        for slot in env_ids[done].tolist():
+            row = where.get(slot)
+            success = diverged = None
+            if ends is not None and row is not None:
+                success = bool(ends.success[row]) if ends.success is not None else None
+                diverged = bool(ends.diverged[row])
+            if self._lengths[slot]:
+                self._finish(record, slot, success, bool(diverged))
+            elif self._episodes[slot] < 0:
+                self._report.begun_before += 1
+            self._episodes[slot] = -1
+
+    def _finish(self, record: StepRecord, slot: int, success: bool | None, diverged: bool) -> None:
+        assert self._layout is not None
+        seed, episode_id = self._seeds[slot], int(self._episodes[slot])
+        attempt = self._attempts.get((seed, episode_id), 0)
+        self._attempts[seed, episode_id] = attempt + 1
+        meta = EpisodeMeta(
+            episode_id=episode_id,
+            seed=seed,
+            attempt=attempt,
+            length=int(self._lengths[slot]),
+            success=success,
+            diverged=diverged,
+            episode_return=float(self._returns[slot]),
+        )
+        if self._keeps(meta):
+            self._ready.append(
+                FinishedEpisode(
+                    meta=meta,
+                    group="failed" if self.cfg.keep == "failed_apart" and not success else "episodes",
+                    fields=self._layout.fields,
+                    lanes=tuple((lane, lane.take(slot, meta.length)) for lane in self._layout.lanes),
+                    extras=self._layout.extra_rows(record, slot, self._first_states),
+                )
+            )
+            self._report.finished += 1
+        self._lengths[slot] = 0
+        self._forget(slot)
+
+    def _keeps(self, meta: EpisodeMeta) -> bool:
+        if self.cfg.keep != "all" and meta.success is None:
+            raise ConfigError(
+                f"keep: {self.cfg.keep!r} needs episodes that say whether they succeeded, and this task does not; "
+                "use keep='all' or a task with a success measure"
+            )
+        if meta.length < self.cfg.min_length:
+            self._report.too_short += 1
+        elif self.cfg.keep == "succeeded" and not meta.success:
+            self._report.not_kept += 1
+        elif meta.key in self.store:
+            self._report.already_there += 1
+        else:
+            return True
+        return False
+
+    def _hand_over(self) -> None:
+        # an interrupt between the two lines hands an episode over twice; the store writes it once
+        while self._ready and self._writer is not None:
+            self._writer.put(self._ready[0])
+            self._ready.popleft()
+
+    def _forget(self, slot: int) -> None:
+        if self._lengths[slot]:
+            self._report.abandoned += 1
+        self._lengths[slot] = 0
+        self._returns[slot] = 0.0
+        if self._layout is not None:
+            for lane in self._layout.lanes:
+                lane.drop(slot)
+
+    def _drop_running(self) -> None:
+        for slot in range(self._num_envs):
+            self._forget(slot)
+        self._episodes[:] = -1
+
+
+def _close_at_exit(recorder: EpisodeRecorder) -> Any:
+    """Finish a recorder that nobody closed when the interpreter ends, without keeping it alive until then."""
+    reference = weakref.ref(recorder)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    atexit.register(close)
+    return close

@@ -1,0 +1,106 @@
+"""Looking at a dataset: a table of its episodes, and a contact sheet of their pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.table import Table
+
+from headrace.errors import ConfigError, require_extra
+from headrace.recording._dataset import Episode, EpisodeDataset
+from headrace.recording._fields import as_rgb, can_be_shown
+from headrace.recording._store import write_atomically
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_WORDS = {True: "yes", False: "no", None: "–"}
+
+
+def episode_table(dataset: EpisodeDataset, *, limit: int = 20) -> Table:
+    """Episodes with their outcome: the first ``limit`` rows, and a line of totals."""
+    table = Table(title=f"{dataset.path.name}: {dataset.info.env_name or 'episodes'}")
+    for name in ("seed", "episode", "steps", "return", "MB"):
+        table.add_column(name, justify="right")
+    table.add_column("success")
+    for entry in dataset.entries[:limit]:
+        episode = str(entry.episode_id) + (f" (try {entry.attempt + 1})" if entry.attempt else "")
+        outcome = _WORDS[entry.success] + (", diverged" if entry.diverged else "")
+        size = f"{entry.size / 1e6:.2f}"
+        table.add_row(str(entry.seed), episode, str(entry.length), f"{entry.episode_return:.2f}", size, outcome)
+    if len(dataset) > limit:
+        table.add_row("", f"… {len(dataset) - limit} more", "", "", "", "")
+    table.add_section()
+    judged = [entry.success for entry in dataset.entries if entry.success is not None]
+    share = f"{sum(judged)} of {len(judged)}" if judged else "–"
+    megabytes = sum(entry.size for entry in dataset.entries) / 1e6
+    returns = [entry.episode_return for entry in dataset.entries]
+    mean = f"{np.mean(returns):.2f} mean" if returns else "–"
+    table.add_row("", f"{len(dataset)} in all", str(dataset.steps), mean, f"{megabytes:.2f}", share)
+    return table
+
+
+def field_table(episode: Episode) -> Table:
+    """What an episode of the dataset is made of."""
+    table = Table(title="fields")
+    for name in ("name", "dtype", "row", "rows"):
+        table.add_column(name)
+    for name in sorted(episode.names):
+        field = episode.field(name)
+        table.add_row(name, str(field.dtype), str(field.shape), "T + 1" if field.extra else "T")
+    return table
+
+
+def cameras_of(episode: Episode) -> list[str]:
+    """Names of the arrays that can be shown as pictures."""
+    return [name for name in sorted(episode.names) if can_be_shown(episode.field(name))]
+
+
+def contact_sheet(
+    dataset: EpisodeDataset, path: Path, *, camera: str | None = None, episodes: int = 8, frames: int = 8
+) -> Path:
+    """A picture with a line for each episode: ``frames`` of its pictures, from the first to the last.
+
+    Args:
+        dataset: its first ``episodes`` are shown.
+        path: PNG file to write.
+        camera: which array; the first that has pictures where None.
+        episodes: lines at most.
+        frames: pictures in a line.
+    """
+    images = require_extra("PIL.Image", extra="record", purpose="a contact sheet")
+    drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
+    if not len(dataset):
+        raise ConfigError(f"contact sheet: expected an episode in {dataset.path}, got none; record some first")
+    cameras = cameras_of(dataset[0])
+    chosen = camera or (cameras[0] if cameras else None)
+    if chosen is None or chosen not in cameras:
+        wanted = "pictures" if camera is None else f"pictures named {camera!r}"
+        got = f"pictures {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
+        raise ConfigError(
+            f"contact sheet: expected {wanted} in the dataset (uint8, with 1, 3 or 4 channels), got {got}; record a "
+            "camera, without a frame stack"
+        )
+    lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
+    height, width = as_rgb(dataset[0].read(chosen, 0, 1)).shape[1:3]
+    # small pictures are shown larger, so that the text beside them can be read
+    scale = max(1, 64 // height)
+    height, width, margin = height * scale, width * scale, 14
+    sheet: Image.Image = images.new("RGB", (frames * width, len(lines) * (height + margin)), "black")
+    draw = drawing.Draw(sheet)
+    for number, episode in enumerate(lines):
+        meta, top = episode.meta, number * (height + margin)
+        words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
+        draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
+        for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
+            picture = as_rgb(episode.read(chosen, row, row + 1)[0])
+            enlarged = np.repeat(np.repeat(picture, scale, 0), scale, 1)
+            sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
+    content = io.BytesIO()
+    sheet.save(content, format="PNG")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content.getvalue())
+    return path

@@ -1,0 +1,233 @@
+"""A tiled video of an evaluation: the first environments side by side, with reward and success written on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import ConfigError, DataError, require_extra
+from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, flatten, is_picture
+from headrace.recording._mp4 import Mp4Writer
+from headrace.types import ResetRecord, StackSpec, StepRecord
+
+Pictures = NDArray[np.uint8]
+
+_GREEN, _RED = (40, 200, 40), (220, 40, 40)
+
+
+class TiledVideo:
+    """An mp4 of tiled pictures, encoded as they come: no frame is kept.
+
+    Written to ``<path>.partial``, which can be played while it grows and after a crash, and renamed by ``close``.
+
+    Args:
+        path: file to make; must not exist.
+        fps: frames per second.
+        tiles: how many pictures a frame has.
+    """
+
+    def __init__(self, path: Path | str, *, fps: float, tiles: int) -> None:
+        self.path = Path(path)
+        if self.path.exists():
+            raise ConfigError(f"{self.path}: already exists, and nothing is ever overwritten; choose another path")
+        if tiles < 1:
+            raise ConfigError(f"tiles: expected at least 1, got {tiles}")
+        self.tiles = tiles
+        self._fps = fps
+        self._columns = math.ceil(math.sqrt(tiles))
+        self._rows = math.ceil(tiles / self._columns)
+        self._partial = self.path.with_name(f"{self.path.name}.partial")
+        self._writer: Mp4Writer | None = None
+        self._drawing = require_extra("PIL.ImageDraw", extra="record", purpose="text on a video")
+        self._images = require_extra("PIL.Image", extra="record", purpose="text on a video")
+
+    @property
+    def frames(self) -> int:
+        """Frames written so far."""
+        return self._writer.frames if self._writer else 0
+
+    def add(self, pictures: Pictures, captions: list[str], outcomes: list[bool | None]) -> None:
+        """Encode one frame.
+
+        Args:
+            pictures: uint8 (tiles, H, W, 3).
+            captions: a line of text for each tile.
+            outcomes: True frames a tile green, False red, None not at all.
+        """
+        frame = self._tiled(pictures)
+        canvas = self._images.fromarray(frame)
+        draw = self._drawing.Draw(canvas)
+        height, width = (pictures.shape[1] * self._scale(pictures), pictures.shape[2] * self._scale(pictures))
+        for tile, (caption, outcome) in enumerate(zip(captions, outcomes, strict=True)):
+            top, left = tile // self._columns * height, tile % self._columns * width
+            draw.text((left + 2, top + 1), caption, fill="white", stroke_width=1, stroke_fill="black")
+            if outcome is not None:
+                color = _GREEN if outcome else _RED
+                draw.rectangle((left, top, left + width - 1, top + height - 1), outline=color, width=2)
+        if self._writer is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = Mp4Writer(self._partial, self._fps, *frame.shape[:2], gop=30, crf=23, streamed=True)
+        self._writer.add(np.asarray(canvas))
+
+    def close(self) -> None:
+        """End the file and put it in its place. Without a frame there is no file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._partial.rename(self.path)
+
+    def __enter__(self) -> TiledVideo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _scale(self, pictures: Pictures) -> int:
+        return max(1, 96 // pictures.shape[1])
+
+    def _tiled(self, pictures: Pictures) -> Pictures:
+        """Pictures in a grid with even sides; small ones enlarged, so that the text on them can be read."""
+        scale = self._scale(pictures)
+        _, height, width, _ = pictures.shape
+        tall, wide = self._rows * height * scale, self._columns * width * scale
+        frame = np.zeros((tall + tall % 2, wide + wide % 2, 3), np.uint8)
+        for tile, picture in enumerate(pictures[: self.tiles]):
+            row, column = divmod(tile, self._columns)
+            large = np.repeat(np.repeat(picture, scale, 0), scale, 1)
+            place = frame[row * height * scale :, column * width * scale :]
+            place[: height * scale, : width * scale] = large
+        return frame
+
+
+class VideoObserver:
+    """Attach it to an environment, and the first environments are filmed from one camera.
+
+    A tile shows its environment's picture, the return of its episode so far, and a green or red frame in the step that
+    ends an episode with or without success. A suspended environment's tile stands still.
+
+    Args:
+        path: mp4 file to make; must not exist.
+        camera: observation group with uint8 pictures; the only one there is where None.
+        stack: how the group stacks its frames, if it does; the newest is shown.
+        render: for tasks without a camera, a function that draws a picture of each environment: ``env.render_each``.
+        num_envs: the first n environments; fewer if there are fewer.
+        fps: frames per second.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        camera: str | None = None,
+        stack: StackSpec | None = None,
+        render: Callable[[], Sequence[Pictures]] | None = None,
+        num_envs: int = 9,
+        fps: float = 30.0,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
+        if render is not None and (camera is not None or stack is not None):
+            raise ConfigError("video: expected a camera or a render function, got both; choose one")
+        self._stack = stack
+        self._render = render
+        self._path = Path(path)
+        self._camera = camera
+        self._wanted = num_envs
+        self._fps = fps
+        self._video: TiledVideo | None = None
+        self._pictures: Pictures | None = None
+        self._returns: NDArray[np.float64] = np.empty(0)
+
+    @property
+    def needs(self) -> frozenset[Literal["states", "frames"]]:
+        """Pictures of every step, where an observation group has them."""
+        return frozenset() if self._render else frozenset({"frames"})
+
+    def after_reset(self, record: ResetRecord) -> None:
+        """Note that episodes begin."""
+        if self._video is None:
+            everyone = next(iter(flatten(record.obs).values())).shape[0]
+            count = min(self._wanted, everyone)
+            self._video = TiledVideo(self._path, fps=self._fps, tiles=count)
+            self._returns = np.zeros(count)
+        slots = self._filmed(record.env_ids)
+        self._returns[slots] = 0.0
+        self._show(record.obs, slots)
+
+    def after_step(self, record: StepRecord) -> None:
+        """Encode the step."""
+        if self._video is None:
+            raise DataError("video: attach the observer before reset, so that it sees episodes begin")
+        step = record.step
+        slots = self._filmed(record.env_ids)
+        self._show(step.obs, slots)
+        mask, final = step.info.get("_final_obs"), step.info.get("final_obs")
+        if mask is not None and final is not None:
+            self._show(final, [slot for slot in slots if bool(mask[slot])])
+        if self._render is not None:
+            self._pictures = np.stack(self._render()[: len(self._returns)])
+        assert self._pictures is not None
+        self._returns[slots] += as_array(step.reward, "reward")[slots]
+        outcomes: list[bool | None] = [None] * len(self._returns)
+        ends = step.info.get("ends")
+        if ends is not None and ends.success is not None:
+            for slot, success in zip(ends.env_ids.tolist(), ends.success.tolist(), strict=True):
+                if slot < len(outcomes):
+                    outcomes[slot] = success
+        captions = [f"{value:.1f}" + _word(outcome) for value, outcome in zip(self._returns, outcomes, strict=True)]
+        self._video.add(self._pictures, captions, outcomes)
+
+    def _filmed(self, env_ids: Tensor) -> list[int]:
+        return [slot for slot in env_ids.tolist() if slot < len(self._returns)]
+
+    def _show(self, obs: dict[str, Tensor], slots: list[int]) -> None:
+        """Put some environments' camera pictures on their tiles."""
+        if self._render is None:
+            pictures = self._find(obs)
+            if self._pictures is None:
+                self._pictures = pictures[: len(self._returns)].copy()
+            self._pictures[slots] = pictures[slots]
+
+    def close(self) -> None:
+        """End the video."""
+        if self._video is not None:
+            self._video.close()
+
+    def __enter__(self) -> VideoObserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _find(self, obs: dict[str, Tensor] | dict[str, Any]) -> Pictures:
+        found = flatten(obs)
+        cameras = [name for name, value in found.items() if is_picture(tuple(value.shape[1:]))]
+        if self._camera is None and len(cameras) != 1:
+            got = f"{len(cameras)} of them, {', '.join(cameras)}; name the one to film" if cameras else "none"
+            raise ConfigError(f"camera: expected one observation with pictures, got {got}")
+        name = self._camera or cameras[0]
+        if name not in cameras:
+            raise ConfigError(f"camera: no pictures named {name!r}; there are: {', '.join(cameras) or 'none'}")
+        pictures = as_array(found[name] if self._stack is None else self._stack.newest(found[name]), name)
+        field = Field(name=name, dtype=pictures.dtype, shape=tuple(pictures.shape[1:]))
+        if not can_be_shown(field):
+            raise ConfigError(
+                f"camera: expected uint8 pictures with 1, 3 or 4 channels, got {field.dtype}{field.shape}; "
+                "name its stack, or film one that is not normalized"
+            )
+        return as_rgb(pictures)
+
+
+def _word(outcome: bool | None) -> str:
+    return "" if outcome is None else (" success" if outcome else " failed")

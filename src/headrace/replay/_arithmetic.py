@@ -1,0 +1,304 @@
+"""Index arithmetic over rings of frames: where the frames of an observation, and of the one after it, are.
+
+Each environment e has a ring of S slots; its p-th transition (p counts from 0 for ever) is in slot ``p % S``, row
+``e · S + p % S``. The ring holds, in order of age: K−1 frames kept only as history, L transitions, the frame after the
+newest one, and one slot that a write in progress may touch, so S = L + K + 1. The row space goes on after the rings
+with side rows: true last frames, and the history of trajectories that were joined in the middle.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.gather import Bools, Int64s
+
+Flags: TypeAlias = NDArray[np.uint8]
+Int32s: TypeAlias = NDArray[np.int32]
+Float32s: TypeAlias = NDArray[np.float32]
+Float64s: TypeAlias = NDArray[np.float64]
+
+TERMINATED = 1
+TRUNCATED = 2
+CUT = 4
+"""The caller broke the trajectory off after this transition: reset, or went on from another observation."""
+ENDED = TERMINATED | TRUNCATED | CUT
+NO_ROW = -1
+
+
+@kernel()
+def begin(ids: Int64s, counts: Int64s, flags: Flags, rows: Int64s, nexts: Int64s, fresh: Bools) -> int:
+    """Rows of this write and of the frame after it, and whether a new trajectory must begin; gives how many must."""
+    slots = flags.shape[1]
+    some = 0
+    for i in range(ids.shape[0]):
+        e = ids[i]
+        count = counts[e]
+        rows[i] = e * slots + count % slots
+        nexts[i] = e * slots + (count + 1) % slots
+        fresh[i] = count == 0 or (flags[e, (count - 1) % slots] & ENDED) != 0
+        some += fresh[i]
+    return some
+
+
+@kernel()
+def advance(
+    ids: Int64s,
+    starts: Bools,
+    terminated: Bools,
+    truncated: Bools,
+    finals: Int64s,
+    prefixes: Int64s,
+    length: int,
+    counts: Int64s,
+    trajectories: Int64s,
+    flags: Flags,
+    steps: Int32s,
+    trajectory: Int32s,
+    final: Int32s,
+    prefix: Int32s,
+    freed: Int64s,
+    freed_prefix: Int64s,
+) -> bool:
+    """Write the bookkeeping of one transition per environment and move its write head.
+
+    ``finals`` and ``prefixes`` are side rows by i, or NO_ROW. ``freed`` and ``freed_prefix`` (n,) receive the side
+    rows of what leaves the ring, or NO_ROW; the result is whether there are any.
+    """
+    slots = flags.shape[1]
+    some = False
+    for i in range(ids.shape[0]):
+        e = ids[i]
+        count = counts[e]
+        slot = count % slots
+        if starts[i]:
+            trajectories[e] += 1
+            steps[e, slot] = 0
+        else:
+            steps[e, slot] = steps[e, (count - 1) % slots] + 1
+        trajectory[e, slot] = trajectories[e] - 1
+        flags[e, slot] = (TERMINATED if terminated[e] else 0) | (TRUNCATED if truncated[e] else 0)
+        final[e, slot] = finals[i]
+        prefix[e, slot] = prefixes[i]
+        freed[i] = NO_ROW
+        freed_prefix[i] = NO_ROW
+        if count >= length and (flags[e, (count - length) % slots] & ENDED) != 0:
+            freed[i] = final[e, (count - length) % slots]
+        if count + 1 >= slots:
+            freed_prefix[i] = prefix[e, (count + 1) % slots]
+        some = some or freed[i] >= 0 or freed_prefix[i] >= 0
+        counts[e] = count + 1
+    return some
+
+
+@inline
+def _frame_row(
+    e: int,
+    p: int,
+    start: int,
+    stop: int,
+    zero: bool,
+    history: int,
+    side: int,
+    flags: Flags,
+    final: Int32s,
+    prefix: Int32s,
+) -> int:
+    """Row of frame p of a trajectory that starts at ``start``, where ``stop`` is the frame after a transition."""
+    slots = flags.shape[1]
+    if p < start:
+        block = prefix[e, start % slots]
+        if block >= 0:
+            return side + block + history + (p - start)
+        return NO_ROW if zero else e * slots + start % slots
+    if p == stop and (flags[e, (p - 1) % slots] & ENDED) != 0:
+        return side + final[e, (p - 1) % slots]
+    return e * slots + p % slots
+
+
+@kernel()
+def pending(
+    ids: Int64s,
+    fresh: Bools,
+    counts: Int64s,
+    steps: Int32s,
+    flags: Flags,
+    final: Int32s,
+    prefix: Int32s,
+    frames: int,
+    zero: bool,
+    history: int,
+    side: int,
+    out: Int64s,
+) -> None:
+    """Rows (n, K) of the observation that follows the newest transition, where its trajectory goes on."""
+    slots = flags.shape[1]
+    for i in range(ids.shape[0]):
+        if not fresh[i]:
+            e = ids[i]
+            count = int(counts[e])
+            start = count - 1 - int(steps[e, (count - 1) % slots])
+            for f in range(frames):
+                p = count - frames + 1 + f
+                out[i, f] = _frame_row(e, p, start, NO_ROW, zero, history, side, flags, final, prefix)
+
+
+@kernel()
+def windows(
+    envs: Int64s,
+    positions: Int64s,
+    steps: Int32s,
+    flags: Flags,
+    final: Int32s,
+    prefix: Int32s,
+    frames: int,
+    zero: bool,
+    history: int,
+    side: int,
+    out: Int64s,
+) -> None:
+    """Rows of the frames of T transitions in a row, T + K of them, into ``out`` (B, T + K).
+
+    Observation t is out[:, t : t + K], the one after it out[:, t + 1 : t + 1 + K]. The T transitions are of one
+    trajectory. ``history`` is the size of a prefix block, ``side`` the first side row.
+    """
+    slots = flags.shape[1]
+    for b in range(envs.shape[0]):
+        e, position = envs[b], positions[b]
+        first, count = position - frames + 1, out.shape[1]
+        step = steps[e, position % slots]
+        if step >= frames - 1:
+            # nearly always: all of it is in the ring; one division serves the whole row
+            slot = first % slots
+            for f in range(count):
+                out[b, f] = e * slots + slot
+                slot = slot + 1 if slot + 1 < slots else 0
+            p = first + count - 1
+            out[b, count - 1] = _frame_row(e, p, first, p, zero, history, side, flags, final, prefix)
+        else:
+            for f in range(count):
+                p = first + f
+                out[b, f] = _frame_row(
+                    e, p, position - step, first + count - 1, zero, history, side, flags, final, prefix
+                )
+
+
+@kernel()
+def observation_pairs(
+    envs: Int64s,
+    positions: Int64s,
+    ahead: Int64s,
+    steps: Int32s,
+    flags: Flags,
+    final: Int32s,
+    prefix: Int32s,
+    frames: int,
+    zero: bool,
+    history: int,
+    side: int,
+    out: Int64s,
+) -> None:
+    """Rows of an observation and of the one ``ahead[b]`` steps later, into ``out`` (B, 2K)."""
+    slots = flags.shape[1]
+    for b in range(envs.shape[0]):
+        e, position = envs[b], positions[b]
+        start = position - steps[e, position % slots]
+        stop = position + ahead[b]
+        for f in range(frames):
+            p = position - frames + 1 + f
+            out[b, f] = _frame_row(e, p, start, NO_ROW, zero, history, side, flags, final, prefix)
+            p += ahead[b]
+            out[b, frames + f] = _frame_row(e, p, start, stop, zero, history, side, flags, final, prefix)
+
+
+@kernel()
+def describe(
+    envs: Int64s,
+    positions: Int64s,
+    run: int,
+    n_step: int,
+    gamma: float,
+    counts: Int64s,
+    rewards: Float32s,
+    flags: Flags,
+    trajectory: Int32s,
+    steps: Int32s,
+    rows: Int64s,
+    ids: Int64s,
+    places: Int64s,
+    reals: Float32s,
+    done: Bools,
+) -> None:
+    """Identity and n-step outcome of ``run`` transitions in a row from each position on; B counts all of them.
+
+    ```
+    rows     = row                                                                                       (B,)
+    ids      = index p · N + e; trajectory id k · N + e                                                  (2, B)
+    places   = step in the trajectory; m                                                                 (2, B)
+    reals    = Σ_{k<m} γᵏ r_{p+k}, summed forwards in float64; γᵐ                                        (2, B)
+    done     = done, terminated, truncated, cut of transition p + m − 1                                  (4, B)
+    m        = steps until the trajectory ends, is cut, or reaches the write head; at most n
+    ```
+    "cut" is set at the write head too, where nothing says how the trajectory goes on.
+    """
+    num_envs, slots = flags.shape
+    for b in range(envs.shape[0] * run):
+        e, p = envs[b // run], positions[b // run] + b % run
+        slot = p % slots
+        rows[b] = e * slots + slot
+        ids[0, b] = p * num_envs + e
+        ids[1, b] = np.int64(trajectory[e, slot]) * num_envs + e
+        places[0, b] = steps[e, slot]
+        total, weight, m = 0.0, 1.0, 0
+        while True:
+            slot = p % slots
+            total += weight * rewards[e, slot]
+            weight *= gamma
+            m += 1
+            flag = flags[e, slot]
+            if m == n_step or flag & ENDED or p + 1 == counts[e]:
+                break
+            p += 1
+        places[1, b] = m
+        reals[0, b] = total
+        reals[1, b] = weight
+        done[0, b] = (flag & (TERMINATED | TRUNCATED)) != 0
+        done[1, b] = (flag & TERMINATED) != 0
+        done[2, b] = (flag & TRUNCATED) != 0
+        done[3, b] = (flag & CUT) != 0 or (flag == 0 and p + 1 == counts[e])
+
+
+@kernel()
+def pick(ticket: Float64s, counts: Int64s, length: int, envs: Int64s, positions: Int64s) -> int:
+    """Turn uniform numbers in [0, 1) into stored transitions, each equally likely; gives how many are stored.
+
+    Where that is fewer than there are tickets, nothing is written.
+    """
+    ends = np.empty(counts.shape[0], np.int64)
+    total = 0
+    for e in range(counts.shape[0]):
+        total += min(counts[e], length)
+        ends[e] = total
+    if total >= ticket.shape[0]:
+        spread(ticket, ends, envs, positions)
+        for b in range(ticket.shape[0]):
+            positions[b] += max(counts[envs[b]] - length, 0)
+    return total
+
+
+@kernel()
+def spread(ticket: Float64s, ends: Int64s, envs: Int64s, offset: Int64s) -> None:
+    """Turn uniform numbers in [0, 1) into (environment, offset), each of ``ends[-1]`` items equally likely.
+
+    ``ends`` is the running sum of items per environment.
+    """
+    total = ends[-1]
+    for b in range(ticket.shape[0]):
+        # the product may round up to the total
+        item = min(np.int64(ticket[b] * total), total - 1)
+        e = np.searchsorted(ends, item, side="right")
+        envs[b] = e
+        offset[b] = item - (ends[e - 1] if e > 0 else 0)

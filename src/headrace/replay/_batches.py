@@ -1,0 +1,164 @@
+"""From positions to tensors: one gather per observation leaf, of which observation and next observation are views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace._kernels.gather import Int64s
+from headrace.replay import _arithmetic as arithmetic
+from headrace.replay._arithmetic import Float32s
+from headrace.replay._memory import OutputPool
+from headrace.replay._pool import FramePool
+from headrace.replay._rows import Rows
+from headrace.replay._samplers import Picked
+from headrace.replay._spec import ArraySpec, Leaf, StoreSpec, strides
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+Branch: TypeAlias = "dict[str, Tensor | Branch]"
+"""Names to tensors, nested."""
+
+
+def assemble(
+    spec: StoreSpec, pool: FramePool, actions: Rows, rewards: Float32s, outputs: OutputPool, picked: Picked
+) -> TensorDict:
+    """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
+    shape = (picked.envs.shape[0],) if picked.run == 1 else (picked.envs.shape[0], picked.run)
+    count, column = picked.envs.shape[0] * picked.run, (*shape, 1)
+    rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
+    places, reals = np.empty((2, *column), np.int64), np.empty((2, *column), np.float32)
+    flags = np.empty((4, *column), np.bool_)
+    ahead = places.reshape(2, count)
+    arithmetic.describe(
+        picked.envs, picked.positions, picked.run, spec.n_step, spec.gamma,
+        pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
+        rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
+    )  # fmt: skip
+    obs: Branch = {}
+    following: Branch = {}
+    for leaf in spec.leaves:
+        if spec.n_step == 1:
+            here, there = read_runs(pool, leaf, outputs, picked)
+        else:
+            here, there = read_pairs(pool, leaf, outputs, picked, ahead[1], shape)
+        put_leaf(obs, leaf, here)
+        put_leaf(following, leaf, there)
+    index, traj = torch.from_numpy(ids).unbind()
+    done, terminated, truncated, cut = torch.from_numpy(flags).unbind()
+    following |= {
+        "reward": torch.from_numpy(reals[0]),
+        "done": done,
+        "terminated": terminated,
+        "truncated": truncated,
+        "cut": cut,
+    }
+    content: Branch = {
+        "action": read_array(actions, spec.action, rows, shape),
+        "index": index,
+        "step_count": torch.from_numpy(places[0]),
+        "collector": {"traj_ids": traj},
+        **obs,
+        "next": following,
+    }
+    if spec.n_step > 1:
+        content["steps_to_next_obs"] = torch.from_numpy(places[1])
+        content["gamma"] = torch.from_numpy(reals[1])
+    if picked.weights is not None:
+        content["_weight"] = torch.from_numpy(picked.weights)
+    if picked.burn_in:
+        content["burn_in"] = (torch.arange(picked.run) < picked.burn_in).expand(shape)
+    return tree(content, shape)
+
+
+def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
+    """A ``TensorDict`` of nested dicts of tensors, all (*shape, …).
+
+    The checks of the public constructor take as long as the gather of a small batch; shapes are right by construction.
+    """
+    from tensordict import TensorDict
+
+    size = torch.Size(shape)
+    new = TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see above
+
+    def grow(branch: Branch) -> TensorDict:
+        source = {name: grow(value) if isinstance(value, dict) else value for name, value in branch.items()}
+        return new(source=source, batch_size=size)
+
+    return grow(content)
+
+
+def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
+    """Set ``("observation", *leaf.path)``."""
+    *parents, last = ("observation", *leaf.path)
+    for name in parents:
+        branch = cast("Branch", branch.setdefault(name, {}))
+    branch[last] = value
+
+
+def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, picked: Picked) -> tuple[Tensor, Tensor]:
+    """Observations of the picked runs and the ones after them, (B, …) or (B, run, …): windows of one gather.
+
+    Neighboring observations share their frames in memory: clone before writing into one.
+    """
+    frames = picked.run + leaf.frames
+    rows = np.empty((picked.envs.shape[0], frames), np.int64)
+    arithmetic.windows(
+        picked.envs, picked.positions, pool.steps, pool.flags, pool.final, pool.prefix,
+        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
+    )  # fmt: skip
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = leaf.window(frames)
+    if picked.run == 1:
+        shape, stride = (rows.shape[0], *shape), (size, *stride)
+    else:
+        shape, stride = (rows.shape[0], picked.run, *shape), (size, hop, *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, hop)
+
+
+def read_pairs(
+    pool: FramePool,
+    leaf: Leaf,
+    outputs: OutputPool,
+    picked: Picked,
+    ahead: Int64s,
+    batch: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """Observations and those ``ahead`` steps later, each (*batch, …). Memory is one gather, the two do not overlap."""
+    frames = 2 * leaf.frames
+    envs, positions = picked.envs, picked.positions
+    if picked.run > 1:
+        envs = np.repeat(envs, picked.run)
+        positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
+    rows = np.empty((envs.shape[0], frames), np.int64)
+    arithmetic.observation_pairs(
+        envs, positions, ahead, pool.steps, pool.flags, pool.final, pool.prefix,
+        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
+    )  # fmt: skip
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = leaf.window(frames)
+    shape, stride = (*batch, *shape), (*(size * step for step in strides(batch)), *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, leaf.frames * hop)
+
+
+def read_observations(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
+    """Observations (B, …) of the rows (B, K) of their frames."""
+    return read_frames(rows, leaf, outputs, index).view(index.shape[0], *leaf.observed.shape)
+
+
+def read_frames(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
+    """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
+    block = outputs.take(index.size * rows.row_bytes)
+    rows.read(index, leaf.outer, block)
+    return torch.from_numpy(block).view(leaf.frame.dtype)
+
+
+def read_array(rows: Rows, spec: ArraySpec, index: Int64s, batch: tuple[int, ...]) -> Tensor:
+    """Rows of a plain array, fresh: (*batch, …)."""
+    out = np.empty(index.shape[0] * rows.row_bytes, np.uint8)
+    rows.read(index[:, None], 1, out)
+    return torch.from_numpy(out).view(spec.dtype).view(*batch, *spec.shape)

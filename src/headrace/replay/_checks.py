@@ -1,0 +1,142 @@
+"""The boundary of the stores: what ``extend`` takes, checked once, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace._kernels.gather import Bools
+from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
+from headrace.replay._spec import LEAF_SEPARATOR, ArraySpec, Autoreset, Leaf
+from headrace.types import Step
+
+NestedObs: TypeAlias = "Tensor | Mapping[str, NestedObs]"
+"""One tensor (N, …), or names to such, nested as deep as the space is."""
+
+
+_NUMBER = ArraySpec((), torch.float32)
+_FLAG = ArraySpec((), torch.bool)
+
+
+class Transition(NamedTuple):
+    """One step of all N environments, checked. Tensors are borrowed from the caller."""
+
+    obs: dict[str, Tensor]
+    next_obs: dict[str, Tensor]
+    final_obs: dict[str, Tensor]
+    """Read only where an active row is done."""
+    action: Tensor
+    reward: Tensor
+    terminated: Bools
+    truncated: Bools
+    active: Bools | None
+
+
+def check_transition(
+    leaves: tuple[Leaf, ...],
+    action_spec: ArraySpec,
+    num_envs: int,
+    autoreset: Autoreset,
+    obs: NestedObs,
+    action: Tensor,
+    step: Step,
+    active: Tensor | None,
+) -> Transition:
+    """Check what ``extend`` was given, and find the true last observations."""
+    flat = flatten_obs(leaves, obs, "obs", num_envs)
+    flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
+    check_array(action, action_spec, "action", num_envs)
+    check_array(step.reward, _NUMBER, "step.reward", num_envs)
+    check_array(step.terminated, _FLAG, "step.terminated", num_envs)
+    check_array(step.truncated, _FLAG, "step.truncated", num_envs)
+    if active is not None:
+        check_array(active, _FLAG, "active", num_envs)
+    terminated, truncated = step.terminated.numpy(), step.truncated.numpy()
+    done = terminated | truncated
+    if active is not None:
+        done = done & active.numpy()
+    final = flat_next
+    if autoreset == "same_step" and np.count_nonzero(done):
+        if "final_obs" not in step.info or "_final_obs" not in step.info:
+            raise LifecycleError(
+                "step.info: expected final_obs and _final_obs in a step that ends an episode; keep final_obs=True when "
+                'you make the environment, or say autoreset="disabled" if step.obs is the last observation itself'
+            )
+        given = step.info["_final_obs"]
+        check_array(given, _FLAG, "step.info['_final_obs']", num_envs)
+        missing = (done & ~given.numpy()).nonzero()[0].tolist()
+        if missing:
+            raise ShapeError(f"step.info['_final_obs']: expected every environment that ended, missing {missing}")
+        final = flatten_obs(leaves, step.info["final_obs"], "step.info['final_obs']", num_envs)
+    return Transition(
+        obs=flat,
+        next_obs=flat_next,
+        final_obs=final,
+        action=action,
+        reward=step.reward,
+        terminated=terminated,
+        truncated=truncated,
+        active=None if active is None else active.numpy(),
+    )
+
+
+def flatten_obs(leaves: tuple[Leaf, ...], obs: NestedObs, what: str, num_envs: int) -> dict[str, Tensor]:
+    """Leaf name → (N, …), every leaf present and as declared.
+
+    A store declared over one bare array also takes a dict of one group: environments always give a dict.
+    """
+    flat: dict[str, Tensor] = {}
+    for leaf in leaves:
+        found = _find(obs, leaf.path, what)
+        check_array(found, leaf.observed, f"{what}[{leaf.name!r}]" if leaf.name else what, num_envs)
+        flat[leaf.name] = found
+    return flat
+
+
+def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> None:
+    """Raise unless ``array`` is a contiguous CPU tensor (N, *spec.shape) of the declared dtype."""
+    if not isinstance(array, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        raise DtypeError(f"{what}: expected a torch tensor, got {type(array).__name__}; use torch.as_tensor")
+    if array.shape != (num_envs, *spec.shape):
+        raise ShapeError(
+            f"{what}: expected {(num_envs, *spec.shape)}, got {tuple(array.shape)}; "
+            "pass one row per environment, inactive ones included (their rows are ignored)"
+        )
+    if array.dtype != spec.dtype:
+        raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
+    if not array.is_cpu:
+        raise DeviceError(f"{what}: expected a tensor on the CPU, got {array.device}; call .cpu()")
+    if not array.is_contiguous():
+        raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
+
+
+def check_sizes(capacity: int, num_envs: int, n_step: int, gamma: float) -> None:
+    """Raise unless the sizes of a replay buffer can work."""
+    if num_envs < 1:
+        raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
+    if capacity < num_envs or capacity % num_envs:
+        near = max(capacity // num_envs, 1) * num_envs
+        raise ConfigError(
+            f"capacity: expected a positive multiple of num_envs ({num_envs}), as each environment has a ring of its "
+            f"own, got {capacity}; use for example {near}"
+        )
+    if n_step < 1:
+        raise ConfigError(f"n_step: expected at least 1, got {n_step}")
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma: expected a discount between 0 and 1, got {gamma}")
+
+
+def _find(obs: NestedObs, path: tuple[str, ...], what: str) -> Tensor:
+    found = obs
+    for name in path:
+        if isinstance(found, Tensor) or name not in found:
+            got = "one tensor" if isinstance(found, Tensor) else sorted(found)
+            raise ShapeError(f"{what}: expected an observation named {LEAF_SEPARATOR.join(path)!r}, got {got}")
+        found = found[name]
+    if isinstance(found, Mapping) and not path and len(found) == 1:
+        found = next(iter(found.values()))
+    return cast("Tensor", found)

@@ -1,0 +1,99 @@
+"""The compact form: batches without ``("next", observation)``, as TorchRL's ``compact_obs`` collects them.
+
+Three forms of the same data, each with its price:
+
+- :class:`headrace.replay.ReplayBuffer`: every frame once, exact everywhere, with every sampler and n-step.
+- compact (here): half the size of usual batches. The next observation is taken from the following entry of the *same
+  batch*, so it is missing at ends, at the last entry, and nearly everywhere in a randomly sampled batch.
+- :mod:`headrace.replay._delta`: next observations as differences; present everywhere, rounded to the dtype of the
+  difference, and larger than compact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from headrace.errors import ConfigError, DataError, DtypeError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+_KEPT = ("reward", "done", "terminated", "truncated", "cut")
+_WANTED = (("collector", "traj_ids"), "step_count", ("next", "done"))
+
+
+def drop_next(batch: TensorDict) -> TensorDict:
+    """The batch without its next observations; reward and flags stay. Tensors are shared with ``batch``."""
+    out, after = batch.copy(), node(batch, "next")
+    out["next"] = after.select(*(name for name in _KEPT if name in after.keys()))  # noqa: SIM118  (not a dict)
+    return out
+
+
+def node(batch: TensorDict, key: str) -> TensorDict:
+    """A nested ``TensorDict``; :class:`DataError` where the key is missing or is a tensor."""
+    value = batch.get(key, None)
+    if value is None or isinstance(value, Tensor):
+        raise DataError(f"batch: expected a nested {key!r}, got {'nothing' if value is None else 'a tensor'}")
+    return cast("TensorDict", value)
+
+
+def reconstruct_next(batch: TensorDict, *, fill_value: float = math.nan, n_step: int = 1) -> TensorDict:
+    """Put next observations back into a compact batch, from the following entry along its last batch axis.
+
+    An entry's next observation is the observation of the entry after it, where that is the next step of the same
+    trajectory: the same ``("collector", "traj_ids")``, not done, and ``step_count`` one higher (two slices of one
+    trajectory that happen to lie side by side are not joined). Everywhere else it is ``fill_value``.
+
+    Args:
+        batch: with ``observation``, ``("collector", "traj_ids")``, ``step_count`` and ``("next", "done")``.
+        fill_value: for entries whose successor is not there. NaN by default; integer observations need a number.
+        n_step: only 1 can be had from this form.
+
+    Returns:
+        A batch that shares everything else with the given one. See :class:`headrace.replay.ReplayBuffer` for a store
+        that needs no filling, and :mod:`headrace.replay._delta` for differences.
+    """
+    if n_step != 1:
+        raise ConfigError(
+            f"reconstruct_next: n_step={n_step} cannot be had from compact batches: the observation n steps later is "
+            "rarely in the batch, and rewards between are lost; use ReplayBuffer(n_step=…)"
+        )
+    for key in _WANTED:
+        if batch.get(key, None) is None:
+            raise DataError(
+                f"reconstruct_next: expected {key!r} in the batch; without it neighbors cannot be told apart"
+            )
+    axis = batch.dim() - 1
+    if axis < 0 or batch.shape[axis] == 0:
+        raise DataError(f"reconstruct_next: expected a batch with entries, got shape {tuple(batch.shape)}")
+    traj, count, done = (cast("Tensor", batch.get(key)).reshape(batch.shape) for key in _WANTED)
+    joined = torch.zeros(batch.shape, dtype=torch.bool)
+    last = batch.shape[axis] - 1
+    same = traj.narrow(axis, 0, last) == traj.narrow(axis, 1, last)
+    next_step = count.narrow(axis, 0, last) + 1 == count.narrow(axis, 1, last)
+    joined.narrow(axis, 0, last).copy_(same & next_step & ~done.narrow(axis, 0, last))
+    out = batch.copy()
+    out["next"] = node(batch, "next").copy()
+    out["next", "observation"] = _fill(batch["observation"], joined, axis, fill_value)
+    return out
+
+
+def _fill(obs: Tensor | TensorDict, joined: Tensor, axis: int, fill_value: float) -> Tensor | TensorDict:
+    if not isinstance(obs, Tensor):
+        out = obs.empty()
+        for name, value in obs.items():
+            out[name] = _fill(cast("Tensor", value), joined, axis, fill_value)
+        return out
+    dtype = cast("torch.dtype", obs.dtype)
+    if not dtype.is_floating_point and (math.isnan(fill_value) or fill_value != int(fill_value)):
+        raise DtypeError(
+            f"reconstruct_next: expected a whole number as fill_value for {dtype} observations, got {fill_value}; "
+            "choose one, or keep the frames in a ReplayBuffer, which has nothing to fill"
+        )
+    moved = torch.roll(obs, -1, dims=axis)
+    mask = joined.reshape(*joined.shape, *([1] * (obs.dim() - joined.dim())))
+    return torch.where(mask, moved, torch.full((), fill_value, dtype=dtype))

@@ -1,0 +1,170 @@
+"""Where the bytes live: anonymous memory, files on disk, or a checkpoint mapped copy-on-write."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from headrace._kernels.gather import Bytes
+from headrace.errors import CapacityError, DataError
+
+_SUFFIX = ".bin"
+_HUGE_PAGE = 1 << 21
+
+
+class Memory(Protocol):
+    """Hands out named, zeroed blocks of bytes. A block lives as long as an array over it."""
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """A block of ``nbytes`` bytes, zeros where nothing was written; untouched pages cost nothing."""
+        ...
+
+    def stored(self, name: str, /) -> Bytes | None:
+        """A block of any size that a checkpoint has; None where there is no checkpoint."""
+        ...
+
+    def free_bytes(self) -> int:
+        """How much can still be written."""
+        ...
+
+    def flush(self) -> None:
+        """Write out what a file system keeps in its cache."""
+        ...
+
+
+class RamMemory:
+    """Anonymous memory. Pages appear when they are first written."""
+
+    def allocate(self, _name: str, nbytes: int, /) -> Bytes:
+        """See :class:`Memory`."""
+        return anonymous(nbytes)
+
+    def stored(self, _name: str, /) -> Bytes | None:
+        """See :class:`Memory`."""
+        return None
+
+    def free_bytes(self) -> int:
+        """What the kernel says is available."""
+        return available_memory()
+
+    def flush(self) -> None:
+        """Nothing outlives the process."""
+
+
+class FileMemory:
+    """Sparse files in one directory, shared with the page cache: what was written survives the process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._maps: list[mmap.mmap] = []
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """Map the file of this name, made sparse at first; see :class:`Memory`."""
+        path = self.directory / (name + _SUFFIX)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size not in (0, nbytes):
+                raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the store was made with another layout")
+            if size == 0:
+                os.ftruncate(descriptor, nbytes)
+            self._maps.append(mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED))
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(self._maps[-1], np.uint8)
+
+    def stored(self, _name: str, /) -> Bytes | None:
+        """See :class:`Memory`."""
+        return None
+
+    def free_bytes(self) -> int:
+        """Free space of the file system."""
+        return shutil.disk_usage(self.directory).free
+
+    def flush(self) -> None:
+        """Sync every file, the commit record last."""
+        for block in reversed(self._maps):
+            block.flush()
+
+
+class CheckpointMemory:
+    """Files of a saved buffer, mapped copy-on-write: read when touched, never written back."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """Map the saved block, or anonymous memory where the checkpoint has none; see :class:`Memory`."""
+        path = self.directory / (name + _SUFFIX)
+        if not path.exists():
+            return anonymous(nbytes)
+        size = path.stat().st_size
+        if size != nbytes:
+            raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the checkpoint is incomplete")
+        return _copy_on_write(path)
+
+    def stored(self, name: str, /) -> Bytes | None:
+        """See :class:`Memory`."""
+        path = self.directory / (name + _SUFFIX)
+        if not path.exists():
+            return None
+        return _copy_on_write(path) if path.stat().st_size else np.empty(0, np.uint8)
+
+    def free_bytes(self) -> int:
+        """Changed pages are private memory."""
+        return available_memory()
+
+    def flush(self) -> None:
+        """The checkpoint is never written to."""
+
+
+class OutputPool:
+    """Memory for samples, used again once nobody holds the sample.
+
+    A fresh allocation of some megabytes costs more in page faults than the copy into it. Each block is a numpy array;
+    a tensor made from it keeps a reference, so a block with no reference but ours is free. ``keep`` blocks are held.
+    """
+
+    def __init__(self, keep: int = 8) -> None:
+        self._keep = keep
+        self._blocks: list[Bytes] = []
+
+    def take(self, nbytes: int) -> Bytes:
+        """A block of exactly ``nbytes`` bytes with old content; it is the caller's until its last reference goes."""
+        for index in range(len(self._blocks)):
+            block = self._blocks[index]
+            # three references: the list, the variable, the argument of getrefcount itself
+            if block.nbytes == nbytes and sys.getrefcount(block) == 3:
+                self._blocks.append(self._blocks.pop(index))
+                return block
+        block = anonymous(nbytes)
+        self._blocks.append(block)
+        del self._blocks[: -self._keep]
+        return block
+
+
+def anonymous(nbytes: int) -> Bytes:
+    """Zeroed private memory, in huge pages where the kernel agrees."""
+    block = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= 2 * _HUGE_PAGE:
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8, nbytes)
+
+
+def _copy_on_write(path: Path) -> Bytes:
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping, from ``/proc/meminfo``."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise CapacityError("/proc/meminfo: expected a line MemAvailable; cannot tell how much memory is free")

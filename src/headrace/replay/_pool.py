@@ -1,0 +1,347 @@
+"""The frame pool: per-environment rings in which every frame is written once, and a side table for true last frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from headrace._kernels.gather import ZERO_ROW, Bools, Bytes, Int64s
+from headrace.replay import _arithmetic as arithmetic
+from headrace.replay._arithmetic import ENDED, NO_ROW, Flags, Int32s
+from headrace.replay._memory import Memory
+from headrace.replay._rows import Rows
+from headrace.replay._spec import Leaf
+
+MakeRows = Callable[[str, int, int], Rows]
+"""(name, bytes of a row, rows to reserve) → rows."""
+
+
+class Written(NamedTuple):
+    """What one write did, for whoever keeps an index: n rows. The arrays are borrowed: read them, keep copies."""
+
+    env_ids: Int64s
+    positions: Int64s
+    """The transition's number in its environment, from 0."""
+    rows: Int64s
+    steps: Int32s
+    """Index of the transition in its trajectory."""
+    ended: Bools
+    """This transition is the last of its trajectory."""
+    cut: Bools
+    """The transition *before* this one turned out to be the last of its trajectory."""
+
+
+class SideTable:
+    """Numbers of side rows: single ones for last frames, blocks for the history of trajectories joined midway.
+
+    A freed row is used again only after the write that freed it is complete, so that a crash in between finds every
+    row of the last consistent state untouched.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.high = 0
+        self.singles: list[int] = []
+        self._blocks: list[int] = []
+        self._waiting: list[int] = []
+        self._waiting_blocks: list[int] = []
+
+    @property
+    def used(self) -> int:
+        """Rows in use."""
+        idle = len(self.singles) + len(self._waiting)
+        return self.high - idle - self.block * (len(self._blocks) + len(self._waiting_blocks))
+
+    def take(self, count: int) -> Int64s:
+        """``count`` single rows."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self.singles.pop() if self.singles else self._grow(1)
+        return rows
+
+    def take_blocks(self, count: int) -> Int64s:
+        """The first rows of ``count`` blocks."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
+        return rows
+
+    def free(self, rows: Int64s, blocks: Int64s) -> None:
+        """Give rows and blocks back; NO_ROW entries mean nothing."""
+        self._waiting.extend(int(row) for row in rows[rows >= 0])
+        self._waiting_blocks.extend(int(row) for row in blocks[blocks >= 0])
+
+    def settle(self) -> None:
+        """The write is complete: what it freed may be used."""
+        if self._waiting or self._waiting_blocks:
+            self.singles += self._waiting
+            self._blocks += self._waiting_blocks
+            self._waiting, self._waiting_blocks = [], []
+
+    def _grow(self, count: int) -> int:
+        self.high += count
+        return self.high - count
+
+
+class _Plan:
+    """What writing a leaf needs, worked out once."""
+
+    def __init__(self, leaf: Leaf, rows: Rows) -> None:
+        self.name, self.rows = leaf.name, rows
+        self.frames, self.outer, self.zero_filled = leaf.frames, leaf.outer, leaf.zero_filled
+        # frames of a stack lie one after another, or are interleaved
+        self._interleaved = leaf.stack if leaf.outer > 1 else None
+
+    def write(self, rows: Int64s, stacks: Tensor, index: Int64s, frame: int) -> None:
+        """Write frame ``frame`` of ``stacks[index[i]]`` to ``rows[i]``."""
+        if self._interleaved is None:
+            self.rows.write(rows, stacks, index, frame * self.rows.row_bytes)
+        else:
+            self.rows.write(rows, self._interleaved.frame(stacks, frame).contiguous(), index)
+
+
+class _Seen:
+    """The observations that were written last, to know them again."""
+
+    def __init__(self, obs: Mapping[str, Tensor], active: Bools | None) -> None:
+        self.active = None if active is None else active.copy()
+        self._tensors = [(name, value, _version(value)) for name, value in obs.items()]
+
+    def is_same(self, obs: Mapping[str, Tensor]) -> bool:
+        """Whether these are the same tensors, and nothing was written to them in between."""
+        return all(
+            obs[name] is value and version is not None and _version(value) == version
+            for name, value, version in self._tensors
+        )
+
+
+def _version(value: Tensor) -> int | None:
+    """How often torch has changed a tensor in place; None where it does not count."""
+    return None if value.is_inference() else value._version  # pyright: ignore[reportPrivateUsage]  # there is no other
+
+
+class FramePool:
+    """Owns the frames, the side table and the trajectory bookkeeping of N environments.
+
+    ``counts`` int64 (N,) is the number of transitions ever written per environment; the last ``length`` of them are
+    stored. The per-slot arrays are (N, slots); see :mod:`headrace.replay._arithmetic` for the layout.
+    """
+
+    def __init__(self, leaves: tuple[Leaf, ...], num_envs: int, length: int, memory: Memory, make: MakeRows) -> None:
+        self.leaves = leaves
+        self.memory = memory
+        self.num_envs = num_envs
+        self.length = length
+        deepest = max(leaf.frames for leaf in leaves)
+        self.history = deepest - 1
+        self.slots = slots_per_env(length, deepest)
+        self.first_side_row = num_envs * self.slots
+        self.side = SideTable(self.history)
+        self.rows = {
+            leaf.name: make(f"frames{i}", leaf.frame.nbytes, self.first_side_row) for i, leaf in enumerate(leaves)
+        }
+        self.counts = np.zeros(num_envs, np.int64)
+        self.trajectories = np.zeros(num_envs, np.int64)
+        shape = (num_envs, self.slots)
+        self._blocks = {
+            name: memory.allocate(name, num_envs * self.slots * np.dtype(dtype).itemsize)
+            for name, dtype in (("flags", np.uint8), *((name, np.int32) for name in _INT32_FIELDS))
+        }
+        self.flags: Flags = self._blocks["flags"].reshape(shape)
+        self.steps, self.trajectory, self.final, self.prefix = (
+            self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
+        )
+        self._all = np.arange(num_envs)
+        self._nowhere = np.full(num_envs, NO_ROW)
+        self._none = np.zeros(num_envs, np.bool_)
+        self._flat_steps = self.steps.reshape(-1)
+        self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
+        self._seen: _Seen | None = None
+
+    def lengths(self) -> Int64s:
+        """Transitions stored, per environment."""
+        return np.minimum(self.counts, self.length)
+
+    def oldest(self) -> Int64s:
+        """Position of the oldest stored transition, per environment."""
+        return np.maximum(self.counts - self.length, 0)
+
+    def blocks(self) -> dict[str, Bytes]:
+        """The bookkeeping arrays by name, for saving."""
+        return dict(self._blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames (rings in full, side rows as far as they were ever used) and bookkeeping."""
+        rows = self.first_side_row + self.side.high
+        return sum(space.nbytes(rows) for space in self.rows.values()) + sum(b.nbytes for b in self._blocks.values())
+
+    def clear(self) -> None:
+        """Forget every transition; memory stays."""
+        self.counts[:] = 0
+        self.side = SideTable(self.history)
+        self._seen = None
+
+    def write(
+        self,
+        obs: Mapping[str, Tensor],
+        next_obs: Mapping[str, Tensor],
+        final_obs: Mapping[str, Tensor],
+        terminated: Bools,
+        truncated: Bools,
+        active: Bools | None,
+    ) -> Written:
+        """Store one transition of every active environment; arguments were checked by the caller, rows are N.
+
+        ``final_obs`` is read where a transition ends its episode, ``next_obs`` elsewhere and as the first frame that
+        follows. Observations that the ring has already are compared, not copied: normally that is every ``obs``.
+        """
+        ids = self._all if active is None else active.nonzero()[0]
+        n = ids.shape[0]
+        rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
+        beginning = arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
+        starts, cut = fresh, self._none[:n]
+        doubtful = self._doubtful(obs, ids, fresh)
+        if doubtful.shape[0]:
+            starts = fresh.copy()
+            self._compare(obs, ids, doubtful, starts)
+            cut = starts & ~fresh
+            beginning = np.count_nonzero(starts)
+        prefixes = finals = self._nowhere[:n]
+        if beginning:
+            prefixes = np.full(n, NO_ROW)
+            if np.count_nonzero(cut):
+                self._break_off(ids[cut], rows[cut])
+            self._write_newest(rows[starts], obs, ids[starts])
+            if self.history:
+                self._store_history(obs, ids, rows, starts, prefixes)
+        ended = terminated | truncated
+        if active is not None:
+            ended = ended[ids]
+        if np.count_nonzero(ended):
+            finals = np.full(n, NO_ROW)
+            finals[ended] = self.side.take(int(ended.sum()))
+            self._reserve()
+            self._write_newest(self.first_side_row + finals[ended], final_obs, ids[ended])
+        self._write_newest(nexts, next_obs, ids)
+        positions = self.counts[ids]
+        freed, freed_prefix = np.empty(n, np.int64), np.empty(n, np.int64)
+        some = arithmetic.advance(
+            ids, starts, terminated, truncated, finals, prefixes, self.length,
+            self.counts, self.trajectories, self.flags, self.steps, self.trajectory, self.final, self.prefix,
+            freed, freed_prefix,
+        )  # fmt: skip
+        if some:
+            self.side.free(freed, freed_prefix)
+        self._seen = _Seen(next_obs, active)
+        return Written(
+            env_ids=ids,
+            positions=positions,
+            rows=rows,
+            steps=self._flat_steps[rows],
+            ended=ended,
+            cut=cut,
+        )
+
+    def recover(self) -> None:
+        """Rebuild the side table from the bookkeeping arrays, after ``counts`` and ``trajectories`` were restored."""
+        taken: list[Int64s] = []
+        for e in range(self.num_envs):
+            count = int(self.counts[e])
+            stored = np.arange(max(count - self.length, 0), count) % self.slots
+            ended = stored[(self.flags[e, stored] & ENDED) != 0]
+            taken.append(self.final[e, ended].astype(np.int64))
+            reachable = np.arange(max(count - self.slots + 1, 0), count) % self.slots
+            blocks = self.prefix[e, reachable]
+            blocks = blocks[blocks >= 0].astype(np.int64)
+            taken.append((blocks[:, None] + np.arange(self.history)).reshape(-1))
+        used = np.concatenate(taken)
+        self.side = SideTable(self.history)
+        self.side.high = int(used.max()) + 1 if used.size else 0
+        idle = np.ones(self.side.high, np.bool_)
+        idle[used] = False
+        self.side.singles = idle.nonzero()[0].tolist()
+        for space in self.rows.values():
+            space.reserve(self.first_side_row + self.side.high)
+
+    def _break_off(self, ids: Int64s, rows: Int64s) -> None:
+        """End trajectories at their newest transition: the frame after it moves to the side table.
+
+        The order matters to a crash in between: the copy, then the link, then the flag that makes both count.
+        """
+        side = self.side.take(ids.shape[0])
+        self._reserve()
+        for space in self.rows.values():
+            space.move(self.first_side_row + side, rows)
+        last = (self.counts[ids] - 1) % self.slots
+        self.final[ids, last] = side
+        self.flags[ids, last] |= arithmetic.CUT
+
+    def _store_history(
+        self, obs: Mapping[str, Tensor], ids: Int64s, rows: Int64s, starts: Bools, prefixes: Int64s
+    ) -> None:
+        """Keep the older frames of stacks that do not look like the start of an episode; sets ``prefixes``.
+
+        The newest frame of each stack is in ``rows`` already: at the start of an episode it is all there is.
+        """
+        where = starts.nonzero()[0]
+        joined = np.zeros(where.shape[0], np.bool_)
+        stacked = [plan for plan in self._plans if plan.frames > 1]
+        for plan in stacked:
+            expected = np.repeat(rows[where, None], plan.frames, 1)
+            if plan.zero_filled:
+                expected[:, :-1] = ZERO_ROW
+            plan.rows.differ(expected, plan.outer, obs[plan.name], ids[where], joined)
+        if joined.any():
+            blocks = self.side.take_blocks(int(joined.sum()))
+            prefixes[where[joined]] = blocks
+            self._reserve()
+            for plan in stacked:
+                for k in range(plan.frames - 1):
+                    to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
+                    plan.write(to, obs[plan.name], ids[where[joined]], k)
+
+    def _doubtful(self, obs: Mapping[str, Tensor], ids: Int64s, fresh: Bools) -> Int64s:
+        """Which of the rows must be compared with the ring: all that go on, but those known to be the ring's content.
+
+        In the usual loop ``obs`` is the very tensor that was the last call's ``next_obs``, unchanged since.
+        """
+        seen = self._seen
+        if seen is None or not seen.is_same(obs):
+            return (~fresh).nonzero()[0]
+        if seen.active is None:
+            return self._all[:0]
+        return (~fresh & ~seen.active[ids]).nonzero()[0]
+
+    def _compare(self, obs: Mapping[str, Tensor], ids: Int64s, doubtful: Int64s, starts: Bools) -> None:
+        """Set ``starts`` where an observation is not, bit for bit, the one that the ring expects next."""
+        at = ids[doubtful]
+        differs = np.zeros(at.shape[0], np.bool_)
+        for plan in self._plans:
+            expected = np.empty((at.shape[0], plan.frames), np.int64)
+            arithmetic.pending(
+                at, differs, self.counts, self.steps, self.flags, self.final, self.prefix,
+                plan.frames, plan.zero_filled, self.history, self.first_side_row, expected,
+            )  # fmt: skip
+            plan.rows.differ(expected, plan.outer, obs[plan.name], at, differs)
+        starts[doubtful] = differs
+
+    def _write_newest(self, rows: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
+        """Write the newest frame of every leaf."""
+        for plan in self._plans:
+            plan.write(rows, obs[plan.name], index, plan.frames - 1)
+
+    def _reserve(self) -> None:
+        for space in self.rows.values():
+            space.reserve(self.first_side_row + self.side.high)
+
+
+_INT32_FIELDS = ("steps", "trajectory", "final", "prefix")
+
+
+def slots_per_env(length: int, frames: int) -> int:
+    """EpisodeState of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
+    return length + frames + 1

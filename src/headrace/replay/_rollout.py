@@ -1,0 +1,303 @@
+"""The on-policy store: T steps of N environments, every frame once, handed to a learner and filled again."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace import rng
+from headrace._kernels.gather import ZERO_ROW, Int64s
+from headrace.errors import ConfigError, LifecycleError, ShapeError
+from headrace.replay import _arithmetic as arithmetic
+from headrace.replay._arithmetic import CUT, ENDED
+from headrace.replay._batches import Branch, put_leaf, read_observations, tree
+from headrace.replay._checks import NestedObs, check_array, check_transition
+from headrace.replay._memory import OutputPool, RamMemory
+from headrace.replay._pool import FramePool
+from headrace.replay._rows import MappedRows
+from headrace.replay._spec import ArraySpec, Autoreset, Leaf, SpaceLike, array_spec, observation_leaves
+from headrace.types import Obs, StackSpec, Step
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A filled rollout as plain tensors; the receiver owns them. T steps, N environments, E ends inside.
+
+    Observations are by leaf name; the name is empty where the store was declared over one array.
+    """
+
+    obs: Obs
+    """(T, N, …): what the policy saw; zeros where the environment was not active."""
+    last_obs: Obs
+    """(N, …): what it would see next; zeros for environments that never acted."""
+    final_obs: Obs
+    """(E, …): true last observations of the trajectories that ended or were cut inside."""
+    final_step: Tensor
+    """int64 (E,): the step of each of them."""
+    final_env: Tensor
+    """int64 (E,)."""
+    action: Tensor
+    """(T, N, …)."""
+    reward: Tensor
+    """float32 (T, N)."""
+    terminated: Tensor
+    """bool (T, N): do not bootstrap."""
+    truncated: Tensor
+    """bool (T, N): bootstrap from ``final_obs``."""
+    cut: Tensor
+    """bool (T, N): the caller reset in between; to an estimator this is a truncation: give it ``truncated | cut``."""
+    active: Tensor
+    """bool (T, N)."""
+    extras: Obs
+    """(T, N, …): what was declared as extras."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistinctObservations:
+    """Each observation of a rollout once, so that one forward pass gives V(s) and V(s'). D ≈ T·N + N + ends."""
+
+    obs: Obs
+    """(D, …)."""
+    index: Tensor
+    """int64 (T, N): ``values[index]`` is V(s). Rows that were not active point at row 0: mask them."""
+    next_index: Tensor
+    """int64 (T, N): ``values[next_index]`` is V(s'), of the true next observation also at ends and cuts."""
+
+
+class RolloutBuffer:
+    """T×N transitions over a frame pool, dense with an ``active`` mask; filled with ``extend``, emptied with ``clear``.
+
+    Stacks, next observations and true last observations are index arithmetic, as in
+    :class:`~headrace.replay.ReplayBuffer`; a rollout that begins in the middle of an episode keeps the older frames of
+    its first stacks. Fields that the learner wants per step (log-probabilities, hidden states) are declared as
+    ``extras``.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        num_envs: int,
+        observation: SpaceLike,
+        action: SpaceLike,
+        *,
+        stack: Mapping[str, StackSpec] | StackSpec | None = None,
+        extras: Mapping[str, ArraySpec] | None = None,
+        autoreset: Autoreset = "same_step",
+    ) -> None:
+        """Make an empty buffer for ``steps`` steps; other arguments as in :class:`~headrace.replay.ReplayBuffer`."""
+        if steps < 1 or num_envs < 1:
+            raise ConfigError(f"RolloutBuffer: expected steps >= 1 and num_envs >= 1, got {steps} and {num_envs}")
+        self.steps, self.num_envs = steps, num_envs
+        self.autoreset: Autoreset = autoreset
+        self.leaves = observation_leaves(observation, stack)
+        self.action_spec = array_spec(action, "action")
+        self._extra_specs = dict(extras or {})
+        memory = RamMemory()
+
+        def make(name: str, row_bytes: int, rows: int) -> MappedRows:
+            return MappedRows(memory, name, row_bytes, rows)
+
+        self._pool = FramePool(self.leaves, num_envs, steps, memory, make)
+        self._outputs = OutputPool()
+        self._filled = 0
+        grid = (steps, num_envs)
+        self._position = np.full(grid, -1, np.int64)
+        self._action = torch.zeros(*grid, *self.action_spec.shape, dtype=self.action_spec.dtype)
+        self._reward = torch.zeros(grid)
+        self._terminated, self._truncated, self._active = (torch.zeros(grid, dtype=torch.bool) for _ in range(3))
+        self._extras = {
+            name: torch.zeros(*grid, *spec.shape, dtype=spec.dtype) for name, spec in self._extra_specs.items()
+        }
+
+    def __len__(self) -> int:
+        """Steps filled."""
+        return self._filled
+
+    @property
+    def full(self) -> bool:
+        """Whether all T steps are there."""
+        return self._filled == self.steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames, side rows used so far, bookkeeping and dense fields."""
+        dense = [self._action, self._reward, self._terminated, self._truncated, self._active, *self._extras.values()]
+        return self._pool.nbytes + self._position.nbytes + sum(tensor.nbytes for tensor in dense)
+
+    def clear(self) -> None:
+        """Begin the next rollout."""
+        self._pool.clear()
+        self._filled = 0
+
+    def extend(
+        self,
+        obs: NestedObs,
+        action: Tensor,
+        step: Step,
+        active: Tensor | None = None,
+        extras: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Store one step of all environments; see :meth:`headrace.replay.ReplayBuffer.extend`.
+
+        ``extras``: (N, …) each, all that were declared. Everything is copied.
+        """
+        if self.full:
+            raise LifecycleError(f"extend: all {self.steps} steps are filled; hand them over, then call clear()")
+        given = dict(extras or {})
+        if set(given) != set(self._extra_specs):
+            raise ShapeError(f"extras: expected {sorted(self._extra_specs)}, as declared, got {sorted(given)}")
+        for name, spec in self._extra_specs.items():
+            check_array(given[name], spec, f"extras[{name!r}]", self.num_envs)
+        checked = check_transition(
+            self.leaves, self.action_spec, self.num_envs, self.autoreset, obs, action, step, active
+        )  # fmt: skip
+        write = self._pool.write(
+            checked.obs, checked.next_obs, checked.final_obs, checked.terminated, checked.truncated, checked.active
+        )
+        self._pool.side.settle()
+        t = self._filled
+        acted = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active
+        self._position[t] = -1
+        self._position[t, write.env_ids] = write.positions
+        self._active[t] = acted
+        self._reward[t] = torch.where(acted, step.reward, 0.0)
+        self._terminated[t] = step.terminated & acted
+        self._truncated[t] = step.truncated & acted
+        at = torch.from_numpy(write.env_ids)
+        for to, source in ((self._action, action), *((self._extras[name], given[name]) for name in given)):
+            to[t].zero_()
+            to[t, at] = source[at]
+        self._filled += 1
+
+    def rollout(self) -> Rollout:
+        """Everything stored so far, as fresh plain tensors. Stacks are written out: K frames per observation."""
+        t = self._filled
+        envs, positions, _ = self._acted()
+        ends, cut = self._ends(envs, positions)
+        live = self._position[:t].reshape(-1) >= 0
+        obs: Obs = {}
+        last: Obs = {}
+        final: Obs = {}
+        for leaf in self.leaves:
+            table = np.full((t * self.num_envs, leaf.frames), ZERO_ROW)
+            windows = self._windows(leaf, envs, positions)
+            table[live] = windows[:, :-1]
+            obs[leaf.name] = self._read(leaf, table).unflatten(0, (t, self.num_envs))
+            last[leaf.name] = self._read(leaf, self._last(leaf))
+            final[leaf.name] = self._read(leaf, windows[ends, 1:])
+        where = live.nonzero()[0]
+        cuts = torch.zeros(t * self.num_envs, dtype=torch.bool)
+        cuts[torch.from_numpy(where)] = torch.from_numpy(cut)
+        step, env = np.divmod(where[ends], self.num_envs)
+        return Rollout(
+            obs=obs,
+            last_obs=last,
+            final_obs=final,
+            final_step=torch.from_numpy(step),
+            final_env=torch.from_numpy(env),
+            action=self._action[:t].clone(),
+            reward=self._reward[:t].clone(),
+            terminated=self._terminated[:t].clone(),
+            truncated=self._truncated[:t].clone(),
+            cut=cuts.view(t, self.num_envs),
+            active=self._active[:t].clone(),
+            extras={name: value[:t].clone() for name, value in self._extras.items()},
+        )
+
+    def distinct_observations(self) -> DistinctObservations:
+        """Every observation once, and where V(s) and V(s') of each step are among them."""
+        t = self._filled
+        envs, positions, flat = self._acted()
+        ends, _ = self._ends(envs, positions)
+        count, heads = envs.shape[0], self._pool.counts > 0
+        if count == 0:
+            raise LifecycleError("distinct_observations: nothing is stored; extend() the buffer first")
+        # rows: one per transition, then one per environment that acted (what follows its last one), then the ends
+        head_row = count + np.cumsum(heads) - 1
+        where = np.full((self.num_envs, self.steps + 1), 0)
+        where[envs, positions] = np.arange(count)
+        where[heads, self._pool.counts[heads]] = head_row[heads]
+        following = where[envs, positions + 1]
+        following[ends] = count + int(heads.sum()) + np.arange(ends.sum())
+        index, next_index = np.zeros((2, t * self.num_envs), np.int64)
+        index[flat], next_index[flat] = np.arange(count), following
+        obs: Obs = {}
+        for leaf in self.leaves:
+            windows = self._windows(leaf, envs, positions)
+            table = np.concatenate([windows[:, :-1], self._last(leaf)[heads], windows[ends, 1:]])
+            obs[leaf.name] = self._read(leaf, table)
+        grid = (t, self.num_envs)
+        return DistinctObservations(
+            obs=obs, index=torch.from_numpy(index).view(grid), next_index=torch.from_numpy(next_index).view(grid)
+        )
+
+    def minibatches(self, count: int, *, seed: int, epoch: int = 0) -> Generator[TensorDict]:
+        """All active transitions in random order, in ``count`` batches of nearly the same size.
+
+        Keys: ``observation``, ``action``, the extras, and ``place`` (t · N + e), which indexes flattened (T, N) tensors
+        such as advantages. The order is a function of seed and epoch.
+        """
+        envs, positions, flat = self._acted()
+        total = flat.shape[0]
+        if not 1 <= count <= total:
+            raise ShapeError(
+                f"minibatches: expected a count between 1 and {total}, the transitions stored, got {count}"
+            )
+        bits = rng.random_bits(seed, torch.arange(total), "minibatches", epoch, 1)
+        order = bits[:, 0].argsort(stable=True).numpy()
+        for piece in np.array_split(order, count):
+            place = torch.from_numpy(flat[piece])
+            content: Branch = {"place": place, "action": self._action.flatten(0, 1)[place]}
+            content |= {name: value.flatten(0, 1)[place] for name, value in self._extras.items()}
+            for leaf in self.leaves:
+                rows = self._windows(leaf, envs[piece], positions[piece])[:, :-1]
+                put_leaf(content, leaf, self._read(leaf, np.ascontiguousarray(rows)))
+            yield tree(content, (piece.shape[0],))
+
+    def _acted(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Environment, position and place t · N + e of every stored transition, in the order of steps."""
+        grid = self._position[: self._filled]
+        step, env = (grid >= 0).nonzero()
+        return env, grid[step, env], step * self.num_envs + env
+
+    def _ends(self, envs: Int64s, positions: Int64s) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], ...]:
+        """Which transitions ended their trajectory, and which of them because they were cut."""
+        flags = self._pool.flags[envs, positions % self._pool.slots]
+        return (flags & ENDED) != 0, (flags & CUT) != 0
+
+    def _windows(self, leaf: Leaf, envs: Int64s, positions: Int64s) -> Int64s:
+        """Rows (M, K + 1) of observation and next observation."""
+        pool, rows = self._pool, np.empty((envs.shape[0], leaf.frames + 1), np.int64)
+        arithmetic.windows(
+            envs, positions, pool.steps, pool.flags, pool.final, pool.prefix,
+            leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
+        )  # fmt: skip
+        return rows
+
+    def _last(self, leaf: Leaf) -> Int64s:
+        """Rows (N, K) of what follows the newest transition; after an end, of an episode's first observation."""
+        pool, everyone = self._pool, np.arange(self.num_envs)
+        rows, nexts = np.empty((2, self.num_envs), np.int64)
+        fresh = np.empty(self.num_envs, np.bool_)
+        arithmetic.begin(everyone, pool.counts, pool.flags, rows, nexts, fresh)
+        table = np.repeat(rows[:, None], leaf.frames, 1)
+        if leaf.zero_filled:
+            table[:, :-1] = ZERO_ROW
+        arithmetic.pending(
+            everyone, fresh, pool.counts, pool.steps, pool.flags, pool.final, pool.prefix,
+            leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, table,
+        )  # fmt: skip
+        table[pool.counts == 0] = ZERO_ROW
+        return table
+
+    def _read(self, leaf: Leaf, rows: Int64s) -> Tensor:
+        """Observations (M, …) of rows (M, K)."""
+        return read_observations(self._pool.rows[leaf.name], leaf, self._outputs, np.ascontiguousarray(rows))

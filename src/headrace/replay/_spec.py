@@ -1,0 +1,267 @@
+"""What a store is told before it allocates: arrays, observation leaves, the whole description and its JSON form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from headrace.errors import ConfigError, DataError
+from headrace.types import StackSpec
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+Autoreset: TypeAlias = Literal["same_step", "disabled"]
+Codec: TypeAlias = Literal["lz4", "zstd"]
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+LEAF_SEPARATOR = "/"
+"""Joins the names of nested observations: ``{"camera": {"left": …}}`` is the leaf ``camera/left``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of one array of one environment, without the batch axis."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one such array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def to_json(self) -> Json:
+        """The JSON form; :meth:`from_json` reads it back."""
+        return {"shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_json(cls, data: Json) -> ArraySpec:
+        """Read the JSON form."""
+        if not isinstance(data, dict) or not isinstance(shape := data.get("shape"), list):
+            raise DataError(f"manifest: expected an array description with shape and dtype, got {data!r}")
+        dtype = getattr(torch, str(data.get("dtype")), None)
+        if not isinstance(dtype, torch.dtype):
+            raise DataError(f"manifest: expected the name of a torch dtype, got {data.get('dtype')!r}")
+        return cls(tuple(int(cast("int", size)) for size in shape), dtype)
+
+
+SpaceLike: TypeAlias = "Space[object] | ArraySpec | Mapping[str, SpaceLike]"
+"""One environment's observation or action: a Gymnasium space, an ``ArraySpec``, or a dict of either."""
+
+
+class Window(NamedTuple):
+    """Where the observations lie in a block of merged frames of one sample, counted in elements."""
+
+    shape: tuple[int, ...]
+    """Of one observation."""
+    stride: tuple[int, ...]
+    hop: int
+    """From one observation to the next."""
+    size: int
+    """Of the whole block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One array of the observation, and how its frames stack.
+
+    What every sample asks for is worked out once.
+    """
+
+    name: str
+    """Path, joined with ``/``; empty where the whole observation is one array."""
+    observed: ArraySpec
+    """What the environment gives: the stack, where there is one."""
+    stack: StackSpec | None
+
+    @cached_property
+    def frames(self) -> int:
+        """K: frames in one observation."""
+        return 1 if self.stack is None else self.stack.frames
+
+    @cached_property
+    def frame(self) -> ArraySpec:
+        """What is stored: the newest frame."""
+        if self.stack is None:
+            return self.observed
+        return ArraySpec(self.stack.frame_shape(self.observed.shape), self.observed.dtype)
+
+    @cached_property
+    def outer(self) -> int:
+        """Pieces into which a frame is cut so that stacks need no second pass; 1 where frames lie one after another."""
+        if self.stack is None:
+            return 1
+        shape = self.frame.shape
+        return math.prod(shape[: self.stack.axis(len(shape))])
+
+    @cached_property
+    def zero_filled(self) -> bool:
+        """Whether stacks begin with zeros rather than with their first frame."""
+        return self.stack is not None and self.stack.reset == "zero"
+
+    @cached_property
+    def path(self) -> tuple[str, ...]:
+        """Keys below ``observation`` in a sample."""
+        return tuple(self.name.split(LEAF_SEPARATOR)) if self.name else ()
+
+    def window(self, frames: int) -> Window:
+        """Layout of a block in which ``frames`` frames are merged along the stacking axis."""
+        found = self._windows.get(frames)
+        if found is None:
+            found = self._windows[frames] = self._window(frames)
+        return found
+
+    @cached_property
+    def _windows(self) -> dict[int, Window]:
+        return {}
+
+    def _window(self, frames: int) -> Window:
+        shape = self.frame.shape
+        size = frames * math.prod(shape)
+        if self.stack is None:
+            return Window(shape, strides(shape), math.prod(shape), size)
+        axis = self.stack.axis(len(shape))
+        merged = StackSpec(frames=frames, dim=axis, layout=self.stack.layout).stacked_shape(shape)
+        stride = strides(merged)
+        step = 1 if self.stack.layout == "new_axis" else shape[axis]
+        return Window(self.observed.shape, stride, step * stride[axis], size)
+
+    def to_json(self) -> Json:
+        """The JSON form; :meth:`from_json` reads it back."""
+        stack: Json = None
+        if self.stack is not None:
+            spec = self.stack
+            stack = {"frames": spec.frames, "dim": spec.dim, "layout": spec.layout, "reset": spec.reset}
+        return {"name": self.name, "observed": self.observed.to_json(), "stack": stack}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Leaf:
+        """Read the JSON form."""
+        if not isinstance(data, dict):
+            raise DataError(f"manifest: expected an observation leaf, got {data!r}")
+        stack = data.get("stack")
+        return cls(
+            name=str(data.get("name")),
+            observed=ArraySpec.from_json(data.get("observed")),
+            stack=StackSpec(**cast("dict[str, int]", stack)) if isinstance(stack, dict) else None,  # pyright: ignore[reportArgumentType]  # written by to_json
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """Everything that fixes the layout of a replay buffer; written to its manifest."""
+
+    capacity: int
+    num_envs: int
+    leaves: tuple[Leaf, ...]
+    action: ArraySpec
+    n_step: int
+    gamma: float
+    autoreset: Autoreset
+    seed: int
+    sampler: dict[str, Json]
+    codec: Codec | None
+
+    @property
+    def length(self) -> int:
+        """Transitions per environment."""
+        return self.capacity // self.num_envs
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON form; :meth:`from_json` reads it back."""
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "action": self.action.to_json(),
+            "n_step": self.n_step,
+            "gamma": self.gamma,
+            "autoreset": self.autoreset,
+            "seed": self.seed,
+            "sampler": self.sampler,
+            "codec": self.codec,
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> StoreSpec:
+        """Read the JSON form; a missing or ill-typed entry is a :class:`DataError`."""
+        if not isinstance(data, dict):
+            raise DataError(f"manifest: expected a store description, got {data!r}")
+        leaves, sampler = data.get("leaves"), data.get("sampler")
+        if not isinstance(leaves, list) or not isinstance(sampler, dict):
+            raise DataError("manifest: 'leaves' or 'sampler' is missing; this is not a replay store")
+        try:
+            return cls(
+                capacity=int(cast("int", data["capacity"])),
+                num_envs=int(cast("int", data["num_envs"])),
+                leaves=tuple(Leaf.from_json(leaf) for leaf in leaves),
+                action=ArraySpec.from_json(data["action"]),
+                n_step=int(cast("int", data["n_step"])),
+                gamma=float(cast("float", data["gamma"])),
+                autoreset=cast("Autoreset", data["autoreset"]),
+                seed=int(cast("int", data["seed"])),
+                sampler=sampler,
+                codec=cast("Codec | None", data["codec"]),
+            )
+        except KeyError as error:
+            raise DataError(f"manifest: entry {error} is missing; this is not a replay store") from error
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements between neighbors along each axis of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def array_spec(space: SpaceLike, what: str) -> ArraySpec:
+    """The one array of a space that is not a dict."""
+    if isinstance(space, ArraySpec):
+        return space
+    if not isinstance(space, Mapping):
+        shape, dtype = space.shape, space.dtype
+        if shape is not None and dtype is not None and np.dtype(dtype).kind in "biuf":
+            return ArraySpec(tuple(int(size) for size in shape), torch.from_numpy(np.empty(0, dtype)).dtype)
+    raise ConfigError(
+        f"{what}: expected a Box, Discrete, MultiDiscrete or MultiBinary space or an ArraySpec, got {space!r}"
+    )
+
+
+def observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackSpec | None) -> tuple[Leaf, ...]:
+    """The arrays of an observation space, in order, with their stacks.
+
+    Args:
+        space: one environment's observation, stacked as the environment gives it.
+        stack: by leaf name (``camera/left`` for nested ones); a bare ``StackSpec`` where the observation is one array.
+    """
+    flat: dict[str, ArraySpec] = {}
+    _flatten(space, "", flat)
+    specs = {"": stack} if isinstance(stack, StackSpec) else dict(stack or {})
+    unknown = sorted(set(specs) - set(flat))
+    if unknown:
+        raise ConfigError(f"stack: no observation named {unknown[0]!r}; the observations are {sorted(flat)}")
+    leaves = tuple(Leaf(name=name, observed=spec, stack=specs.get(name)) for name, spec in flat.items())
+    for leaf in leaves:
+        if leaf.frame.nbytes == 0:
+            raise ConfigError(
+                f"observation {leaf.name!r}: expected at least one element, got shape {leaf.observed.shape}"
+            )
+    return leaves
+
+
+def _flatten(space: SpaceLike, prefix: str, out: dict[str, ArraySpec]) -> None:
+    children = getattr(space, "spaces", space)
+    if not isinstance(children, Mapping):
+        out[prefix] = array_spec(space, f"observation {prefix!r}" if prefix else "observation")
+        return
+    if not children:
+        raise ConfigError("observation: expected at least one group, got an empty dict")
+    for name, child in cast("Mapping[str, SpaceLike]", children).items():
+        if not name or LEAF_SEPARATOR in name:
+            raise ConfigError(f"observation: names must not be empty or contain {LEAF_SEPARATOR!r}, got {name!r}")
+        _flatten(child, f"{prefix}{LEAF_SEPARATOR}{name}" if prefix else name, out)

@@ -1,0 +1,331 @@
+"""The loop of an evaluation: who plays which episode, who waits for a chunk, and what is under way."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Literal, Protocol, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.chunking import (
+    Admission,
+    ChunkContext,
+    ChunkLengths,
+    ChunkPolicy,
+    Cursors,
+    Engine,
+    ObsHistory,
+    Queue,
+    Reply,
+    Request,
+    TemporalEnsemble,
+)
+from headrace.errors import LifecycleError, PolicyError
+from headrace.rollout._episode_plan import EpisodePlan
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._progress import EpisodeProgress
+from headrace.timing import StageTimer
+from headrace.types import Chunk, EpisodeEnds, Ids, Obs, Step
+
+
+class EvaluatedEnv(Protocol):
+    """What an evaluation uses of an environment: a ``BatchEnv``, or a bridge."""
+
+    num_envs: int
+    device: torch.device
+    timer: StageTimer
+
+    @property
+    def autoreset(self) -> str:
+        """As given to ``make``."""
+        ...
+
+    @property
+    def single_action_space(self) -> spaces.Space[object]:
+        """Of one environment."""
+        ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> object:
+        """As ``BatchEnv.reset``."""
+        ...
+
+    def step(self, actions: Tensor, observe: Tensor | None = None) -> Step:
+        """As ``BatchEnv.step``."""
+        ...
+
+    def observe(self, ids: Ids | None = None) -> Obs:
+        """As ``BatchEnv.observe``."""
+        ...
+
+    def suspend(self, ids: Ids) -> None:
+        """As ``BatchEnv.suspend``."""
+        ...
+
+    def resume(self, ids: Ids) -> None:
+        """As ``BatchEnv.resume``."""
+        ...
+
+
+class ChunkLoop:
+    """One evaluation. Owns its masks, numpy bool (N,) on the host: scheduling never waits for a device."""
+
+    def __init__(
+        self,
+        env: EvaluatedEnv,
+        policy: ChunkPolicy,
+        plan: EpisodePlan,
+        *,
+        lengths: ChunkLengths,
+        rule: Admission,
+        engine: Engine,
+        seed: int,
+        ensemble_decay: float | None,
+    ) -> None:
+        self._env, self._plan, self._rule, self._engine, self._seed = env, plan, rule, engine, seed
+        count, device = env.num_envs, env.device
+        self._first_row = lengths.offset
+        self._cursors = Cursors(count, policy.action_dim, lengths, device)
+        self._history = ObsHistory(policy.obs_steps) if policy.obs_steps > 1 else None
+        self._ensemble: TemporalEnsemble | None = None
+        if ensemble_decay is not None:
+            rows = policy.horizon - lengths.offset
+            self._ensemble = TemporalEnsemble(count, rows, policy.action_dim, decay=ensemble_decay, device=device)
+        self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
+        self._suspended = np.zeros(count, np.bool_)
+        self._parked = np.zeros(count, np.bool_)
+        """EpisodeState that ended their last episode; the environment keeps them from acting."""
+        self._actions = torch.zeros((count, policy.action_dim), device=device)
+        """The action of each environment's last step: what a hold form repeats."""
+        self._asked = 0
+        self._results: list[EpisodeResult] = []
+        self._counters = Counters()
+        self._policy_seconds = self._wait_seconds = 0.0
+        self._begun = time.perf_counter()
+        self._stages_before = env.timer.seconds()
+        self._frames_before = _frames_drawn(env)
+
+    def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
+        """What is finished so far."""
+        counters = self._counters
+        counters.seconds = time.perf_counter() - self._begun
+        counters.frames_drawn = _frames_drawn(self._env) - self._frames_before
+        before = self._stages_before
+        stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
+        counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
+        return Evaluation(episodes=sorted(self._results), planned=len(self._plan), status=status, counters=counters)
+
+    def play(self, bar: EpisodeProgress) -> Evaluation:
+        """Until the plan is used up and every slot has finished."""
+        try:
+            self._start()
+            while self._cursors.running.any():
+                self._take_answer()
+                self._infer()
+                self._take_answer()
+                acting = self._who_acts()
+                if acting.any():
+                    self._step(acting)
+                    bar.update(self._results, self._counters.env_steps)
+                elif not self._engine.busy:
+                    raise LifecycleError(
+                        f"admission {self._rule}: nobody can act, and the rule does not let the model run; "
+                        "a rule must infer when no environment can act"
+                    )
+            # an answer under way for an episode that has ended: waited for, so that what it cost is counted
+            self._take_answer()
+        except KeyboardInterrupt:
+            return self.result("interrupted")
+        return self.result("completed")
+
+    def release(self) -> None:
+        """Leave no environment suspended."""
+        self._env.resume(self._mask(self._suspended))
+
+    def _start(self) -> None:
+        """The first episodes; slots that the plan has none for never act."""
+        while self._engine.busy:  # an engine of the caller's own, with what an interrupted evaluation left in it
+            with contextlib.suppress(PolicyError):
+                self._engine.poll(wait=True)
+        count = self._env.num_envs
+        taken = self._plan.take(count)
+        # the first reset is of all: a slot without an episode gets any
+        episodes = np.array(taken + [taken[0]] * (count - len(taken)), np.int64)
+        options: dict[str, object] = {"episode_ids": torch.from_numpy(episodes), "observe": self._nobody}
+        self._env.reset(seed=self._seed, options=options)
+        self._env.resume(~self._nobody)
+        self._begin(np.arange(len(taken)), episodes[: len(taken)])
+
+    def _begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
+        self._cursors.begin(slots, episode_ids)
+        ids = torch.from_numpy(slots).to(self._env.device)
+        self._actions.index_fill_(0, ids, 0.0)
+        if self._ensemble is not None:
+            self._ensemble.begin(ids)
+        if self._history is not None:
+            self._history.begin(ids, self._env.observe(ids), self._env.num_envs)
+
+    def _infer(self) -> None:
+        """Ask the rule; give the rows it names to the engine, with the observation they have now."""
+        if self._engine.busy:
+            return
+        cursors = self._cursors
+        waiting = cursors.due
+        if not waiting.any():
+            return
+        can_act = cursors.has_action if self._rule.holds else cursors.has_action & ~waiting
+        queue = Queue(
+            running=cursors.running,
+            waiting=waiting,
+            can_act=can_act,
+            due_next=can_act & (cursors.steps_to_due <= 1),
+            engine_overlaps=self._engine.overlaps,
+            steps=self._counters.batch_steps,
+        )
+        chosen = self._rule.infer(queue) & cursors.running
+        slots = np.flatnonzero(chosen)
+        if not len(slots):
+            return
+        env_ids = torch.from_numpy(slots).to(self._env.device)
+        rest, rest_length = cursors.rest(slots)
+        context = ChunkContext(
+            seed=self._seed,
+            env_ids=env_ids,
+            episode_ids=torch.from_numpy(cursors.episode[slots]).to(self._env.device),
+            chunk_index=torch.from_numpy(cursors.chunk_index[slots]).to(self._env.device),
+            rest=rest,
+            rest_length=rest_length,
+            delay=cursors.delay(slots),
+        )
+        obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(env_ids)
+        asked = np.flatnonzero(waiting & chosen)
+        cursors.ask(asked)
+        self._asked = len(asked)
+        self._counters.rows_inferred += len(slots)
+        self._counters.rows_wasted += len(slots) - len(asked)
+        self._engine.submit(Request(obs=obs, context=context))
+
+    def _take_answer(self) -> None:
+        """Fetch the answer, waiting for it only if nobody could act otherwise."""
+        if not self._engine.busy:
+            return
+        wait = not self._who_acts().any()
+        begin = time.perf_counter()
+        reply = self._engine.poll(wait=wait)
+        self._wait_seconds += time.perf_counter() - begin
+        if reply is not None:
+            self._load(reply)
+
+    def _load(self, reply: Reply) -> None:
+        """Give environments their chunks; rows of ended episodes, and rows that nobody waited for, are dropped."""
+        context, answer = reply.request.context, reply.answer
+        actions = answer.actions.to(self._env.device)
+        if actions.shape != context.rest.shape:  # an engine of the caller's own runs another policy
+            raise PolicyError(
+                f"engine: expected chunks {tuple(context.rest.shape)} (rows, horizon, size), as its policy says, "
+                f"got {tuple(actions.shape)}; give evaluate the policy that the engine runs"
+            )
+        chunk = Chunk(
+            env_ids=context.env_ids, episode_ids=context.episode_ids, index=context.chunk_index, actions=actions
+        )
+        if self._ensemble is not None:
+            kept = torch.from_numpy(self._cursors.awaits(chunk)).to(self._env.device)
+            blended = self._ensemble.blend(context.env_ids[kept], actions[kept][:, self._first_row :])
+            actions[kept, self._first_row] = blended
+        kept_rows = self._cursors.load(chunk)
+        counters = self._counters
+        counters.rows_discarded += self._asked - int(np.count_nonzero(kept_rows))
+        counters.model_calls += answer.calls
+        counters.rows_padded += answer.padding
+        self._policy_seconds += reply.seconds
+
+    def _who_acts(self) -> NDArray[np.bool_]:
+        """bool (N,): with an action to play, and their next observation taken if it is due.
+
+        In hold forms everyone who runs.
+        """
+        cursors = self._cursors
+        return cursors.running if self._rule.holds else cursors.has_action & ~cursors.due
+
+    def _step(self, acting: NDArray[np.bool_]) -> None:
+        self._let_act(acting)
+        planned = acting & self._cursors.has_action
+        slots = np.flatnonzero(planned)
+        observe = self._nobody if self._history is None else self._mask(self._will_be_read(acting))
+        actions = self._cursors.play(slots)
+        if len(slots) == len(acting):
+            self._actions = actions
+        else:
+            self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
+        step = self._env.step(self._actions, observe=observe)
+        acted = int(np.count_nonzero(acting))
+        counters = self._counters
+        counters.batch_steps += 1
+        counters.env_steps += len(slots)
+        counters.held_steps += acted - len(slots)
+        counters.idle_steps += int(np.count_nonzero(self._cursors.running)) - acted
+        if self._history is not None:
+            ids = torch.from_numpy(np.flatnonzero(acting)).to(self._env.device)
+            self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
+        if "ends" in step.info:
+            self._finish(step.info["ends"])
+
+    def _let_act(self, acting: NDArray[np.bool_]) -> None:
+        """Suspend and resume those whose turn changes."""
+        suspended = ~(acting | self._parked)
+        stop, go = suspended & ~self._suspended, self._suspended & ~suspended
+        if stop.any():
+            self._env.suspend(self._mask(stop))
+        if go.any():
+            self._env.resume(self._mask(go))
+        self._suspended = suspended
+
+    def _will_be_read(self, acting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """bool (N,): whose observation after this step will still be in the history when the next chunk is due."""
+        if self._rule.holds or self._history is None:
+            return acting  # a hold form may ask at any step
+        return acting & (self._cursors.steps_to_due <= self._history.steps)
+
+    def _finish(self, ends: EpisodeEnds) -> None:
+        """Write the table rows of ended episodes, and give their slots the next of the plan at once."""
+        success = [None] * len(ends) if ends.success is None else cast("list[bool]", ends.success.tolist())
+        columns = (ends.episode_ids, ends.returns, ends.lengths, ends.diverged)
+        for row, (episode, total, length, diverged) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            self._results.append(
+                EpisodeResult(
+                    episode_id=episode,
+                    seed=self._seed,
+                    reward=total,
+                    length=length,
+                    success=success[row],
+                    diverged=diverged,
+                )
+            )
+        taken = np.array(self._plan.take(len(ends)), np.int64)
+        slots = ends.env_ids.cpu().numpy()
+        going_on, parked = slots[: len(taken)], slots[len(taken) :]
+        self._parked[parked] = True
+        self._cursors.retire(parked)
+        if len(going_on):
+            mask = np.zeros_like(self._parked)
+            mask[going_on] = True
+            self._env.reset(
+                options={
+                    "reset_mask": self._mask(mask),
+                    "episode_ids": torch.from_numpy(taken),
+                    "observe": self._nobody,
+                }
+            )
+            self._begin(going_on, taken)
+
+    def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(mask).to(self._env.device)
+
+
+def _frames_drawn(env: EvaluatedEnv) -> int:
+    """Camera frames so far; a bridged environment draws on its own, uncounted."""
+    return cast("int", getattr(env, "frames_drawn", 0))

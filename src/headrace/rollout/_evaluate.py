@@ -1,0 +1,123 @@
+"""``evaluate``: play a plan of episodes with a chunk policy; results do not depend on the number of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gymnasium import spaces
+from torch import nn
+
+from headrace.chunking import (
+    Admission,
+    Batching,
+    ChunkLengths,
+    Engine,
+    EngineName,
+    Greedy,
+    PolicyLike,
+    as_chunk_policy,
+    make_engine,
+)
+from headrace.errors import ConfigError, LifecycleError, PolicyError
+from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv
+from headrace.rollout._episode_plan import EpisodePlan
+from headrace.rollout._evaluation import Evaluation
+from headrace.rollout._progress import EpisodeProgress
+
+
+def evaluate(
+    env: EvaluatedEnv,
+    policy: PolicyLike,
+    *,
+    episodes: int | Iterable[int],
+    execute: int,
+    seed: int = 0,
+    offset: int = 0,
+    latency: int = 0,
+    admission: Admission | None = None,
+    engine: EngineName | Engine = "inline",
+    batching: Batching | None = None,
+    ensemble_decay: float | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Play every episode of a plan once, to its end.
+
+    An environment whose chunk has run dry is suspended until its next chunk is there; the others go on. Pictures are
+    drawn only for the observations that the model reads.
+
+    Args:
+        env: made with ``autoreset="disabled"``; ``final_obs=False`` saves the pictures of last observations.
+        policy: whatever :func:`as_chunk_policy` takes, if it says its ``horizon``; with an engine of your own, the
+            policy that runs there, or one of its sizes. A module is in evaluation mode meanwhile.
+        episodes: how many (ids from 0), or the ids.
+        execute: steps from chunk to chunk: the actions of each that are played.
+        seed: of the episodes and of the policy's noise.
+        offset: first row of a chunk that is played.
+        latency: simulated steps between an observation and the moment its chunk takes over.
+        admission: when to infer, and whom; :class:`Greedy` by default.
+        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), or
+            an engine of your own, which you close.
+        batching: ``strict`` for results that are equal bit for bit whatever the batch; ``fast`` by default.
+        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``.
+        progress: show a progress bar with rates and the running success rate.
+
+    Returns:
+        A row per finished episode and what it cost. Ctrl-C gives what is finished, with status ``interrupted``.
+
+    Raises:
+        PolicyError: the policy raised or answered badly; ``error.finished`` has the episodes that were finished.
+    """
+    if env.autoreset != "disabled":
+        raise ConfigError(
+            f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
+            'headrace.make(…, autoreset="disabled") makes one'
+        )
+    if batching is not None and not isinstance(batching, Batching):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        raise ConfigError(
+            f"batching: expected a Batching, got {batching!r}; for example Batching(mode='strict', size=16)"
+        )
+    space = env.single_action_space
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"evaluate: expected an environment with actions (A,) of real numbers, got {space}")
+    modes = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+    fitted = as_chunk_policy(policy, action_dim=space.shape[0])
+    if ensemble_decay is not None and (execute != 1 or latency):
+        raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
+    rule = admission or Greedy()
+    if ensemble_decay is not None and rule.holds:
+        raise ConfigError(
+            f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no prediction"
+        )
+    if batching is not None and not isinstance(engine, str):
+        raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
+    lengths = ChunkLengths(horizon=fitted.horizon, execute=execute, offset=offset, latency=latency)
+    plan = EpisodePlan(episodes)
+    runs = make_engine(engine, fitted, batching or Batching()) if isinstance(engine, str) else engine
+    try:
+        loop = ChunkLoop(
+            env,
+            fitted,
+            plan,
+            lengths=lengths,
+            rule=rule,
+            engine=runs,
+            seed=seed,
+            ensemble_decay=ensemble_decay,
+        )
+        try:
+            with EpisodeProgress(len(plan), shown=progress) as bar:
+                result = loop.play(bar)
+        except PolicyError as error:
+            error.finished = loop.result("failed")
+            loop.release()
+            raise
+        except LifecycleError:  # a rule that lets nobody go on
+            loop.release()
+            raise
+        loop.release()
+        return result
+    finally:
+        if isinstance(engine, str):
+            runs.close()
+        for part, training in modes:
+            part.training = training

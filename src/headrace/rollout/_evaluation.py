@@ -1,0 +1,137 @@
+"""What an evaluation found: a row per episode, and a summary with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from headrace.statistics import Interval, bootstrap_interval, wilson_interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class EpisodeResult:
+    """One finished episode."""
+
+    episode_id: int
+    seed: int
+    reward: float
+    """Undiscounted sum."""
+    length: int
+    success: bool | None
+    diverged: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What an evaluation cost. Filled while it runs."""
+
+    model_calls: int = 0
+    rows_inferred: int = 0
+    """Rows given to the model for an environment."""
+    rows_wasted: int = 0
+    """Of these, rows that nobody waited for."""
+    rows_padded: int = 0
+    """Rows beyond these that only filled a batch up."""
+    rows_discarded: int = 0
+    """Answers for episodes that had ended meanwhile."""
+    frames_drawn: int = 0
+    env_steps: int = 0
+    """Steps with an action that the policy planned for them."""
+    held_steps: int = 0
+    """Steps with a hold action: physics that nobody asked for."""
+    idle_steps: int = 0
+    """Environment-steps in which an environment was suspended while others stepped."""
+    batch_steps: int = 0
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of physics, rendering, task code, resets, policy (beside the others where it overlaps) and waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The result of :func:`headrace.rollout._evaluate`."""
+
+    episodes: list[EpisodeResult]
+    """In the order of their ids, whatever order they finished in."""
+    planned: int
+    status: Literal["completed", "interrupted", "failed"]
+    counters: Counters
+
+    @property
+    def success_rate(self) -> Interval | None:
+        """With Wilson's 95 % interval; None where the task has no success measure or nothing has finished."""
+        known = [episode.success for episode in self.episodes if episode.success is not None]
+        return wilson_interval(sum(known), len(known)) if known else None
+
+    @property
+    def mean_reward(self) -> Interval | None:
+        """With a bootstrap 95 % interval."""
+        return bootstrap_interval(self._rewards()) if self.episodes else None
+
+    @property
+    def iqm_reward(self) -> Interval | None:
+        """Interquartile mean with a bootstrap 95 % interval."""
+        return bootstrap_interval(self._rewards(), robust=True) if self.episodes else None
+
+    @property
+    def mean_length(self) -> float | None:
+        """Steps per episode."""
+        return float(np.mean([episode.length for episode in self.episodes])) if self.episodes else None
+
+    @property
+    def idle_share(self) -> float:
+        """Of the slots that play an episode: the share that was suspended while others stepped."""
+        counters = self.counters
+        slots = counters.env_steps + counters.held_steps + counters.idle_steps
+        return counters.idle_steps / slots if slots else 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        """Of the env-steps that were simulated: the share with a hold action. 0 for rules that suspend."""
+        counters = self.counters
+        steps = counters.env_steps + counters.held_steps
+        return counters.held_steps / steps if steps else 0.0
+
+    def summary(self) -> Table:
+        """The figures as a table to print."""
+        from rich.table import Table
+
+        counters = self.counters
+        table = Table(title=f"{len(self.episodes)} of {self.planned} episodes, {self.status}", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        for name, value in (
+            ("success rate", _percent(self.success_rate)),
+            ("mean reward", _number(self.mean_reward)),
+            ("interquartile mean reward", _number(self.iqm_reward)),
+            ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
+            ("model calls", f"{counters.model_calls:,}"),
+            ("rows inferred", f"{counters.rows_inferred:,}"),
+            ("  for nobody; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
+            ("camera frames drawn", f"{counters.frames_drawn:,}"),
+            ("env-steps", f"{counters.env_steps:,}"),
+            ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
+            ("idle share of slots", f"{self.idle_share:.1%}"),
+            ("wasted share of steps", f"{self.wasted_share:.1%}"),
+        ):
+            table.add_row(name, value)
+        for stage, seconds in counters.stages.items():
+            table.add_row(f"  in {stage}", f"{seconds:.2f} s")
+        table.add_row("seconds", f"{counters.seconds:.2f} s")
+        return table
+
+    def _rewards(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
+
+
+def _percent(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.value:.1%}  [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+def _number(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"

@@ -1,0 +1,170 @@
+"""A small PPO (Schulman et al., 2017): the reference learner of the tutorials and benchmarks.
+
+Built from parts that any learner can use: a ``BatchEnv`` is stepped into a ``RolloutBuffer``, ``rollout_values`` and
+``gae`` give advantages that are exact at truncations and blind to suspended steps, and a policy with or without memory,
+on vectors or images, is improved on whole slices of a few environments at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from headrace.envs import BatchEnv
+from headrace.errors import ConfigError, LifecycleError
+from headrace.learning import Estimate, gae, rollout_values
+from headrace.replay import ArraySpec, Rollout, RolloutBuffer
+from headrace.rollout._actor_critic import NetworkCfg, Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOCfg(NetworkCfg):
+    """Settings of the learner, and sizes of its policy."""
+
+    steps: int = 32
+    epochs: int = 5
+    minibatches: int = 4
+    """Into how many groups of environments a rollout is split; each is learned from as one slice."""
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    learning_rate: float = 1e-3
+    target_kl: float = 0.01
+    """How far an epoch may move the policy: beyond twice this the learning rate falls, below half of it it rises."""
+    max_learning_rate: float = 1e-2
+    """How far it may rise; 1e-3 for pictures."""
+    entropy_weight: float = 0.0
+    guess_weight: float = 1.0
+    """Of the error in ``Policy.guess``, where there is one."""
+    max_grad_norm: float = 1.0
+    seed: int = 0
+
+
+class Report(NamedTuple):
+    """One iteration: steps taken so far, episodes that ended in it, their mean return (NaN if none), and learning."""
+
+    steps: int
+    episodes: int
+    mean_return: float
+    kl: float
+    value_loss: float
+
+
+class PPO:
+    """Steps an environment and improves a policy on what it saw. Owns the policy, its memory and the rollout buffer."""
+
+    def __init__(self, env: BatchEnv, cfg: PPOCfg | None = None) -> None:
+        self.env, self.cfg = env, cfg or PPOCfg()
+        space, seen = env.single_action_space, env.single_observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
+        if env.num_envs < self.cfg.minibatches:
+            raise ConfigError(f"PPO: expected num_envs >= {self.cfg.minibatches} minibatches, got {env.num_envs}")
+        groups = {name: cast("tuple[int, ...]", group.shape) for name, group in cast("spaces.Dict", seen).items()}
+        self._random = torch.Generator(env.device).manual_seed(self.cfg.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.cfg.seed)
+            self.policy = Policy(groups, space.low.tolist(), space.high.tolist(), self.cfg).to(env.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.learning_rate)
+        log_prob = {"log_prob": ArraySpec((), torch.float32)}
+        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, seen, space, extras=log_prob)
+        self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
+        self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self._obs, _ = env.reset()
+
+    def learn(self, iterations: int) -> Iterator[Report]:
+        """Collect and improve, ``iterations`` times, with a report after each."""
+        for _ in range(iterations):
+            state, fresh = self._state, self._fresh
+            returns = self.collect()
+            mean = float(returns.mean()) if len(returns) else math.nan
+            yield Report(self.steps, len(returns), mean, *self.improve(self.buffer.rollout(), state, fresh))
+
+    @torch.no_grad()
+    def collect(self) -> Tensor:
+        """Fill the buffer; gives the returns of the episodes that ended."""
+        self.buffer.clear()
+        returns: list[Tensor] = [torch.zeros(0, dtype=torch.float64)]
+        for _ in range(self.cfg.steps):
+            active = self.env.active
+            seen, _, self._state = self.policy.features(self._obs, self._state, self._fresh, active)
+            chosen = self.policy.distribution(seen)
+            action = torch.normal(chosen.mean, chosen.stddev, generator=self._random)
+            step = self.env.step(action.clamp(self.policy.low, self.policy.high))
+            self.buffer.extend(self._obs, action, step, active, {"log_prob": chosen.log_prob(action).sum(-1)})
+            self._obs = step.obs
+            self._fresh = torch.where(active, step.terminated | step.truncated, self._fresh)
+            self.steps += int(active.sum())
+            returns += [step.info["ends"].returns.cpu()] if "ends" in step.info else []
+        return torch.cat(returns)
+
+    def improve(self, rollout: Rollout, state: Tensor, fresh: Tensor) -> tuple[float, float]:
+        """Learn from a rollout that began with this memory; gives the last epoch's KL and value loss."""
+        if not bool(rollout.active.any()):
+            raise LifecycleError("PPO: expected active environments, got none in a whole rollout; resume() some")
+        ended = rollout.terminated | rollout.truncated | rollout.cut
+        resets = torch.cat((fresh[None], ended[:-1]))
+        goal = self._estimate(rollout, state, resets, ended)
+        kl = value_loss = math.nan
+        for _ in range(self.cfg.epochs):
+            sums = torch.zeros(3)
+            order = torch.randperm(self.env.num_envs, generator=self._random, device=self.env.device)
+            for envs in order.tensor_split(self.cfg.minibatches):
+                sums += self._update(rollout, state, resets, goal, envs)
+            kl, value_loss = float(sums[0] / sums[2]), float(sums[1] / sums[2])
+            factor = 1 / 1.5 if kl > 2 * self.cfg.target_kl else 1.5 if kl < self.cfg.target_kl / 2 else 1.0
+            for group in self.optimizer.param_groups:
+                group["lr"] = min(max(group["lr"] * factor, 1e-5), self.cfg.max_learning_rate)
+        # after learning, so that the policy that is compared with itself is the same function
+        self.policy.update_normalizers(rollout.obs, rollout.active)
+        return kl, value_loss
+
+    @torch.no_grad()
+    def _estimate(self, rollout: Rollout, state: Tensor, resets: Tensor, ended: Tensor) -> Estimate:
+        """Advantages, normalized over active steps, and value targets."""
+        policy = self.policy
+        seen, watched, after = policy.features(rollout.obs, state, resets, rollout.active)
+        _, last, _ = policy.features(rollout.last_obs, after, ended[-1])
+        # the memory after a step is what the step put out
+        at_end = state if policy.memory is None else seen[rollout.final_step, rollout.final_env][None]
+        _, final, _ = policy.features(rollout.final_obs, at_end)
+        value, next_value = rollout_values(
+            lambda rows: policy.value_scale.denormalize(policy.critic(rows)), watched, last,
+            final_obs=final, final_step=rollout.final_step, final_env=rollout.final_env, active=rollout.active,
+        )  # fmt: skip
+        advantage, target = gae(
+            rollout.reward, value, next_value, rollout.terminated, rollout.truncated | rollout.cut,
+            gamma=self.cfg.gamma, lam=self.cfg.lam, active=rollout.active,
+        )  # fmt: skip
+        policy.value_scale.update(target[rollout.active][:, None])
+        taken = advantage[rollout.active]
+        return Estimate((advantage - taken.mean()) / (taken.std(unbiased=False) + 1e-8), target)
+
+    def _update(self, rollout: Rollout, state: Tensor, resets: Tensor, goal: Estimate, envs: Tensor) -> Tensor:
+        """One gradient step on all steps of some environments; gives the sums of KL and value loss, and the count."""
+        policy, live = self.policy, rollout.active[:, envs]
+        if not bool(live.any()):
+            return torch.zeros(3)
+        obs = {name: group[:, envs] for name, group in rollout.obs.items()}
+        seen, watched, _ = policy.features(obs, state[:, envs], resets[:, envs], live)
+        chosen = policy.distribution(seen[live])
+        log_ratio = chosen.log_prob(rollout.action[:, envs][live]).sum(-1) - rollout.extras["log_prob"][:, envs][live]
+        ratio, gain = log_ratio.exp(), goal.advantage[:, envs][live]
+        objective = torch.min(ratio * gain, ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip) * gain)
+        wanted = policy.value_scale(goal.value_target[:, envs][live][:, None])
+        value_error = (policy.critic(watched[live]) - wanted).square()
+        loss = 0.5 * value_error.mean() - objective.mean() - self.cfg.entropy_weight * chosen.entropy().sum(-1).mean()
+        if policy.guess is not None:
+            loss = loss + self.cfg.guess_weight * (policy.guess(seen[live]) - watched[live]).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), self.cfg.max_grad_norm)
+        self.optimizer.step()
+        # the first is an estimate of the KL divergence that is never negative
+        return torch.stack((((ratio - 1) - log_ratio).sum(), value_error.sum(), live.sum())).detach().cpu()

@@ -1,0 +1,152 @@
+"""Playing a recorded episode again, and proving that the same physics comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from headrace.envs import BatchEnv, make
+from headrace.errors import ConfigError, DataError
+from headrace.recording import DatasetInfo, Episode
+from headrace.recording._fields import Array, as_array, flatten, is_picture
+from headrace.types import ResetRecord, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first number that came out otherwise."""
+
+    step: int
+    """0 is the beginning, before any action; t is after the t-th."""
+    field: str
+    index: tuple[int, ...]
+    recorded: float
+    replayed: float
+
+    def __str__(self) -> str:
+        place = f"{self.field}{list(self.index)}" if self.index else self.field
+        when = "at the beginning" if self.step == 0 else f"after step {self.step}"
+        return f"{place} {when}: recorded {self.recorded!r}, replayed {self.replayed!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a replay showed."""
+
+    steps: int
+    """Steps replayed; fewer than the episode's if it differed or ended early."""
+    compared: tuple[str, ...]
+    """Fields compared, bit for bit."""
+    difference: Difference | None
+    ended_at: int | None
+    """The step in which the replayed episode ended."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything compared was equal to the last bit."""
+        return self.difference is None
+
+
+class _Witness:
+    """Keeps what one environment does, as the recorder saw it."""
+
+    needs: frozenset[Literal["states", "frames"]] = frozenset({"states"})
+
+    def __init__(self) -> None:
+        self.first: ResetRecord | None = None
+        self.last: StepRecord | None = None
+
+    def after_reset(self, record: ResetRecord) -> None:
+        if self.first is None:
+            self.first = record
+
+    def after_step(self, record: StepRecord) -> None:
+        self.last = record
+
+
+def make_replay_env(info: DatasetInfo) -> BatchEnv:
+    """An environment like the one that was recorded, with one slot."""
+    if not info.env_name:
+        raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo(env_name=…)")
+    return make(info.env_name, 1, autoreset="disabled", **info.env_args)
+
+
+def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
+    """Run a recorded episode's actions from its beginning and compare every step with what was recorded.
+
+    States, observations (but not pictures), rewards and flags are compared where the episode has them, to the last bit.
+    It stops at the first difference.
+
+    Args:
+        episode: with ``actions``.
+        env: of the same task, with one slot.
+    """
+    if env.num_envs != 1:
+        raise ConfigError(f"replay: expected an environment with one slot, got {env.num_envs}; use make_replay_env")
+    if "actions" not in episode.names:
+        raise DataError("replay: the episode has no actions; record them")
+    recorded = {name: episode.read(name) for name in episode.names if not _is_picture(episode, name)}
+    actions = torch.from_numpy(recorded.pop("actions")).to(env.device)
+    recorded.pop("processed_actions", None)
+    compared = tuple(sorted(recorded))
+    witness = _Witness()
+    env.attach(witness)
+    try:
+        env.reset(seed=episode.meta.seed, options={"episode_ids": torch.tensor([episode.meta.episode_id])})
+        assert witness.first is not None
+        beginning = {f"obs/{name}": values for name, values in flatten(witness.first.obs).items()}
+        difference = _compare(0, recorded, {**beginning, "states": witness.first.states}, row=0)
+        steps, ended_at = 0, None
+        while difference is None and ended_at is None and steps < episode.meta.length:
+            env.step(actions[steps : steps + 1])
+            steps += 1
+            record = witness.last
+            assert record is not None
+            step = record.step
+            after = {f"obs/{name}": values for name, values in flatten(step.obs).items()}
+            difference = _compare(steps, recorded, {**after, "states": record.states}, row=steps)
+            taken = {"rewards": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+            difference = difference or _compare(steps, recorded, taken, row=steps - 1)
+            if bool(step.terminated[0] | step.truncated[0]):
+                ended_at = steps
+    finally:
+        env.detach(witness)
+    if difference is None and ended_at != episode.meta.length:
+        difference = Difference(
+            step=steps, field="length", index=(), recorded=episode.meta.length, replayed=ended_at or float("inf")
+        )
+    return Replay(steps=steps, compared=compared, difference=difference, ended_at=ended_at)
+
+
+def _is_picture(episode: Episode, name: str) -> bool:
+    return name.startswith("obs/") and is_picture(episode.field(name).shape)
+
+
+def _compare(
+    step: int, recorded: dict[str, Array], replayed: Mapping[str, torch.Tensor | None], row: int
+) -> Difference | None:
+    for name, values in replayed.items():
+        if values is None or name not in recorded:
+            continue
+        wanted, got = recorded[name][row], as_array(values, name)[0]
+        if got.dtype != wanted.dtype or got.shape != wanted.shape:
+            raise DataError(
+                f"replay: {name} is {wanted.dtype}{wanted.shape} in the episode and {got.dtype}{got.shape} in the "
+                "environment; make it as it was recorded"
+            )
+        unequal = np.frombuffer(wanted.tobytes(), np.uint8) != np.frombuffer(got.tobytes(), np.uint8)
+        if unequal.any():
+            place = int(np.flatnonzero(unequal)[0]) // wanted.dtype.itemsize
+            index = tuple(int(axis) for axis in np.unravel_index(place, wanted.shape)) if wanted.shape else ()
+            return Difference(
+                step=step,
+                field=name,
+                index=index,
+                recorded=wanted.reshape(-1)[place].item(),
+                replayed=got.reshape(-1)[place].item(),
+            )
+    return None

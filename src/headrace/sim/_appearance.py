@@ -1,0 +1,124 @@
+"""Random looks per episode: colors, lights and where the camera stands.
+
+A look is a pure function of (seed, episode id): the same episode looks the same in any slot, batch or run. It is
+written into the poses, so frames stay a function of their row and can be kept and drawn later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, ShapeError
+from headrace.rng import uniform
+from headrace.sim._camera import F64, PoseLayout, ScenePoses, pose_layout
+from headrace.sim._camera_scene import base_colors, base_diffuse
+from headrace.sim._mujoco_api import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppearanceSpec:
+    """How far looks may stray from the model's. Zero leaves a quantity alone."""
+
+    color: float = 0.0
+    """Each channel of each geom's color moves by up to this much, within 0 … 1."""
+    light: float = 0.0
+    """Each light's strength is multiplied by 1 ± this."""
+    light_direction: float = 0.0
+    """Radians: each light's direction is turned by up to about this much."""
+    camera_position: float = 0.0
+    """Metres: each camera moves by up to this much along each of its axes."""
+    camera_rotation: float = 0.0
+    """Radians: each camera turns by up to this much about each of its axes."""
+
+    def __post_init__(self) -> None:
+        for name in ("color", "light", "light_direction", "camera_position", "camera_rotation"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"AppearanceSpec.{name}: expected a finite number from 0, got {getattr(self, name)}")
+        if self.light > 1:
+            raise ConfigError(f"AppearanceSpec.light: expected at most 1 (light cannot be negative), got {self.light}")
+
+
+AS_MODELLED = AppearanceSpec()
+"""Every episode looks as the model says."""
+
+
+class Appearance:
+    """Draws looks for episodes and writes them into poses. Keeps nothing between calls."""
+
+    def __init__(self, model: Model, spec: AppearanceSpec, *, seed: int) -> None:
+        self.spec = spec
+        self.seed = seed
+        self.layout: PoseLayout = pose_layout(model, randomized=True)
+        self._rgba = base_colors(model)
+        self._diffuse = base_diffuse(model)
+
+    def apply(self, poses: ScenePoses, episode_ids: NDArray[np.int64]) -> ScenePoses:
+        """A copy of the poses with the look of each row's episode.
+
+        Args:
+            poses: n rows as a PoseReader gives them.
+            episode_ids: int64 (n,).
+        """
+        n = len(poses)
+        if episode_ids.shape != (n,):
+            raise ShapeError(f"episode_ids: expected ({n},), got {episode_ids.shape}; pass one per row of poses")
+        if _with_looks(poses.layout) != self.layout:
+            raise ShapeError(
+                f"poses: expected those of the model that this appearance was made for, got {poses.layout}; read them "
+                "with a PoseReader of that model"
+            )
+        packed = np.empty((n, self.layout.width))
+        packed[:, : poses.layout.width] = poses.packed
+        looks = ScenePoses(packed, self.layout)
+        spec, layout, sections = self.spec, self.layout, self.layout.sections
+        shift = self._draw(episode_ids, "appearance/color", 3 * layout.geoms).reshape(n, layout.geoms, 3)
+        rgba = np.repeat(self._rgba[None], n, 0)
+        rgba[..., :3] = np.clip(rgba[..., :3] + spec.color * shift, 0, 1)
+        packed[:, sections["geom_rgba"]] = rgba.reshape(n, -1)
+        factor = 1 + spec.light * self._draw(episode_ids, "appearance/light", 1 + layout.lights)
+        packed[:, sections["light_diffuse"]] = (self._diffuse * factor[..., None]).reshape(n, -1)
+        if layout.lights and spec.light_direction:
+            turn = self._draw(episode_ids, "appearance/light_direction", 3 * layout.lights).reshape(n, -1, 3)
+            direction = looks.light_dir + spec.light_direction * turn
+            direction /= np.sqrt((direction**2).sum(-1, keepdims=True))
+            packed[:, sections["light_dir"]] = direction.reshape(n, -1)
+        if layout.cameras and (spec.camera_position or spec.camera_rotation):
+            packed[:, sections["camera_pos"]], packed[:, sections["camera_mat"]] = self._moved(looks, episode_ids)
+        return looks
+
+    def _moved(self, poses: ScenePoses, episode_ids: NDArray[np.int64]) -> tuple[F64, F64]:
+        """Camera positions and rotations after a small motion in each camera's own frame."""
+        n, cameras = len(poses), self.layout.cameras
+        axes = poses.camera_mat.reshape(n, cameras, 3, 3)
+        step = self.spec.camera_position * self._draw(episode_ids, "appearance/camera_position", 3 * cameras)
+        angles = self.spec.camera_rotation * self._draw(episode_ids, "appearance/camera_rotation", 3 * cameras)
+        # sums in place of matrix products, whose bits depend on the number of rows
+        position = poses.camera_pos + (axes * step.reshape(n, cameras, 1, 3)).sum(-1)
+        rotation = _rotation(angles.reshape(n, cameras, 3))
+        turned = (axes[..., :, :, None] * rotation[..., None, :, :]).sum(-2)
+        return position.reshape(n, -1), turned.reshape(n, -1)
+
+    def _draw(self, episode_ids: NDArray[np.int64], stream: str, count: int) -> F64:
+        """Uniform numbers in [-1, 1), float64 (n, count)."""
+        ids = torch.from_numpy(np.ascontiguousarray(episode_ids))
+        return uniform(self.seed, ids, stream, count, low=-1.0, high=1.0).numpy()
+
+
+def _with_looks(layout: PoseLayout) -> PoseLayout:
+    """The same layout with looks of its own in each row."""
+    return replace(layout, randomized=True)
+
+
+def _rotation(angles: F64) -> F64:
+    """Rotation matrices (…, 3, 3) from angles about x, then y, then z (…, 3)."""
+    (sx, sy, sz), (cx, cy, cz) = (np.moveaxis(f(angles), -1, 0) for f in (np.sin, np.cos))
+    rows = (
+        (cz * cy, cz * sy * sx - sz * cx, cz * sy * cx + sz * sx),
+        (sz * cy, sz * sy * sx + cz * cx, sz * sy * cx - cz * sx),
+        (-sy, cy * sx, cy * cx),
+    )
+    return np.stack([np.stack(row, -1) for row in rows], -2)

@@ -1,0 +1,329 @@
+"""Cameras: what one is asked for, what a frame depends on, and what it gives.
+
+A camera is a pure function of :class:`ScenePoses`: a few numbers per row that can be kept in a ring, copied, and drawn
+later to the same bits. :class:`PoseReader` makes them from joint positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
+from headrace.sim._mujoco_api import Model, mujoco, new_batch
+
+DataType: TypeAlias = Literal["rgb", "depth", "segmentation"]
+_DATA_TYPES = ("rgb", "depth", "segmentation")
+
+F64: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraSpec:
+    """A camera of the model and what to take with it."""
+
+    name: str
+    """Name of the camera in the MJCF."""
+    width: int
+    """Pixels."""
+    height: int
+    """Pixels."""
+    data_types: tuple[DataType, ...] = ("rgb",)
+
+    def __post_init__(self) -> None:
+        for side, pixels in (("width", self.width), ("height", self.height)):
+            if pixels < 1:
+                raise ConfigError(f"CameraSpec.{side}: expected at least 1 pixel, got {pixels}")
+        if not self.data_types or len(set(self.data_types)) != len(self.data_types):
+            raise ConfigError(
+                f"CameraSpec.data_types: expected some of {_DATA_TYPES}, once each, got {self.data_types}"
+            )
+        for kind in self.data_types:
+            if kind not in _DATA_TYPES:
+                raise UnknownNameError("camera data type", kind, _DATA_TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class PoseLayout:
+    """Where each quantity sits in a row of packed poses."""
+
+    state: int
+    """Numbers of state: qpos, mocap positions, mocap quaternions."""
+    geoms: int
+    cameras: int
+    lights: int
+    randomized: bool
+    """Whether rows carry colors and lights of their own."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return self.sections["end"].start
+
+    @property
+    def sections(self) -> dict[str, slice]:
+        """Name of a quantity → its columns."""
+        return _sections(self)
+
+
+@functools.lru_cache(maxsize=64)
+def _sections(layout: PoseLayout) -> dict[str, slice]:
+    sizes = {
+        "state": layout.state,
+        "geom_pos": 3 * layout.geoms,
+        "geom_mat": 9 * layout.geoms,
+        "camera_pos": 3 * layout.cameras,
+        "camera_mat": 9 * layout.cameras,
+        "light_pos": 3 * layout.lights,
+        "light_dir": 3 * layout.lights,
+        "geom_rgba": 4 * layout.geoms if layout.randomized else 0,
+        "light_diffuse": 3 * (1 + layout.lights) if layout.randomized else 0,
+        "end": 0,
+    }
+    sections: dict[str, slice] = {}
+    start = 0
+    for name, size in sizes.items():
+        sections[name] = slice(start, start + size)
+        start += size
+    return sections
+
+
+@dataclass(frozen=True, slots=True)
+class ScenePoses:
+    """Everything that n frames depend on, packed: float64 (n, layout.width).
+
+    Keep ``packed`` in a ring and build ``ScenePoses(rows, layout)`` from it later: the same frames come out, to the
+    last bit. The properties are views of it.
+    """
+
+    packed: F64
+    layout: PoseLayout
+
+    def __post_init__(self) -> None:
+        if self.packed.dtype != np.float64:
+            raise DtypeError(f"poses: expected float64, got {self.packed.dtype}")
+        if self.packed.ndim != 2 or self.packed.shape[1] != self.layout.width:
+            raise ShapeError(f"poses: expected (rows, {self.layout.width}), got {self.packed.shape}")
+
+    def __len__(self) -> int:
+        return self.packed.shape[0]
+
+    def rows(self, index: NDArray[np.int64] | slice) -> ScenePoses:
+        """Some rows: a view for a slice, a copy for an index array."""
+        return ScenePoses(self.packed[index], self.layout)
+
+    def _part(self, name: str, *shape: int) -> F64:
+        return self.packed[:, self.layout.sections[name]].reshape(len(self), *shape)
+
+    @property
+    def state(self) -> F64:
+        """(n, S): qpos, mocap positions, mocap quaternions."""
+        return self._part("state", self.layout.state)
+
+    @property
+    def geom_pos(self) -> F64:
+        """(n, geoms, 3), world."""
+        return self._part("geom_pos", self.layout.geoms, 3)
+
+    @property
+    def geom_mat(self) -> F64:
+        """(n, geoms, 9), world."""
+        return self._part("geom_mat", self.layout.geoms, 9)
+
+    @property
+    def camera_pos(self) -> F64:
+        """(n, cameras, 3), world."""
+        return self._part("camera_pos", self.layout.cameras, 3)
+
+    @property
+    def camera_mat(self) -> F64:
+        """(n, cameras, 9), world: columns are right, up and backward."""
+        return self._part("camera_mat", self.layout.cameras, 9)
+
+    @property
+    def light_pos(self) -> F64:
+        """(n, lights, 3), world."""
+        return self._part("light_pos", self.layout.lights, 3)
+
+    @property
+    def light_dir(self) -> F64:
+        """(n, lights, 3), world: the direction in which each light shines."""
+        return self._part("light_dir", self.layout.lights, 3)
+
+    @property
+    def geom_rgba(self) -> F64 | None:
+        """(n, geoms, 4), or None where the model's colors hold."""
+        return self._part("geom_rgba", self.layout.geoms, 4) if self.layout.randomized else None
+
+    @property
+    def light_diffuse(self) -> F64 | None:
+        """(n, 1 + lights, 3), the headlight first; or None where the model's lights hold."""
+        return self._part("light_diffuse", 1 + self.layout.lights, 3) if self.layout.randomized else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraFrames:
+    """Pictures of n rows; what the camera was not asked for is None. The receiver owns the arrays."""
+
+    rgb: NDArray[np.uint8] | None
+    """(n, height, width, 3)."""
+    depth: NDArray[np.float32] | None
+    """(n, height, width): meters along the optical axis; the far plane where nothing is."""
+    segmentation: NDArray[np.int32] | None
+    """(n, height, width): geom ids, -1 where nothing is."""
+
+    @classmethod
+    def empty(cls, spec: CameraSpec, rows: int) -> CameraFrames:
+        """Uninitialized memory for ``rows`` frames of a camera."""
+        shape = (rows, spec.height, spec.width)
+        return cls(
+            rgb=np.empty((*shape, 3), np.uint8) if "rgb" in spec.data_types else None,
+            depth=np.empty(shape, np.float32) if "depth" in spec.data_types else None,
+            segmentation=np.empty(shape, np.int32) if "segmentation" in spec.data_types else None,
+        )
+
+
+class Camera(Protocol):
+    """Something that draws rows of poses. A frame depends on its own row alone."""
+
+    spec: CameraSpec
+
+    def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
+        """Draw each row; into ``out`` where given (it is returned), else into fresh memory."""
+        ...
+
+    def close(self) -> None:
+        """Release graphics resources. Rendering afterwards is an error."""
+        ...
+
+
+def frames_for(spec: CameraSpec, rows: int, out: CameraFrames | None) -> CameraFrames:
+    """Check ``out`` against a camera, or make fresh memory."""
+    if out is None:
+        return CameraFrames.empty(spec, rows)
+    shape = (rows, spec.height, spec.width)
+    expected = {
+        "rgb": ((*shape, 3), np.uint8, out.rgb),
+        "depth": (shape, np.float32, out.depth),
+        "segmentation": (shape, np.int32, out.segmentation),
+    }
+    for name, (size, dtype, array) in expected.items():
+        if name not in spec.data_types:
+            continue
+        if array is None or array.shape != size:
+            got = "nothing" if array is None else array.shape
+            raise ShapeError(f"out.{name}: expected {size}, got {got}; use CameraFrames.empty(spec, rows)")
+        if array.dtype != dtype:
+            raise DtypeError(f"out.{name}: expected {np.dtype(dtype)}, got {array.dtype}")
+        if not array.flags.c_contiguous:
+            raise ShapeError(f"out.{name}: expected contiguous memory; pass a whole array or a slice of its rows")
+    return out
+
+
+def camera_id(model: Model, name: str) -> int:
+    """The number of a named camera."""
+    names = [model.camera(i).name for i in range(model.ncam)]
+    if name not in names:
+        raise UnknownNameError("camera", name, names)
+    return names.index(name)
+
+
+def pose_layout(model: Model, *, randomized: bool = False) -> PoseLayout:
+    """The layout of a model's poses."""
+    raw: Any = model
+    state = raw.nq + 7 * raw.nmocap
+    return PoseLayout(state=state, geoms=raw.ngeom, cameras=raw.ncam, lights=raw.nlight, randomized=randomized)
+
+
+_BODIES_PER_THREAD = 2048
+"""About a millisecond of kinematics."""
+
+
+class PoseReader:
+    """Turns joint positions into :class:`ScenePoses`, for any number of rows.
+
+    Runs MuJoCo's kinematics on rows of its own, so the physics that the positions came from is not touched. Parameters
+    that differ between simulations (a body moved by randomization) are not known here: poses are the model's.
+    """
+
+    def __init__(self, model: Model, *, threads: int = 1) -> None:
+        if threads < 1:
+            raise ConfigError(f"threads: expected at least 1, got {threads}")
+        self.model = model
+        self.layout = pose_layout(model)
+        self._threads = threads
+        # where things are does not depend on contacts, forces or sensors: leave them out
+        bits = mujoco.mjtDisableBit
+        self._kinematic: Any = copy.copy(model)
+        for bit in (bits.mjDSBL_CONSTRAINT, bits.mjDSBL_CONTACT, bits.mjDSBL_ACTUATION, bits.mjDSBL_SENSOR):
+            self._kinematic.opt.disableflags |= int(bit)
+        self._capacity = 0
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        # few bodies are placed sooner than a second thread wakes up, while the camera's threads still hold the cores
+        threads = min(self._threads, 1 + rows * self._kinematic.nbody // _BODIES_PER_THREAD)
+        self._batch = new_batch(self._kinematic, rows, threads)
+        self._capacity = rows
+        self._state = [self._batch.bind(name) for name in ("qpos", "mocap_pos", "mocap_quat")]
+        fields = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+        parts = ("geom_pos", "geom_mat", "camera_pos", "camera_mat", "light_pos", "light_dir")
+        self._derived = [
+            (self.layout.sections[part], self._batch.bind(name)) for part, name in zip(parts, fields, strict=True)
+        ]
+
+    def read(self, qpos: F64, mocap_pos: F64 | None = None, mocap_quat: F64 | None = None) -> ScenePoses:
+        """Poses of n rows, fresh memory.
+
+        Args:
+            qpos: float64 (n, nq).
+            mocap_pos: float64 (n, nmocap, 3); the model's where None.
+            mocap_quat: float64 (n, nmocap, 4); the model's where None.
+        """
+        if qpos.ndim != 2 or qpos.shape[1] != self.model.nq:
+            raise ShapeError(f"qpos: expected (rows, {self.model.nq}), got {qpos.shape}")
+        n = qpos.shape[0]
+        self._reserve(n)
+        packed = np.empty((n, self.layout.width))
+        if n == 0:
+            return ScenePoses(packed, self.layout)
+        at = 0
+        given = (qpos, mocap_pos, mocap_quat)
+        nominal = (None, self._nominal("pos"), self._nominal("quat"))
+        for target, value, default in zip(self._state, given, nominal, strict=True):
+            if target.size == 0:
+                continue
+            target[:n] = default if value is None else value
+            width = target[0].size
+            packed[:, at : at + width] = target[:n].reshape(n, width)
+            at += width
+        self._batch.forward(np.arange(n, dtype=np.int32), stage=int(mujoco.mjtStage.mjSTAGE_POS))
+        for section, field in self._derived:
+            packed[:, section] = field[:n].reshape(n, -1)
+        return ScenePoses(packed, self.layout)
+
+    def _nominal(self, kind: Literal["pos", "quat"]) -> F64:
+        values = self._kinematic.body_pos if kind == "pos" else self._kinematic.body_quat
+        return values[self._kinematic.body_mocapid >= 0]
+
+
+def require_layout(camera: CameraSpec, layout: PoseLayout, poses: ScenePoses) -> None:
+    """Poses must come from the camera's model; colors of their own are welcome."""
+    got = poses.layout
+    same = (got.state, got.geoms, got.cameras, got.lights) == (
+        layout.state,
+        layout.geoms,
+        layout.cameras,
+        layout.lights,
+    )
+    if not same:
+        raise LifecycleError(
+            f"camera {camera.name!r}: poses have {got.geoms} geoms, {got.cameras} cameras and {got.lights} lights, its "
+            f"model has {layout.geoms}, {layout.cameras} and {layout.lights}; read them with a PoseReader of that model"
+        )

@@ -1,0 +1,216 @@
+"""Batched physics on MuJoCo's native batch: the default simulation."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import ConfigError, DataError, LifecycleError
+from headrace.sim import _mujoco_api as mujoco_api
+from headrace.sim._mujoco_api import Model
+from headrace.types import StateDict
+
+
+def default_threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# a call for so few simulations is over before the threads of a batch are awake
+_FEW = 4
+
+
+class MujocoSim:
+    """``mujoco.batch.Batch`` behind the :class:`~headrace.sim.Simulation` protocol.
+
+    Owns the state rows, float64 (N, S), and one array per derived field that somebody asked for; all tensors it hands
+    out are views of them. Physics runs on ``threads`` native threads without the GIL. Results do not depend on the
+    number of threads.
+    """
+
+    suspension_cost = "nothing: suspended simulations are skipped, at a cost of 8 bytes per state number"
+
+    def __init__(self, model: Model, num_envs: int, *, threads: int | None = None) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads: expected at least 1, or None for all cores, got {threads}")
+        mujoco_api.silence_log()
+        self.model = model
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self.threads = threads if threads is not None else default_threads()
+        self._batch: mujoco_api.NativeBatch | None = mujoco_api.new_batch(model, num_envs, self.threads)
+        self._bad = mujoco_api.bad_state_counts(self._batch)
+        # a new batch holds the model's defaults; writing this row back is what mj_resetData does to the state, for less
+        self._default_state = self._batch.state[0].copy()
+        # as the batch, which has its own copy: the caller's model may be edited later
+        self._frozen_model = copy.copy(model)
+        self._small: dict[int, _Small] = {}
+        self._fields: dict[str, Tensor] = {}
+        self._model_fields: dict[str, Tensor] = {}
+        self._nominal: dict[str, Tensor] = {}
+        self._derives_constants = False
+        self._sealed = False
+
+    def field(self, name: str) -> Tensor:
+        """See :meth:`Simulation.field`."""
+        if name not in self._fields:
+            if self._sealed and name not in mujoco_api.STATE_FIELDS:
+                raise LifecycleError(
+                    f"field {name!r}: expected it to be read when the environment was made, got a first read now, when "
+                    "its values are unknown; read it unconditionally in observe, reward, terminated or success"
+                )
+            array = self._open().bind(name)
+            # outputs are marked read-only because a write is lost at the next call; torch has no such mark, and
+            # loading a snapshot must put them back
+            array.flags.writeable = True
+            self._fields[name] = torch.from_numpy(array)
+            self._small.clear()
+        return self._fields[name]
+
+    def seal(self) -> None:
+        """See :meth:`Simulation.seal`."""
+        self._sealed = True
+
+    def model_field(self, name: str) -> Tensor:
+        """See :meth:`Simulation.model_field`. Fields are named as in MjModel, options as ``opt.gravity``."""
+        if name not in self._model_fields:
+            values = torch.from_numpy(self._open().expand(name))
+            self._model_fields[name] = values
+            self._nominal[name] = values[0].clone()
+            self._derives_constants |= name in mujoco_api.SETCONST_INPUTS or name.startswith("opt.")
+        return self._model_fields[name]
+
+    def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:
+        """See :meth:`Simulation.step`."""
+        batch = self._open()
+        rows = _rows(ids)
+        failed: NDArray[np.int64] | None = None
+        try:
+            batch.step(rows, nstep=substeps)
+        except mujoco_api.SimulationError as error:
+            failed = mujoco_api.failed_ids(error)
+        if failed is None and not self._bad.any():
+            return None
+        bad = self._bad if rows is None else self._bad[rows]
+        if failed is None and not bad.any():
+            return None
+        gone = np.flatnonzero(bad.any(axis=1))
+        gone = gone if rows is None else rows[gone]
+        both = gone if failed is None else np.union1d(gone, failed)
+        return torch.from_numpy(both.astype(np.int64))
+
+    def reset(self, ids: Tensor | None) -> None:
+        """See :meth:`Simulation.reset`."""
+        batch, rows = self._open(), slice(None) if ids is None else ids.numpy()
+        batch.state[rows] = self._default_state
+        batch.warning[rows] = 0
+        for name, values in self._model_fields.items():
+            if ids is None:
+                values.copy_(self._nominal[name].expand_as(values))
+            else:
+                values[ids] = self._nominal[name]
+
+    def forward(self, ids: Tensor | None) -> None:
+        """See :meth:`Simulation.forward`."""
+        batch, rows = self._open(), _rows(ids)
+        if self._derives_constants:
+            batch.set_const(rows)
+        if rows is None or len(rows) > _FEW or not len(rows) or self._model_fields or not self._forward_few(rows):
+            batch.forward(rows)
+
+    def states(self, ids: Tensor | None) -> Tensor:
+        """See :meth:`Simulation.states`."""
+        states = torch.from_numpy(self._open().state)
+        return states.clone() if ids is None else states.index_select(0, ids)
+
+    def set_states(self, ids: Tensor | None, states: Tensor) -> None:
+        """See :meth:`Simulation.set_states`."""
+        rows = torch.from_numpy(self._open().state)
+        if ids is None:
+            rows.copy_(states)
+        else:
+            rows.index_copy_(0, ids, states)
+
+    def state_dict(self) -> StateDict:
+        """See :meth:`Simulation.state_dict`."""
+        batch = self._open()
+        return {
+            "state": torch.from_numpy(batch.state.copy()),
+            "warning": torch.from_numpy(batch.warning.copy()),
+            "fields": {
+                name: values.clone() for name, values in self._fields.items() if name not in mujoco_api.STATE_FIELDS
+            },
+            "model_fields": {name: values.clone() for name, values in self._model_fields.items()},
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """See :meth:`Simulation.load_state_dict`."""
+        batch = self._open()
+        if tuple(state["state"].shape) != batch.state.shape:
+            raise DataError(
+                f"snapshot: expected states of shape {batch.state.shape}, got {tuple(state['state'].shape)}; "
+                "load it into an environment of the same task and num_envs"
+            )
+        # constants first: set_const computes what follows from model fields, and the derived fields come after it
+        for name, values in state["model_fields"].items():
+            self.model_field(name).copy_(values)
+        # a simulation that never gave a field a value per environment has the nominal one
+        for name in self._model_fields.keys() - state["model_fields"].keys():
+            self._model_fields[name].copy_(self._nominal[name].expand_as(self._model_fields[name]))
+        if self._derives_constants:
+            batch.set_const(None)
+        batch.state[:] = state["state"].numpy()
+        batch.warning[:] = state["warning"].numpy()
+        for name, values in state["fields"].items():
+            self.field(name).copy_(values)
+
+    def close(self) -> None:
+        """See :meth:`Simulation.close`."""
+        self._batch = None
+        self._small.clear()
+        self._fields.clear()
+        self._model_fields.clear()
+
+    def _forward_few(self, rows: NDArray[np.int32]) -> bool:
+        """Compute the derived fields of a few simulations on the calling thread; False if one of them raised."""
+        count, state = len(rows), self._open().state
+        if count not in self._small:
+            derived = {name: values.numpy() for name, values in self._fields.items()}
+            self._small[count] = _Small(self._frozen_model, count, derived)
+        small = self._small[count]
+        small.batch.state[:] = state[rows]
+        try:
+            small.batch.forward()
+        except mujoco_api.SimulationError:
+            return False
+        # a forward leaves the constraint solver's start for the next step in the state
+        state[rows] = small.batch.state
+        for values, theirs in small.outputs:
+            values[rows] = theirs
+        return True
+
+    def _open(self) -> mujoco_api.NativeBatch:
+        if self._batch is None:
+            raise LifecycleError("simulation: expected an open one, got one that was closed; make a new environment")
+        return self._batch
+
+
+class _Small:
+    """A batch of a few simulations on the calling thread, and the arrays that its outputs are copied to and from."""
+
+    def __init__(self, model: Model, count: int, fields: dict[str, NDArray[np.float64]]) -> None:
+        self.batch = mujoco_api.new_batch(model, count, 1)
+        self.outputs = [
+            (values, self.batch.bind(name)) for name, values in fields.items() if name not in mujoco_api.STATE_FIELDS
+        ]
+
+
+def _rows(ids: Tensor | None) -> NDArray[np.int32] | None:
+    return None if ids is None else ids.numpy().astype(np.int32)

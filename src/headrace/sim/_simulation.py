@@ -1,0 +1,80 @@
+"""The protocol between batched physics and everything above it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.sim._mujoco_api import Model
+from headrace.types import StateDict
+
+
+class Simulation(Protocol):
+    """N simulations of one MuJoCo model that can be stepped, reset and read in any subset.
+
+    ``ids`` is int64 (n,), ascending and unique, on ``device``; None means all. A call with ids leaves every other
+    simulation untouched to the last bit, derived fields included. Ids are trusted: the environment checks them once,
+    at its boundary.
+    """
+
+    model: Model
+    """Sizes, names and nominal parameters."""
+    num_envs: int
+    device: torch.device
+    suspension_cost: str
+    """What a simulation that is left out of ``step`` still costs here, in words for the user."""
+
+    def field(self, name: str) -> Tensor:
+        """MjData field ``name`` of all simulations, (N, …), live, without a copy.
+
+        State fields (``qpos``, ``ctrl``, …) may be written. Derived fields (``xpos``, ``sensordata``, …) are refreshed
+        by each call for the simulations it touches; after ``step`` they belong to the state before the last substep, as
+        with ``mj_step``. Bind a derived field before the first ``forward`` that should fill it.
+        """
+        ...
+
+    def seal(self) -> None:
+        """All derived fields that will be read have been bound: from now on another one is an error, not zeros."""
+        ...
+
+    def model_field(self, name: str) -> Tensor:
+        """MjModel field ``name`` with a value per simulation, (N, …), live, writable; ``reset`` makes it nominal."""
+        ...
+
+    def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:
+        """Advance by ``substeps`` of ``mj_step``.
+
+        Returns:
+            int64 ids of the simulations whose physics failed or went bad (their state is not usable), or None.
+        """
+        ...
+
+    def reset(self, ids: Tensor | None) -> None:
+        """Put state and model fields back to the model's defaults. Derived fields wait for ``forward``."""
+        ...
+
+    def forward(self, ids: Tensor | None) -> None:
+        """Compute the derived fields at the current state, after ``reset`` and writes. Applies model-field writes."""
+        ...
+
+    def states(self, ids: Tensor | None) -> Tensor:
+        """A copy of the full integration states, float64 (n, S): restoring one continues bit-identically."""
+        ...
+
+    def set_states(self, ids: Tensor | None, states: Tensor) -> None:
+        """Write full integration states, float64 (n, S). Derived fields wait for ``forward``."""
+        ...
+
+    def state_dict(self) -> StateDict:
+        """Everything that the next step depends on, as copies; derived fields included."""
+        ...
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict()`` of a simulation of the same model and size."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory. Views handed out before are invalid afterwards."""
+        ...

@@ -1,0 +1,120 @@
+"""The mujoco-warp ray caster behind the camera protocol: made for CUDA, and it runs on a CPU too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, LifecycleError, require_extra
+from headrace.sim._camera import (
+    CameraFrames,
+    CameraSpec,
+    ScenePoses,
+    camera_id,
+    frames_for,
+    pose_layout,
+    require_layout,
+)
+from headrace.sim._mujoco_api import Model, mujoco
+
+
+class WarpCamera:
+    """A :class:`~headrace.sim.Camera` over ``mujoco_warp.render`` (``pip install 'headrace[warp]'``).
+
+    Depth and segmentation agree with the other cameras; colors follow mujoco-warp's own lighting. Compiles at the
+    first picture. Rows with colors and lights of their own are refused. Frames are copied to the host.
+
+    Args:
+        model: the model that poses belong to.
+        spec: which camera, and what to take.
+        device: a Warp device; ``cuda:0`` where there is one, else ``cpu``.
+    """
+
+    def __init__(self, model: Model, spec: CameraSpec, *, device: str | None = None) -> None:
+        purpose = "WarpCamera"
+        self._wp: Any = require_extra("warp", extra="warp", purpose=purpose)
+        self._mjw: Any = require_extra("mujoco_warp", extra="warp", purpose=purpose)
+        self.spec = spec
+        self.model = model
+        camera_id(model, spec.name)
+        self._layout = pose_layout(model)
+        self.device = device if device is not None else ("cuda:0" if self._wp.is_cuda_available() else "cpu")
+        raw: Any = model
+        self._far = float(raw.vis.map.zfar * raw.stat.extent)
+        self._sky = bool((raw.tex_type == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)).any())
+        self._capacity = 0
+        self._closed = False
+        with self._wp.ScopedDevice(self.device):
+            self._model: Any = self._mjw.put_model(raw)
+
+    def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
+        """See :meth:`Camera.render`."""
+        if self._closed:
+            raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
+        require_layout(self.spec, self._layout, poses)
+        if poses.layout.randomized:
+            raise ConfigError("WarpCamera draws the model's colors and lights; use NativeCamera or GLCamera for looks")
+        n = len(poses)
+        frames = frames_for(self.spec, n, out)
+        if n == 0:
+            return frames
+        with self._wp.ScopedDevice(self.device):
+            self._reserve(n)
+            data = replace(self._data, nworld=n)
+            fields = {
+                "geom_xpos": poses.geom_pos,
+                "geom_xmat": poses.geom_mat,
+                "cam_xpos": poses.camera_pos,
+                "cam_xmat": poses.camera_mat,
+                "light_xpos": poses.light_pos,
+                "light_xdir": poses.light_dir,
+            }
+            for name, values in fields.items():
+                target = getattr(data, name)[:n]
+                if target.size:
+                    target.assign(values.astype(np.float32).reshape(*target.shape, *target.dtype._shape_))
+            self._mjw.refit_bvh(self._model, data, self._context)
+            self._mjw.render(self._model, data, self._context)
+            self._collect(frames, n)
+        return frames
+
+    def close(self) -> None:
+        """See :meth:`Camera.close`."""
+        self._closed = True
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        raw: Any = self.model
+        want = self.spec.data_types
+        self._data: Any = self._mjw.make_data(raw, nworld=rows)
+        self._context: Any = self._mjw.create_render_context(
+            raw,
+            nworld=rows,
+            cam_res=(self.spec.width, self.spec.height),
+            render_rgb="rgb" in want,
+            render_depth="depth" in want,
+            # the background of a depth picture is told by the segmentation
+            render_seg="segmentation" in want or "depth" in want,
+            cam_active=[self.spec.name],
+            render_skybox=self._sky,
+        )
+        self._capacity = rows
+
+    def _collect(self, frames: CameraFrames, n: int) -> None:
+        shape = (n, self.spec.height, self.spec.width)
+        if frames.rgb is not None:
+            packed: NDArray[np.uint32] = self._context.rgb_data.numpy()[:n].reshape(shape)
+            for channel, shift in enumerate((16, 8, 0)):
+                frames.rgb[..., channel] = (packed >> np.uint32(shift)) & np.uint32(255)
+        if frames.depth is None and frames.segmentation is None:
+            return
+        pairs: NDArray[np.int32] = self._context.seg_data.numpy()[:n].reshape(*shape, 2)
+        is_geom = pairs[..., 1] == int(mujoco.mjtObj.mjOBJ_GEOM)
+        if frames.segmentation is not None:
+            frames.segmentation[:] = np.where(is_geom, pairs[..., 0], -1)
+        if frames.depth is not None:
+            frames.depth[:] = np.where(is_geom, self._context.depth_data.numpy()[:n].reshape(shape), self._far)

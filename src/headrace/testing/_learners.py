@@ -1,0 +1,198 @@
+"""The contract of a learner over a ``BatchEnv``: what every adapter of an RL library must hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from headrace.envs import BatchEnv
+from headrace.testing._contract import CheckResult
+from headrace.types import Obs, ResetRecord, StateDict, StepRecord
+
+Meta = TypeVar("Meta", contravariant=True)
+
+
+class ActingPolicy(Protocol):
+    """The policy of a learner."""
+
+    def __call__(self, obs: Obs) -> Tensor:
+        """Observation groups (N, …) → actions (N, A)."""
+        ...
+
+    def reset(self, ended: Tensor) -> None:
+        """Forget the environments that ended, bool (N,)."""
+        ...
+
+
+class FinishedEpisodes(Protocol):
+    """What a learner says of the episodes that ended."""
+
+    @property
+    def env_ids(self) -> Sequence[int]:
+        """Their slots."""
+        ...
+
+    @property
+    def returns(self) -> Sequence[float]:
+        """Their undiscounted returns, as the environment has them."""
+        ...
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Their steps."""
+        ...
+
+
+class CheckedLearner(Protocol[Meta]):
+    """What is asked of a learner; ``Meta`` is whatever it describes a checkpoint with."""
+
+    def iterate(self) -> tuple[float, float]:
+        """Collect and learn; seconds of each."""
+        ...
+
+    def finished(self) -> FinishedEpisodes:
+        """Episodes that ended since the last call."""
+        ...
+
+    def save(self, path: Path, meta: Meta) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Read one."""
+        ...
+
+    def state_dict(self) -> StateDict:
+        """The rest of what resuming needs."""
+        ...
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from it."""
+        ...
+
+    def policy(self, *, deterministic: bool = True) -> ActingPolicy:
+        """To act with."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+def check_learner(
+    make_env: Callable[[], BatchEnv],
+    make_learner: Callable[[BatchEnv], CheckedLearner[Meta]],
+    meta: Meta,
+    folder: Path,
+    *,
+    suffix: str,
+    resumes_exactly: bool = True,
+) -> list[CheckResult]:
+    """Run every check on a learner; the first broken claim raises an AssertionError that says which.
+
+    Args:
+        make_env: a new environment, the same each time.
+        make_learner: a new learner over it, the same each time: it seeds the random streams it uses.
+        meta: passed to ``save``.
+        folder: for checkpoints.
+        suffix: of its checkpoint files.
+        resumes_exactly: False for libraries that cannot; the results then say that it was not checked.
+    """
+    path = folder / f"checkpoint{suffix}"
+    env = make_env()
+    count = _Count()
+    env.attach(count)
+    learner = make_learner(env)
+    _check_times(learner)
+    learner.iterate()
+    _check_episodes(learner, count)
+    learner.save(path, meta)
+    begun, obs = learner.state_dict(), env.observe()
+    actions = learner.policy()(obs).clone()
+    learner.load_state_dict(begun)
+    learner.iterate()
+    after = learner.policy()(obs).clone()
+    learner.close()
+    env.close()
+    _check_actions(actions, env)
+    assert not torch.equal(actions, after), "iterate: expected learning to change the policy, got the same actions"
+
+    other_env = make_env()
+    other = make_learner(other_env)
+    assert not torch.equal(actions, other.policy()(obs)), "a new learner: expected other actions than a trained one"
+    other.load(path)
+    assert torch.equal(actions, other.policy()(obs)), "load: expected the saved policy's actions, bit for bit"
+    if resumes_exactly:
+        other.load_state_dict(begun)
+        other.iterate()
+        resumed = other.policy()(obs)
+        assert torch.equal(after, resumed), (
+            "load + load_state_dict: expected resumed training to equal training without a break, "
+            f"got actions that differ by up to {float((after - resumed).abs().max()):.3g}"
+        )
+    other.close()
+    other_env.close()
+    names = ("time_split", "episodes_counted", "actions_in_bounds", "checkpoint_round_trip", "resumes_exactly")
+    reason = "the library cannot go on exactly where it was"
+    left_out = {} if resumes_exactly else {"resumes_exactly": reason}
+    return [CheckResult(check=name, not_claimed=left_out.get(name)) for name in names]
+
+
+def _check_times(learner: CheckedLearner[Meta]) -> None:
+    begin = time.perf_counter()
+    collect, learn = learner.iterate()
+    wall = time.perf_counter() - begin
+    assert collect > 0.0, f"iterate: expected a collection time, got {collect}"
+    assert learn > 0.0, f"iterate: expected a learning time, got {learn}"
+    # libraries that read time.time() see steps of the system's clock
+    assert collect + learn <= wall + 0.01, f"iterate: {collect} s + {learn} s are more than the wall time, {wall} s"
+
+
+def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
+    found = learner.finished()
+    said = list(zip(found.env_ids, found.lengths, found.returns, strict=True))
+    assert said, "finished: expected episodes to end in two iterations; use an environment with short ones"
+    # rewards are float32 here and added up as float64 in the environment: about seven digits
+    same = len(said) == len(count.ended) and all(
+        mine[:2] == given[:2] and math.isclose(mine[2], given[2], rel_tol=1e-5, abs_tol=1e-5)
+        for given, mine in zip(said, count.ended, strict=True)
+    )
+    assert same, f"finished: expected (slot, length, return) {count.ended}, got {said}"
+    again = learner.finished()
+    assert not again.returns, f"finished: expected each episode once, got {len(again.returns)} a second time"
+
+
+def _check_actions(actions: Tensor, env: BatchEnv) -> None:
+    space = env.single_action_space
+    assert actions.shape == (env.num_envs, *(space.shape or ())), f"policy: got actions of shape {actions.shape}"
+    assert not actions.requires_grad, "policy: expected actions without gradients"
+    assert all(space.contains(row.numpy()) for row in actions.cpu()), "policy: expected actions within the bounds"
+
+
+class _Count:
+    """Counts episodes by hand: rewards of each environment added up until a flag says that its episode ended."""
+
+    needs = frozenset[Literal["states", "frames"]]()
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, int, float]] = []
+        self._running: dict[int, tuple[int, float]] = {}
+
+    def after_reset(self, record: ResetRecord) -> None:
+        pass
+
+    def after_step(self, record: StepRecord) -> None:
+        ended = record.step.terminated | record.step.truncated
+        for slot in record.env_ids.tolist():
+            steps, total = self._running.get(slot, (0, 0.0))
+            steps, total = steps + 1, total + float(record.step.reward[slot])
+            self._running[slot] = (steps, total)
+            if bool(ended[slot]):
+                self.ended.append((slot, steps, total))
+                del self._running[slot]

@@ -1,0 +1,326 @@
+"""``FrameStack``: the newest K frames of every environment as one observation, kept as pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace._kernels.gather import scatter
+from headrace.buffers import EnvRows, OrderedFrames, check_rows, env_rows
+from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, LifecycleError, ShapeError
+from headrace.types import Ids, StackSpec, StateDict, as_device
+from headrace.vision._normalize import Channels, fresh, normalize_into
+
+_ONE_SHARD = 62
+"""For ``scatter``: all rows are in the first shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFrames:
+    """Frames of a stack that were skipped and must be rendered before it can be read; m of them."""
+
+    env_ids: Tensor
+    """int64 (m,): the environment of each, ascending."""
+    lags: Tensor
+    """int64 (m,): how many frames ago, 0 = newest; at most K − 1."""
+
+    def __len__(self) -> int:
+        return int(self.env_ids.shape[0])
+
+
+class FrameStack:
+    """Keeps frames in the dtype the camera gives (uint8: a quarter of float32) and normalizes when a stack is read.
+
+    Frames lie in memory from oldest to newest in the layout of the observation, so a stack is a view and reading it
+    is one fused pass. Rows and environments line up as in ``CircularBuffer``: int64 indices mean compact rows, a bool
+    mask means full rows of which those outside it are ignored. Environments that are not addressed (suspended ones)
+    do not change by one bit.
+
+    A frame that nobody will read need not be rendered: ``skip`` only counts it. Before a stack with skipped frames
+    is read, ``missing`` says which frames it lacks and ``fill`` takes them.
+
+    Args:
+        spec: K, layout and reset rule. See ``StackSpec``.
+        num_envs: N.
+        frame_shape: the shape of one environment's frame.
+        device: where the frames live.
+        dtype: of a frame.
+        channels: where a frame has its channels; used to normalize.
+        normalize: observations are float32, x/255 minus each frame's mean per channel, from uint8 frames; otherwise
+            they are copies of the frames as they are.
+    """
+
+    def __init__(
+        self,
+        spec: StackSpec,
+        *,
+        num_envs: int,
+        frame_shape: tuple[int, ...],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.uint8,
+        channels: Channels = "last",
+        normalize: bool = False,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"FrameStack.num_envs: expected at least 1, got {num_envs}")
+        if any(size < 1 for size in frame_shape):
+            raise ShapeError(f"FrameStack.frame_shape: expected sizes of at least 1, got {frame_shape}")
+        if normalize:
+            if dtype != torch.uint8:
+                raise DtypeError(f"FrameStack: only uint8 frames can be normalized, got {dtype}; leave normalize out")
+            if len(frame_shape) != (2 if channels == "none" else 3):
+                raise ShapeError(
+                    f"FrameStack.frame_shape: normalizing with channels={channels!r} expects "
+                    f"{'(H, W)' if channels == 'none' else 'three axes'}, got {frame_shape}"
+                )
+        self.spec = spec
+        self.num_envs = num_envs
+        self.frame_shape = frame_shape
+        self.observation_shape = spec.stacked_shape(frame_shape)
+        self.observation_dtype = torch.float32 if normalize else dtype
+        self.device = as_device(device)
+        self._channels: Channels = channels
+        self._normalize = normalize
+        self._frames = OrderedFrames(
+            spec.frames, num_envs, frame_shape, spec.axis(len(frame_shape)), dtype, self.device
+        )
+        self._started = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        self._skipped = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._valid = torch.ones((num_envs, spec.frames), dtype=torch.bool, device=self.device)
+        # whether skip() was ever called: without it nothing has to be looked at before a read
+        self._skips = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames held."""
+        return self._frames.data.nbytes
+
+    @property
+    def stacked(self) -> Tensor:
+        """(N, *observation_shape) in the dtype of a frame: a contiguous view that the next append changes.
+
+        Environments that were reset and have no frame since are zeros.
+        """
+        self._require_frames(None)
+        return self._layout(self._frames.data)
+
+    def reset(self, env_ids: Ids | None = None) -> None:
+        """Forget the frames of some environments; the next append begins their stack by the reset rule."""
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        where.fill(self._frames.data, 0)
+        where.fill(self._started, False)
+        where.fill(self._skipped, 0)
+        where.fill(self._valid, True)
+
+    def append(self, frames: Tensor, env_ids: Ids | None = None) -> None:
+        """Add the newest frame of some environments; copied."""
+        where = self._checked(frames, env_ids)
+        self._frames.push(frames, where, by=self._skipped + 1, fill=self._begins())
+        if self._skips:
+            where.write(self._valid, where.select(self._moved_valid(self._skipped + 1) | self._begins()[:, None]))
+            where.write(self._valid[:, -1], where.select(torch.ones_like(self._started)))
+            where.fill(self._skipped, 0)
+        where.fill(self._started, True)
+
+    def skip(self, env_ids: Ids | None = None) -> None:
+        """Note that some environments have a new frame which was not rendered. Costs a count, no pixels."""
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        self._skips = True
+        # before the first frame of an episode, ``repeat`` has all slots show that frame: all of them are missing
+        beginning = torch.where(self._begins(), self.spec.frames, self._skipped + 1)
+        where.write(self._skipped, where.select(beginning))
+        where.fill(self._started, True)
+
+    def missing(self, env_ids: Ids | None = None) -> MissingFrames:
+        """The skipped frames that stacks of some environments lack. On a GPU this waits for the device."""
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        behind = self._skipped > 0
+        self._frames.push(
+            None,
+            env_rows(behind, num_envs=self.num_envs, device=self.device),
+            by=self._skipped,
+            fill=torch.zeros_like(behind),
+        )
+        self._valid = self._moved_valid(self._skipped)
+        self._skipped.zero_()
+        lacking = torch.zeros_like(self._valid)
+        where.write(lacking, where.select(~self._valid))
+        envs, slots = lacking.nonzero(as_tuple=True)
+        return MissingFrames(envs, self.spec.frames - 1 - slots)
+
+    def fill(self, missing: MissingFrames, frames: Tensor) -> None:
+        """Put the frames (m, *frame_shape) that ``missing`` asked for into their stacks, before the next append."""
+        expected = (len(missing), *self.frame_shape)
+        if tuple(frames.shape) != expected or frames.dtype != self._frames.data.dtype:
+            raise ShapeError(
+                f"frames: expected {expected} of {self._frames.data.dtype}, one frame per missing one, "
+                f"got {tuple(frames.shape)} of {frames.dtype}"
+            )
+        if frames.device != self.device:
+            raise DeviceError(
+                f"frames: expected a tensor on {self.device}, got one on {frames.device}; move it with .to()"
+            )
+        slots = self.spec.frames - 1 - missing.lags
+        self._frames.write(missing.env_ids, slots, frames)
+        self._valid[missing.env_ids, slots] = True
+
+    def observe(self, env_ids: Ids | None = None) -> Tensor:
+        """The stacks of some environments as the policy reads them: compact rows for indices, else all N rows.
+
+        Fresh memory that the receiver owns.
+        """
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        self._require_frames(where)
+        if self._normalize or where.ids is None or where.mask is not None:
+            return self._observation(where.select(self._frames.data))
+        stacks = self._layout(self._frames.data)
+        out = fresh((where.row_count, *stacks.shape[1:]), self.observation_dtype, self.device)
+        return torch.index_select(stacks, 0, where.ids, out=out)
+
+    def show(self, env_ids: Tensor, board: Tensor) -> None:
+        """Write the stacks of some environments, int64 (n,), into the same rows of a board of all.
+
+        As ``board[env_ids] = observe(env_ids)``, without the copy in between where that can be spared.
+
+        Args:
+            env_ids: int64 (n,).
+            board: (N, *observation_shape) of ``observation_dtype``, contiguous, on any device.
+        """
+        expected = (self.num_envs, *self.observation_shape)
+        if tuple(board.shape) != expected or board.dtype != self.observation_dtype or not board.is_contiguous():
+            raise ShapeError(
+                f"board: expected a contiguous {expected} of {self.observation_dtype}, one row an environment, "
+                f"got {tuple(board.shape)} of {board.dtype}"
+            )
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        if where.mask is not None:
+            raise DtypeError("env_ids: expected int64 indices, got a bool mask; use mask.nonzero().squeeze(1)")
+        self._require_frames(where)
+        if board.device.type != "cpu" or self.device.type != "cpu":
+            board.index_copy_(0, env_ids.to(board.device), self.observe(env_ids).to(board.device))
+            return
+        row_bytes = board[0].nbytes
+        shards, ids = np.array([board.data_ptr()]), env_ids.numpy()
+        if not self._normalize:
+            scatter(shards, _ONE_SHARD, row_bytes, ids, self._frames.data.data_ptr(), row_bytes, ids)
+            return
+        rows = self._observation(where.select(self._frames.data))
+        scatter(shards, _ONE_SHARD, row_bytes, ids, rows.data_ptr(), row_bytes, np.arange(len(ids)))
+
+    def peek(self, frames: Tensor, env_ids: Ids | None = None) -> Tensor:
+        """What ``observe(env_ids)`` would give after ``append(frames, env_ids)``; changes nothing. Fresh memory.
+
+        For the true last observation of an episode, whose next frame already belongs to the one that follows.
+        """
+        where = self._checked(frames, env_ids)
+        self._require_frames(where, before_append=True)
+        after = self._frames.peek(frames, where, by=self._skipped + 1, fill=self._begins())
+        return self._observation(after)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on bit-identically; copies."""
+        return {
+            "frames": self._frames.data.clone(),
+            "started": self._started.clone(),
+            "skipped": self._skipped.clone(),
+            "valid": self._valid.clone(),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from ``state_dict()`` of a stack of the same shape; anything else raises and changes nothing."""
+        own = {
+            "frames": self._frames.data,
+            "started": self._started,
+            "skipped": self._skipped,
+            "valid": self._valid,
+        }
+        for name, tensor in own.items():
+            given = state.get(name)
+            if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
+                got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+                raise DataError(f"{name}: expected {tuple(tensor.shape)} of {tensor.dtype}, got {got}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._skips = bool((self._skipped > 0).any() | ~self._valid.all())
+
+    def _checked(self, frames: Tensor, env_ids: Ids | None) -> EnvRows:
+        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
+        check_rows("frames", frames, where, self.device)
+        if tuple(frames.shape[1:]) != self.frame_shape:
+            raise ShapeError(f"frames: expected frames of {self.frame_shape}, got {tuple(frames.shape[1:])}")
+        if frames.dtype != self._frames.data.dtype:
+            raise DtypeError(f"frames: expected {self._frames.data.dtype}, got {frames.dtype}")
+        return where
+
+    def _begins(self) -> Tensor:
+        """bool (N,): the next frame fills every slot."""
+        return torch.zeros_like(self._started) if self.spec.reset == "zero" else ~self._started
+
+    def _moved_valid(self, by: Tensor) -> Tensor:
+        """Valid bits after moving each environment's frames down by ``by``; freed slots are invalid."""
+        taken = torch.arange(self.spec.frames, device=self.device) + by[:, None]
+        inside = taken < self.spec.frames
+        return self._valid.gather(1, taken.clamp(max=self.spec.frames - 1)) & inside
+
+    def _require_frames(self, where: EnvRows | None, *, before_append: bool = False) -> None:
+        if not self._skips:
+            return
+        valid = self._moved_valid(self._skipped + before_append)
+        if before_append:
+            valid[:, -1] = True
+            valid |= self._begins()[:, None]
+        if where is not None and where.ids is not None:
+            valid = valid[where.ids]
+        elif where is not None and where.mask is not None:
+            valid = valid | ~where.mask[:, None]
+        if not bool(valid.all()):
+            raise LifecycleError(
+                "FrameStack: some of these stacks have skipped frames; render what missing() names and give them to "
+                "fill() before reading"
+            )
+
+    def _layout(self, data: Tensor) -> Tensor:
+        """(n, …, K, …) as stacks: a view."""
+        axis = self._frames.axis + 1
+        return data if self.spec.layout == "new_axis" else data.flatten(axis, axis + 1)
+
+    def _observation(self, data: Tensor) -> Tensor:
+        """Fresh observations from rows of frames (n, …, K, …)."""
+        stacked = self._layout(data)
+        out = fresh(tuple(stacked.shape), self.observation_dtype, self.device)
+        if not self._normalize:
+            return out.copy_(stacked)
+        if not stacked.numel():
+            return out
+        target = out.view(data.shape)
+        pictures = self._as_pictures(data)
+        if pictures is not None:
+            channels, flat = pictures
+            normalize_into(data.view(flat), target.view(flat), channels)
+        else:
+            for slot in range(self.spec.frames):
+                axis = self._frames.axis + 1
+                normalize_into(data.select(axis, slot), target.select(axis, slot), self._channels)
+        return out
+
+    def _as_pictures(self, data: Tensor) -> tuple[Channels, tuple[int, ...]] | None:
+        """The shape that makes the K frames more pictures or more channels, so that one pass does the whole stack.
+
+        None where frames are interleaved with the rows or columns of a picture.
+        """
+        n, frame_axis, length = data.shape[0], self._frames.axis, self.spec.frames
+        if self._channels == "none":
+            height, width = self.frame_shape
+            if frame_axis == 0:
+                return "none", (n * length, height, width)
+            return ("last", (n, height, width, length)) if frame_axis == 2 else None
+        if self._channels == "first":
+            depth, height, width = self.frame_shape
+            return ("first", (n, depth * length, height, width)) if frame_axis <= 1 else None
+        height, width, depth = self.frame_shape
+        if frame_axis == 0:
+            return "last", (n * length, height, width, depth)
+        return ("last", (n, height, width, depth * length)) if frame_axis >= 2 else None

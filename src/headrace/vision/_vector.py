@@ -1,0 +1,248 @@
+"""Frame stacks around any vector environment: Gymnasium's with numpy arrays, ours with torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from headrace.errors import ConfigError, LifecycleError, UnknownNameError
+from headrace.types import StackSpec, Step
+from headrace.vision._normalize import Channels
+from headrace.vision._stack import FrameStack
+
+Array: TypeAlias = npt.NDArray[Any] | Tensor
+"""Whatever the environment gives; it gets the same back."""
+_Obs: TypeAlias = "Array | dict[str, Array]"
+
+_WHOLE = ""
+"""The name of an observation that is one array and not a dict of groups."""
+
+
+class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Stacks the newest K frames of each environment of a vector environment.
+
+    Observations are fresh arrays of the kind that the environment gives (numpy or torch); final observations are
+    stacked too, in the form that the environment gives them. Every autoreset mode is handled:
+
+    * ``same_step``: the frame of ``info["final_obs"]`` closes the old stack, the observation begins a new one;
+    * ``next_step``: the step after an end begins a new stack;
+    * ``disabled``: ``reset(options={"reset_mask": mask})`` begins new stacks of those environments only.
+
+    Environments that are suspended (``active`` of a headrace environment) keep their stack, and so do those whose
+    camera was not rendered (``step(…, observe=mask)``): around an environment the stack has the frames that were
+    observed. A headrace task that stacks by itself renders the ones in between when they are needed.
+
+    Args:
+        env: the vector environment.
+        spec: how to stack an observation that is one array; for a dict, a spec per group to stack.
+        channels: where the frames have their channels; used to normalize.
+        normalize: give float32, x/255 minus each frame's mean per channel; frames must be uint8.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        spec: StackSpec | Mapping[str, StackSpec],
+        *,
+        channels: Channels = "last",
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(env)
+        self._mode = _autoreset_mode(env)
+        specs = {_WHOLE: spec} if isinstance(spec, StackSpec) else dict(spec)
+        single = dict(_groups_of(env.single_observation_space, specs))
+        self._specs = specs
+        self._channels: Channels = channels
+        self._normalize = normalize
+        self._stacks: dict[str, FrameStack] = {}
+        self._ended: Tensor | None = None
+        spaces = {name: _stacked_space(single[name], specs[name], normalize) for name in specs}
+        if _WHOLE in specs:
+            self.single_observation_space = spaces[_WHOLE]
+        else:
+            kept = cast("gymnasium.spaces.Dict", env.single_observation_space).spaces
+            self.single_observation_space = gymnasium.spaces.Dict({**kept, **spaces})
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[_Obs, dict[str, Any]]:
+        """Begin new stacks where environments are reset: everywhere, or at ``options["reset_mask"]``."""
+        # taken first: Gymnasium removes it from the dict
+        given = None if options is None else options.get("reset_mask")
+        obs, info = self.env.reset(seed=cast("int | None", seed), options=options)
+        first = self._frames(obs)
+        device = next(iter(first.values())).device
+        mask = torch.ones(self.num_envs, dtype=torch.bool) if given is None else _tensor(given)
+        mask = mask.to(device)
+        self._ended = torch.zeros_like(mask) if self._ended is None else self._ended & ~mask
+        for name, frames in first.items():
+            stack = self._stack(name, frames)
+            stack.reset(mask)
+            stack.append(frames, mask)
+        return self._with_stacks(obs), info
+
+    def step(self, actions: Any, **options: Any) -> Any:
+        """Step the environment; ``options`` (a headrace environment's ``observe=``) are passed on."""
+        if self._ended is None:
+            raise LifecycleError("step: call reset first, so that every stack has a frame")
+        # copied before the step, in which environments may park themselves
+        active = getattr(self.env.unwrapped, "active", None)
+        acts = None if active is None else _tensor(active).clone()
+        step = cast("Callable[..., Any]", self.env.step)
+        result = step(actions, **options)
+        obs, reward, terminated, truncated, info = result
+        done = _tensor(terminated) | _tensor(truncated)
+        rows = torch.ones_like(done) if acts is None else acts
+        if "observed" in info:
+            rows &= _tensor(info["observed"])
+        begins = done if self._mode == AutoresetMode.SAME_STEP else self._ended
+        if self._mode == AutoresetMode.SAME_STEP:
+            info = self._with_stacked_finals(info)
+            self._ended = torch.zeros_like(done)
+        elif self._mode == AutoresetMode.NEXT_STEP:
+            self._ended = done
+        else:
+            # an ended environment waits for its reset: what it shows is no new frame
+            rows &= ~self._ended
+            begins = torch.zeros_like(done)
+            self._ended = self._ended | done
+        for name, frames in self._frames(obs).items():
+            stack = self._stacks[name]
+            stack.reset(begins)
+            stack.append(frames, rows | begins)
+        stacked = self._with_stacks(obs)
+        if isinstance(result, Step):
+            return Step(cast("dict[str, Tensor]", stacked), reward, terminated, truncated, cast("Any", info))
+        return stacked, reward, terminated, truncated, info
+
+    def _frames(self, obs: Any) -> dict[str, Tensor]:
+        return {name: _tensor(obs if name == _WHOLE else obs[name]) for name in self._specs}
+
+    def _stack(self, name: str, frames: Tensor) -> FrameStack:
+        if name not in self._stacks:
+            self._stacks[name] = FrameStack(
+                self._specs[name],
+                num_envs=self.num_envs,
+                frame_shape=tuple(frames.shape[1:]),
+                device=frames.device,
+                dtype=frames.dtype,
+                channels=self._channels,
+                normalize=self._normalize,
+            )
+        return self._stacks[name]
+
+    def _with_stacks(self, obs: Any) -> _Obs:
+        """The observation with its frames replaced by stacks; other groups as they are."""
+        if _WHOLE in self._specs:
+            return _like(obs, self._stacks[_WHOLE].observe())
+        return {**obs, **{name: _like(obs[name], stack.observe()) for name, stack in self._stacks.items()}}
+
+    def _with_stacked_finals(self, info: dict[str, Any]) -> dict[str, Any]:
+        """``info`` with final observations stacked on the frames before them; nothing else is touched."""
+        if "final_obs" not in info:
+            return info
+        final: Any = info["final_obs"]
+        ids = _tensor(info["_final_obs"]).nonzero().squeeze(1)
+        stacked = {name: stack.peek(_final_frames(final, name, ids), ids) for name, stack in self._stacks.items()}
+        return {**info, "final_obs": _replaced_finals(final, stacked, ids, self.num_envs)}
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError as error:
+        known = ", ".join(repr(choice.value) for choice in AutoresetMode)
+        raise ConfigError(
+            f'FrameStackVector: expected env.metadata["autoreset_mode"] to be one of {known}, got {mode!r}; '
+            "without it the ends of episodes cannot be told apart"
+        ) from error
+
+
+def _groups_of(space: gymnasium.Space[Any], specs: Mapping[str, StackSpec]) -> dict[str, gymnasium.spaces.Box]:
+    """The space of one frame for each group to stack."""
+    if not specs:
+        raise ConfigError("FrameStackVector: expected at least one group to stack, got none")
+    if _WHOLE in specs:
+        groups: Mapping[str, gymnasium.Space[Any]] = {_WHOLE: space}
+    elif isinstance(space, gymnasium.spaces.Dict):
+        groups = space.spaces
+    else:
+        raise ConfigError(f"FrameStackVector: specs by name need a dict of observations, got {space}; pass one spec")
+    found: dict[str, gymnasium.spaces.Box] = {}
+    for name in specs:
+        if name not in groups:
+            raise UnknownNameError("observation group", name, groups)
+        group = groups[name]
+        if not isinstance(group, gymnasium.spaces.Box):
+            hint = "pass a spec per group, {name: StackSpec(…)}" if name == _WHOLE else "only Box frames can be stacked"
+            raise ConfigError(f"FrameStackVector: expected a Box of frames, got {group}; {hint}")
+        found[name] = group
+    return found
+
+
+def _stacked_space(frame: gymnasium.spaces.Box, spec: StackSpec, normalize: bool) -> gymnasium.spaces.Box:
+    shape = tuple(int(size) for size in frame.shape)
+    if normalize:
+        return gymnasium.spaces.Box(-1.0, 1.0, spec.stacked_shape(shape), np.float32)
+    low, high = frame.low, frame.high
+    if spec.reset == "zero":
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+    repeated = [torch.from_numpy(np.repeat(bound[None, None], spec.frames, 1)) for bound in (low, high)]
+    stacked = [spec.stack(bound)[0].numpy().astype(frame.dtype) for bound in repeated]
+    return gymnasium.spaces.Box(stacked[0], stacked[1], dtype=cast("Any", frame.dtype))
+
+
+def _tensor(array: Array) -> Tensor:
+    """The array as a tensor that shares its memory where torch may."""
+    if isinstance(array, Tensor):
+        return array
+    array = np.asarray(array)
+    # torch takes neither read-only memory nor arrays that run backwards, such as pictures of OpenGL turned upside down
+    shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shareable else array.copy())
+
+
+def _like(given: Array, tensor: Tensor) -> Array:
+    """``tensor`` as what ``given`` is; a numpy array shares the tensor's memory."""
+    return tensor if isinstance(given, Tensor) else tensor.numpy()
+
+
+def _is_per_env(final: Any) -> bool:
+    """Gymnasium's form: an object array of one observation per environment; ours is full (N, …)."""
+    return isinstance(final, np.ndarray) and final.dtype == np.object_
+
+
+def _final_frames(final: Any, name: str, ids: Tensor) -> Tensor:
+    """The last frames of the environments that ended, (n, *frame_shape)."""
+    if _is_per_env(final):
+        frames = [final[env] if name == _WHOLE else final[env][name] for env in ids.tolist()]
+        return torch.stack([_tensor(frame) for frame in frames])
+    return _tensor(final if name == _WHOLE else final[name])[ids]
+
+
+def _replaced_finals(final: Any, stacked: Mapping[str, Tensor], ids: Tensor, num_envs: int) -> Any:
+    """``final_obs`` in the form that it came, with stacks for frames."""
+    if _is_per_env(final):
+        replaced = final.copy()
+        for row, env in enumerate(ids.tolist()):
+            stacks = {name: tensor[row].numpy() for name, tensor in stacked.items()}
+            replaced[env] = stacks[_WHOLE] if _WHOLE in stacks else {**final[env], **stacks}
+        return replaced
+    full: dict[str, Array] = {}
+    for name, tensor in stacked.items():
+        rows = torch.zeros((num_envs, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+        rows[ids] = tensor
+        full[name] = _like(final if name == _WHOLE else final[name], rows)
+    if _WHOLE in full:
+        return full[_WHOLE]
+    return {**final, **full}
