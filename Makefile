@@ -3,8 +3,10 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
+DEBIAN := chromium zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system test-lerobot check docs bench bench-setup format clean
+.PHONY: help demo test test-slow test-system system-packages test-lerobot check docs wheel bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,12 +38,19 @@ test-slow: $(STAMP)  ## Long trainings and kill tests
 test-system: $(STAMP)  ## Tests that need Debian packages (a browser, GL)
 	MUJOCO_GL=egl $(BIN)/python -m pytest -m system  # MuJoCo's own renderer asks for a display otherwise
 
+system-packages:  ## Install the Debian packages of test-system
+	$(AS_ROOT) apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive $(AS_ROOT) apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null
+
 test-lerobot: $(STAMP)  ## LeRobot's own dataset class reads our exports (its own environment)
 	scripts/setup_lerobot.sh
 	$(BIN)/python tests/recording/lerobot_check.py
 
 docs: $(STAMP)  ## Build the site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(STAMP)  ## Build wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
 
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh
@@ -54,7 +63,6 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/chunking.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
-	$(BIN)/python benchmarks/libraries.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick
 
 format: $(STAMP)  ## Format and sort imports

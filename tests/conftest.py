@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Generator
 
 import pytest
 
 # Triton decides at import whether kernels are compiled for a GPU or interpreted on the CPU: here they are interpreted
 os.environ["TRITON_INTERPRET"] = "1"
+
+# a shell without job control starts commands in the background ("make test &") with SIGINT ignored, and children
+# inherit that: tests that press Ctrl-C would wait forever
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

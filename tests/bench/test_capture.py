@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.bench._capture import environment_variables, git_state, hardware, versions
 from headrace.bench._monitor import ResourceMonitor
 from headrace.errors import ConfigError
@@ -40,7 +41,7 @@ def test_a_folder_without_git_has_no_state(tmp_path: Path) -> None:
 
 def test_versions_and_hardware_name_what_is_there() -> None:
     found = versions(git_state(Path.cwd()))
-    assert found.headrace == "0.1.0"
+    assert found.headrace == headrace.__version__
     assert found.torch is not None
     assert found.torch.startswith("2.")
     assert found.packages["numba"]

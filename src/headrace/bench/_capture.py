@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
+from headrace import __version__
 from headrace.bench._schema import GpuDeviceInfo, Hardware, Versions
 
 GB = 2**30
@@ -65,7 +66,7 @@ def versions(git: GitState) -> Versions:
     """Installed versions, read without importing anything."""
     found = {name: _version(name) for name in _PACKAGES}
     return Versions(
-        headrace=_version("headrace"),
+        headrace=__version__,
         python=platform.python_version(),
         torch=_version("torch"),
         numpy=_version("numpy"),
