@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 from examples import EXAMPLES, play_bundle, runtime_bundle
 
-from headrace.bench import BUNDLES, SCHEMA_VERSION, json_schema, parse_bundle, read_bundle
+from headrace.bench import BUNDLES, SCHEMA_VERSION, parse_bundle, read_bundle
+from headrace.bench import _json_schema as json_schema
 from headrace.bench._bundle_files import bundle_paths, bundle_text
 from headrace.bench._json_schema import VERSIONS, digest, json_schemas, write_schemas
 from headrace.errors import ConfigError, DataError

@@ -23,8 +23,10 @@ from headrace.chunking import (
     Request,
     ThreadEngine,
     as_chunk_policy,
-    engines,
     make_engine,
+)
+from headrace.chunking import (
+    _engines as engines,
 )
 from headrace.errors import ConfigError, LifecycleError, PolicyError
 from headrace.rollout import Evaluation, evaluate

@@ -201,7 +201,7 @@ def test_the_camera_task_has_the_state_for_the_critic_and_pusher_camera_both() -
 
 
 def test_the_camera_task_written_as_a_table_shows_the_same_pictures() -> None:
-    direct, table = (headrace.make(f"cartpole-camera{kind}", 3, seed=2) for kind in ("", "-table"))
+    direct, table = (headrace.make(f"cartpole-camera{kind}", 3, seed=2) for kind in ("", "-terms"))
     assert torch.equal(direct.reset()[0]["policy"], table.reset()[0]["policy"])
     for step in range(6):
         expected, got = direct.step(_actions(direct, step)), table.step(_actions(table, step))

@@ -196,5 +196,5 @@ def test_a_misspelt_setting_of_a_task_is_refused_by_make() -> None:
 
 
 def test_a_setting_of_a_few_words_takes_only_those() -> None:
-    with pytest.raises(UnknownNameError, match="unknown value of 'color': 'gray'; did you mean 'gray'"):
-        make("cartpole-camera", 2, overrides={"color": "gray"})
+    with pytest.raises(UnknownNameError, match="unknown value of 'color': 'grey'; did you mean 'gray'"):
+        make("cartpole-camera", 2, overrides={"color": "grey"})

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headrace import errors
-from headrace.learning import GRU, LSTM, backends, recurrent
+from headrace.learning import GRU, LSTM
+from headrace.learning import _backends as backends
+from headrace.learning import _recurrent as recurrent
 from headrace.learning._segments import pack, segments, unpack
 
 # float64, and the same sums in another order

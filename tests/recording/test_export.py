@@ -16,7 +16,7 @@ from counting_env import CountingEnv
 
 from headrace.errors import ConfigError, DataError, MissingExtraError, StorageError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording import export as export_module
+from headrace.recording import _export as export_module
 from headrace.recording._lerobot_stats import combine, picture_stats, vector_stats
 from headrace.recording._mp4 import frame_times, read_frames
 

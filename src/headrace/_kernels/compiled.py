@@ -79,7 +79,7 @@ def sources(path: Path) -> list[Path]:
         path = waiting.pop()
         if path not in found:
             found.append(path)
-            names = re.findall(r"^from headrace\.kernels\.(\w+) import", path.read_text("utf-8"), re.MULTILINE)
+            names = re.findall(r"^from headrace\._kernels\.(\w+) import", path.read_text("utf-8"), re.MULTILINE)
             waiting += [Path(__file__).with_name(f"{name}.py") for name in names if name != "compiled"]
     return sorted(found)
 
