@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from interleaved import median_ratio, python_of, rounds, serve, started
 
-TWO_THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
+TWO_THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "HEADRACE_NUM_THREADS": "2"}
 SIZE = 64
 STACKING = [(1024, 4), (1024, 2), (256, 4)]
 """(environments, frames)."""

@@ -39,7 +39,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from interleaved import PeerMissingError, Worker, python_of, serve
 
 ENVS = 64
-TWO_THREADS = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
+TWO_THREADS = {"OMP_NUM_THREADS": "2", "HEADRACE_NUM_THREADS": "2"}
 SCENE = Path(__file__).resolve().parent.parent / "src/headrace/envs/tasks/assets/cartpole.xml"
 CAMERA = "side"
 TEXTURES = """<asset>

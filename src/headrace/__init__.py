@@ -13,6 +13,7 @@ from headrace._gymnasium_ids import register_ids
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from headrace._kernels.threads import kernel_threads, set_kernel_threads
     from headrace.envs import (
         BatchEnv,
         Rows,
@@ -43,8 +44,10 @@ __all__ = [
     "TermTaskCfg",
     "__version__",
     "bridge",
+    "kernel_threads",
     "make",
     "register_task",
+    "set_kernel_threads",
     "task_names",
 ]
 
@@ -52,6 +55,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
+        "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (
             *("BatchEnv", "Rows", "Task", "TaskCfg", "TaskEntry", "TermTask", "TermTaskCfg"),
             *("make", "register_task", "task_names"),

@@ -18,13 +18,12 @@ print(torch.get_num_threads())
 """
 
 
-def test_parallel_kernels_leave_torchs_number_of_threads_alone() -> None:
-    """numba's OpenMP layer sets the number of threads for torch's OpenMP as well, once, when it starts."""
+def test_kernels_leave_torchs_number_of_threads_alone() -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+        env={**os.environ, "HEADRACE_NUM_THREADS": "2"},
     )
     assert run.stdout.split() == ["1"], run.stderr
 
@@ -35,7 +34,7 @@ def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls(monke
     assert {"raycast.py", "raycast_paint.py", "raycast_texture.py", "raycast_scene.py"} <= names, "two imports away too"
     assert compiled.sources(here / "gather.py") == [here / "gather.py"]
     # what numba compares before it takes code from disk
-    stamp = raycast.render_few._cache._cache_file._source_stamp
+    stamp = raycast.render_primitives._cache._cache_file._source_stamp
     for name in names:
         (tmp_path / name).write_bytes((here / name).read_bytes())
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
@@ -46,4 +45,4 @@ def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls(monke
         file.write("# changed\n")
     assert compiled._digest(tmp_path / "raycast.py") not in (stamp, None)
     compiled._digest.cache_clear()
-    assert gather._scatter_serial._cache._cache_file._source_stamp != stamp
+    assert gather._scatter._cache._cache_file._source_stamp != stamp

@@ -37,8 +37,10 @@ def test_strided_inputs_and_float32() -> None:
     torch.testing.assert_close(out, loop(a, b, torch.zeros(2, 6)))
 
 
-def test_result_does_not_depend_on_how_columns_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_how_columns_are_shared_out(monkeypatch: pytest.MonkeyPatch, use_threads) -> None:
     a, b, h0 = torch.rand(9, 2500), torch.randn(9, 2500), torch.randn(2500)
     alone = linear_scan_module.linear_scan(a, b, h0)
-    monkeypatch.setattr(linear_scan_module, "_SHARED_OUT", 0)
-    assert torch.equal(linear_scan_module.linear_scan(a, b, h0), alone)
+    monkeypatch.setattr(linear_scan_module, "_SHARE", 0)
+    for threads in (2, 3, 7):
+        use_threads(threads)
+        assert torch.equal(linear_scan_module.linear_scan(a, b, h0), alone)

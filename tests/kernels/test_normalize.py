@@ -110,20 +110,16 @@ def test_a_sum_past_32_bits_is_exact() -> None:
     assert out[0, 17, 23, 0] == np.float32((1 - pixels) / (255 * pixels))
 
 
-def test_the_number_of_threads_and_of_neighbors_does_not_change_a_bit() -> None:
-    import numba
-
+def test_the_number_of_threads_and_of_neighbors_does_not_change_a_bit(use_threads) -> None:
     x = pictures((9, 64, 64, 3))
     out = torch.empty(x.shape)
+    use_threads(3)
     normalize_cpu(x, out)
-    numba.set_num_threads(1)
-    try:
-        for image in range(9):
-            alone = torch.empty(1, 64, 64, 3)
-            normalize_cpu(x[image : image + 1], alone)
-            assert torch.equal(alone[0], out[image])
-    finally:
-        numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+    use_threads(1)
+    for image in range(9):
+        alone = torch.empty(1, 64, 64, 3)
+        normalize_cpu(x[image : image + 1], alone)
+        assert torch.equal(alone[0], out[image])
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def test_result_does_not_depend_on_how_environments_are_shared_out(case: str, mo
     tensors, active, ratio = rollout((24, 2500), torch.float32, sleepy=True)
     extra = [ratio] if case == "vtrace" else []
     alone = kernel(*tensors, active, *extra, **CASES[case])
-    monkeypatch.setattr(returns, "_SHARED_OUT", 0)
+    monkeypatch.setattr(returns, "_SHARE", 0)
     shared = kernel(*tensors, active, *extra, **CASES[case])
     for one, other in zip(alone, shared, strict=True):
         assert torch.equal(one, other)

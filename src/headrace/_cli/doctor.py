@@ -92,7 +92,7 @@ def threads() -> list[Finding]:
     cores = len(os.sched_getaffinity(0))
     held = {
         name: os.environ[name]
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "HEADRACE_NUM_THREADS")
         if name in os.environ
     }
     shown = ", ".join(f"{name}={value}" for name, value in held.items()) or "no limits set"

@@ -1,8 +1,9 @@
 """The one door to numba: a typed ``kernel`` decorator with the settings every CPU kernel shares.
 
-Kernels are cached on disk, release the GIL and, where ``parallel``, run on a threading layer that several Python
-threads may use at once: a policy thread and a camera do. numba's own last resort, ``workqueue``, aborts the process
-in that case, so it is refused. What is compiled is told to the logger ``headrace._kernels`` (level INFO).
+Kernels are cached on disk and release the GIL. One that is worth several threads is a function of rows
+``[start, stop)`` and is called through :func:`run`, which shares the rows out over the process's own threads
+(:mod:`headrace._kernels.threads`); numba's threading layers are not used. What is compiled is told to the logger
+``headrace.kernels`` (level INFO).
 """
 
 from __future__ import annotations
@@ -16,19 +17,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-import torch
-from numba import config as _config
 from numba.core import event as _event
+
+from headrace._kernels.threads import kernel_threads as kernel_threads
+from headrace._kernels.threads import run as run
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-# numba picks tbb or omp for "threadsafe" and raises at the first parallel kernel where only workqueue is there; a layer
-# that the user chose by name stays. The setting is made at run time by numba, so it is reached by name.
-if getattr(_config, "THREADING_LAYER") == "default":  # noqa: B009  # numba makes the name at run time
-    setattr(_config, "THREADING_LAYER", "threadsafe")  # noqa: B010  # as above
-
-prange = numba.prange
 
 
 class _Narrator(_event.Listener):
@@ -46,25 +41,18 @@ _LOG = logging.getLogger("headrace.kernels")
 _event.register("numba:compile", _Narrator())
 
 
-def max_threads() -> int:
-    """The most threads that a parallel kernel can use in this process."""
-    return int(getattr(_config, "NUMBA_NUM_THREADS"))  # noqa: B009  # numba makes the name at run time
-
-
-def kernel(*, parallel: bool = False, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def kernel(*, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Compile a function with numba at its first call.
 
+    A kernel for :func:`run` takes ``start`` and ``stop`` first and writes only what belongs to those rows.
     Strict IEEE arithmetic (no fastmath): results do not depend on the number of rows or threads.
     ``checked_division=False`` lets a division by zero give infinity or NaN instead of raising, which is what allows
     loops with divisions to be vectorized.
     """
 
-    if parallel:
-        _start_threading_layer()
-
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
-        compiled = numba.njit(cache=True, nogil=True, parallel=parallel, error_model=error_model)(function)
+        compiled = numba.njit(cache=True, nogil=True, error_model=error_model)(function)
         _stamp_with_sources(compiled, Path(function.__code__.co_filename))
         return cast("Callable[_P, _R]", compiled)
 
@@ -101,17 +89,6 @@ def _stamp_with_sources(compiled: object, path: Path) -> None:
     cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if cache_file is not None and (digest := _digest(path)) is not None:
         cache_file._source_stamp = digest
-
-
-def _start_threading_layer() -> None:
-    """Let numba choose its threading layer now, and leave torch's number of threads as it is.
-
-    Starting the OpenMP layer sets the number of threads of the whole process's OpenMP, torch's included: a program that
-    asked torch for one thread would find two, which then wait for each other in every small operation.
-    """
-    threads = torch.get_num_threads()
-    numba.get_num_threads()
-    torch.set_num_threads(threads)
 
 
 def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:

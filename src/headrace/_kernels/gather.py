@@ -18,7 +18,7 @@ import numpy as np
 from numba.core import types as _types
 from numpy.typing import NDArray
 
-from headrace._kernels.compiled import inline, kernel, max_threads, prange
+from headrace._kernels.compiled import inline, kernel, run
 
 Int64s: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -27,10 +27,9 @@ Bools: TypeAlias = NDArray[np.bool_]
 ZERO_ROW = -1
 """A row number that reads as zeros."""
 
-_PARALLEL_READ = 1 << 20
-_PARALLEL_WRITE = 1 << 22
-"""Below so many bytes one thread does it: waking others costs more than they save, and much more on a busy machine.
-Writes come in step with an environment that has work for every core, so they stay on one thread for longer."""
+_READ_SHARE = 1 << 19
+_WRITE_SHARE = 1 << 21
+"""The fewest bytes for a thread: waking one for less costs more than it saves, and much more on a busy machine. Writes come in step with an environment that has work for every core, so they stay on one thread for longer."""
 
 _memcpy = cast(
     "Callable[[int, int, int], int]",
@@ -93,32 +92,14 @@ def _gather_sample(
 
 
 @kernel()
-def _gather_serial(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
-    size = rows.shape[1] * row_bytes
-    base = out.ctypes.data
-    scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
-    for b in range(rows.shape[0]):
-        _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
-
-
-@kernel(parallel=True)
-def _gather_parallel(
-    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes, threads: int
+def _gather(
+    start: int, stop: int, shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes
 ) -> None:
     size = rows.shape[1] * row_bytes
     base = out.ctypes.data
-    samples = rows.shape[0]
-    # Threads begin at different samples and go on into each other's where those are late. Two that take the same one
-    # write the same bytes, so nothing has to be locked.
-    taken = np.zeros(samples, dtype=np.uint8)
-    for thread in prange(threads):
-        scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
-        first = thread * samples // threads
-        for k in range(samples):
-            b = first + k if first + k < samples else first + k - samples
-            if taken[b] == 0:
-                taken[b] = 1
-                _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+    scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
+    for b in range(start, stop):
+        _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
 
 
 class Pace:
@@ -161,41 +142,44 @@ def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int,
     frames can be concatenated along an inner axis without a second pass. ``outer == 1`` is (B, F, frame).
     ``ZERO_ROW`` reads as zeros.
     """
-    nbytes = rows.size * row_bytes
-    if nbytes < _PARALLEL_READ:
-        _gather_serial(shards, shift, row_bytes, rows, outer, out)
+    size = rows.shape[1] * row_bytes
+    share = _share(_READ_SHARE, size)
+    if len(rows) < 2 * share:
+        _gather(0, len(rows), shards, shift, row_bytes, rows, outer, out)
         return
     pace = _paces.setdefault((row_bytes, outer), Pace())
-    if not pace.together():
-        _gather_serial(shards, shift, row_bytes, rows, outer, out)
-        return
+    threads = None if pace.together() else 1
     start = time.perf_counter()
-    _gather_parallel(shards, shift, row_bytes, rows, outer, out, max_threads())
-    pace.took(time.perf_counter() - start, nbytes)
+    run(_gather, len(rows), shards, shift, row_bytes, rows, outer, out, min_rows=share, threads=threads)
+    if threads is None:
+        pace.took(time.perf_counter() - start, len(rows) * size)
+
+
+def _share(nbytes: int, row_bytes: int) -> int:
+    """How many rows make so many bytes."""
+    return nbytes // max(row_bytes, 1) + 1
 
 
 @kernel()
-def _scatter_serial(
-    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s
+def _scatter(
+    start: int,
+    stop: int,
+    shards: Int64s,
+    shift: int,
+    row_bytes: int,
+    rows: Int64s,
+    source: int,
+    stride: int,
+    index: Int64s,
 ) -> None:
-    for i in range(rows.shape[0]):
-        _memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
-
-
-@kernel(parallel=True)
-def _scatter_parallel(
-    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s
-) -> None:
-    for i in prange(rows.shape[0]):
+    for i in range(start, stop):
         _memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
 
 
 def scatter(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s) -> None:
     """Write row ``rows[i]`` from address ``source + index[i] * stride``; rows are distinct, memory is borrowed."""
-    if rows.size * row_bytes < _PARALLEL_WRITE:
-        _scatter_serial(shards, shift, row_bytes, rows, source, stride, index)
-    else:
-        _scatter_parallel(shards, shift, row_bytes, rows, source, stride, index)
+    share = _share(_WRITE_SHARE, row_bytes)
+    run(_scatter, len(rows), shards, shift, row_bytes, rows, source, stride, index, min_rows=share)
 
 
 @inline
@@ -219,7 +203,9 @@ def _sample_differs(
 
 
 @kernel()
-def _differ_serial(
+def _differ(
+    start: int,
+    stop: int,
     shards: Int64s,
     shift: int,
     row_bytes: int,
@@ -231,31 +217,10 @@ def _differ_serial(
     out: Bools,
 ) -> None:
     scratch = np.empty(3 * rows.shape[1] * row_bytes, dtype=np.uint8)
-    for i in range(rows.shape[0]):
+    for i in range(start, stop):
         if not out[i]:
             here = source + index[i] * stride
             out[i] = _sample_differs(shards, shift, row_bytes, rows, i, outer, here, scratch)
-
-
-@kernel(parallel=True)
-def _differ_parallel(
-    shards: Int64s,
-    shift: int,
-    row_bytes: int,
-    rows: Int64s,
-    outer: int,
-    source: int,
-    stride: int,
-    index: Int64s,
-    out: Bools,
-) -> None:
-    pieces = min(rows.shape[0], 16)
-    for piece in prange(pieces):
-        scratch = np.empty(3 * rows.shape[1] * row_bytes, dtype=np.uint8)
-        for i in range(piece * rows.shape[0] // pieces, (piece + 1) * rows.shape[0] // pieces):
-            if not out[i]:
-                here = source + index[i] * stride
-                out[i] = _sample_differs(shards, shift, row_bytes, rows, i, outer, here, scratch)
 
 
 def differ(
@@ -274,10 +239,8 @@ def differ(
     The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
     alone and not compared, so that several leaves can be compared in turn.
     """
-    if rows.size * row_bytes < _PARALLEL_WRITE:
-        _differ_serial(shards, shift, row_bytes, rows, outer, source, stride, index, out)
-    else:
-        _differ_parallel(shards, shift, row_bytes, rows, outer, source, stride, index, out)
+    share = _share(_WRITE_SHARE, rows.shape[1] * row_bytes)
+    run(_differ, len(rows), shards, shift, row_bytes, rows, outer, source, stride, index, out, min_rows=share)
 
 
 @kernel()

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# numbers from which threads are worth their while: below it one core is done before a sleeping one has woken up
-_SHARED_OUT = 1 << 19
+_SHARE = 1 << 18
+"""Fewer numbers are done before a sleeping thread has woken up."""
 
 
 def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
@@ -26,15 +26,13 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """
     if a.device.type != "cpu":
         return linear_scan_parallel(a, b, h0)
-    from headrace._kernels.linear_scan_numba import scan, scan_block
+    from headrace._kernels.compiled import run
+    from headrace._kernels.linear_scan_numba import scan
 
     out = torch.empty(b.shape, dtype=b.dtype)
     flat = (b.shape[0], h0.numel())
-    arrays = _array(a, flat), _array(b, flat), _array(h0, (-1,))
-    if out.numel() < _SHARED_OUT:
-        scan_block(*arrays, 0, flat[1], out.view(flat).numpy())
-    else:
-        scan(*arrays, out.view(flat).numpy())
+    arrays = _array(a, flat), _array(b, flat), _array(h0, (-1,)), out.view(flat).numpy()
+    run(scan, flat[1], *arrays, min_rows=_SHARE // max(flat[0], 1) + 1)
     return out
 
 

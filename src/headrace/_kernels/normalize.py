@@ -15,12 +15,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from headrace._kernels.compiled import kernel, prange
+from headrace._kernels.compiled import kernel, kernel_threads, run
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -36,8 +35,8 @@ _ROUNDS = 257
 """255 · 257 = 65535: so many uint8 fit into a uint16 sum."""
 _TILE = 1 << 16
 """Values per tile of a large image, so that a few images keep every thread busy."""
-_PARALLEL_VALUES = 1 << 16
-"""Waking the threads takes longer than normalizing fewer values than this."""
+_SHARE = 1 << 15
+"""Waking a thread takes longer than normalizing fewer values than this."""
 
 _scratch = threading.local()
 
@@ -58,7 +57,7 @@ def normalize_cpu(x: Tensor, out: Tensor) -> None:
     elif _is_channel_first(x) and _is_channel_first(out):
         _normalize_dense(x, out, units_per_image=channels, unit_pixels=pixels, unit_channels=1)
     else:
-        _normalize_strided(x.numpy(), out.numpy())
+        run(_normalize_strided, x.shape[0] * channels, x.numpy(), out.numpy(), min_rows=_SHARE // pixels + 1)
 
 
 def _is_channel_last(images: Tensor) -> bool:
@@ -76,14 +75,15 @@ def _normalize_dense(x: Tensor, out: Tensor, *, units_per_image: int, unit_pixel
     group = max(1, min(_PERIOD // unit_channels, unit_pixels))
     source, target = _flat(x), _flat(out)
     strides = int(x.stride(0)), int(out.stride(0))
-    if size <= _TILE or units >= 4 * numba.get_num_threads():
-        normalize = _normalize_serial if units * size < _PARALLEL_VALUES else _normalize_parallel
-        normalize(source, target, units, units_per_image, strides, unit_pixels, unit_channels, group)
+    if size <= _TILE or units >= 4 * kernel_threads():
+        layout = (units_per_image, strides, unit_pixels, unit_channels, group)
+        run(_normalize_units, units, source, target, *layout, min_rows=_SHARE // size + 1)
         return
     tile_pixels = max(1, _TILE // unit_channels)
-    sums = _scratch_for((units, -(-unit_pixels // tile_pixels), unit_channels))
-    _sum_tiles(source, sums, units_per_image, strides[0], unit_pixels, tile_pixels, group)
-    _write_tiles(source, target, sums, units_per_image, strides, unit_pixels, tile_pixels, group)
+    tiles = -(-unit_pixels // tile_pixels)
+    sums = _scratch_for((units, tiles, unit_channels))
+    run(_sum_tiles, units * tiles, source, sums, units_per_image, strides[0], unit_pixels, tile_pixels, group)
+    run(_write_tiles, units * tiles, source, target, sums, units_per_image, strides, unit_pixels, tile_pixels, group)
 
 
 def _flat(images: Tensor) -> npt.NDArray[Any]:
@@ -176,52 +176,48 @@ def _normalize_unit(
 
 
 @kernel()
-def _normalize_serial(
+def _normalize_units(
+    start: int,
+    stop: int,
     source: _Bytes,
     target: _Floats,
-    units: int,
     units_per_image: int,
     strides: tuple[int, int],
     pixels: int,
     channels: int,
     group: int,
 ) -> None:
-    for unit in range(units):
+    for unit in range(start, stop):
         _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
 
 
-@kernel(parallel=True)
-def _normalize_parallel(
-    source: _Bytes,
-    target: _Floats,
-    units: int,
-    units_per_image: int,
-    strides: tuple[int, int],
-    pixels: int,
-    channels: int,
-    group: int,
-) -> None:
-    for unit in prange(units):
-        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
-
-
-@kernel(parallel=True)
+@kernel()
 def _sum_tiles(
-    source: _Bytes, sums: _Longs, units_per_image: int, stride: int, pixels: int, tile_pixels: int, group: int
+    start: int,
+    stop: int,
+    source: _Bytes,
+    sums: _Longs,
+    units_per_image: int,
+    stride: int,
+    pixels: int,
+    tile_pixels: int,
+    group: int,
 ) -> None:
-    units, tiles, channels = sums.shape
-    for n in prange(units * tiles):
+    _, tiles, channels = sums.shape
+    for n in range(start, stop):
         unit, tile = n // tiles, n % tiles
-        start = _offset(unit, units_per_image, stride, pixels * channels)
+        here = _offset(unit, units_per_image, stride, pixels * channels)
         first = tile * tile_pixels
         last = min(first + tile_pixels, pixels)
         partial = np.zeros(channels, np.int64)
-        _add_sums(source[start + first * channels : start + last * channels], channels, group, partial)
+        _add_sums(source[here + first * channels : here + last * channels], channels, group, partial)
         sums[unit, tile] = partial
 
 
-@kernel(parallel=True)
+@kernel()
 def _write_tiles(
+    start: int,
+    stop: int,
     source: _Bytes,
     target: _Floats,
     sums: _Longs,
@@ -231,11 +227,11 @@ def _write_tiles(
     tile_pixels: int,
     group: int,
 ) -> None:
-    units, tiles, channels = sums.shape
+    _, tiles, channels = sums.shape
     size = pixels * channels
-    for n in prange(units * tiles):
+    for n in range(start, stop):
         unit, tile = n // tiles, n % tiles
-        start = _offset(unit, units_per_image, strides[0], size)
+        here = _offset(unit, units_per_image, strides[0], size)
         to = _offset(unit, units_per_image, strides[1], size)
         first = tile * tile_pixels
         last = min(first + tile_pixels, pixels)
@@ -244,7 +240,7 @@ def _write_tiles(
             for c in range(channels):
                 total[c] += sums[unit, t, c]
         _write(
-            source[start + first * channels : start + last * channels],
+            source[here + first * channels : here + last * channels],
             target[to + first * channels : to + last * channels],
             total,
             pixels,
@@ -252,12 +248,12 @@ def _write_tiles(
         )
 
 
-@kernel(parallel=True)
-def _normalize_strided(x: _Bytes, out: _Floats) -> None:
-    """Any strides, (images, height, width, channels)."""
-    images, height, width, channels = x.shape
+@kernel()
+def _normalize_strided(start: int, stop: int, x: _Bytes, out: _Floats) -> None:
+    """Any strides, (images, height, width, channels); a row is one channel of one image."""
+    _, height, width, channels = x.shape
     pixels = height * width
-    for n in prange(images * channels):
+    for n in range(start, stop):
         plane = x[n // channels, :, :, n % channels]
         to = out[n // channels, :, :, n % channels]
         total = np.int64(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import inline, kernel, prange
+from headrace._kernels.compiled import inline, kernel
 from headrace._kernels.raycast_hits import hit_ball, hit_box, hit_capsule, hit_cylinder, hit_plane
 from headrace._kernels.raycast_paint import find_normals, paint_line
 from headrace._kernels.raycast_place import (
@@ -97,23 +97,23 @@ def _render_band(
                 seg[i, y, x] = scene.geom_ids[scratch.ids[x]] if scratch.ids[x] >= 0 else -1
 
 
-@kernel(parallel=True, checked_division=False)
+@kernel(checked_division=False)
 def render_primitives(
-    scene: RaycastScene, rows: RaycastRows, frame: RaycastFrame, bands: int, rgb: U8, depth: F32, seg: I32
+    start: int,
+    stop: int,
+    scene: RaycastScene,
+    rows: RaycastRows,
+    frame: RaycastFrame,
+    bands: int,
+    rgb: U8,
+    depth: F32,
+    seg: I32,
 ) -> None:
-    """Draw n rows into ``rgb`` uint8 (n, H, W, 3), ``depth`` float32 (n, H, W) and ``seg`` int32 (n, H, W).
+    """Draw bands into ``rgb`` uint8 (n, H, W, 3), ``depth`` float32 (n, H, W) and ``seg`` int32 (n, H, W).
 
-    An output with no rows at all is left out. ``bands`` cuts each picture into that many tasks.
+    An output with no rows at all is left out. ``bands`` cuts each picture into that many rows of this kernel.
     """
-    n = rows.camera_pos.shape[0]
-    for task in prange(n * bands):
+    for task in range(start, stop):
         i, band = task // bands, task % bands
         first, last = band * frame.height // bands, (band + 1) * frame.height // bands
         _render_band(scene, rows, frame, i, first, last, rgb, depth, seg)
-
-
-@kernel(checked_division=False)
-def render_few(scene: RaycastScene, rows: RaycastRows, frame: RaycastFrame, rgb: U8, depth: F32, seg: I32) -> None:
-    """``render_primitives`` on one thread."""
-    for i in range(rows.camera_pos.shape[0]):
-        _render_band(scene, rows, frame, i, 0, frame.height, rgb, depth, seg)

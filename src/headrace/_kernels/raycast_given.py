@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import kernel, prange
+from headrace._kernels.compiled import kernel
 from headrace._kernels.raycast_paint import paint_line
 from headrace._kernels.raycast_place import RaycastRows, line_ray, new_scratch, place
 from headrace._kernels.raycast_scene import F32, F64, I32, U8, RaycastFrame, RaycastScene
@@ -52,8 +52,10 @@ def _paint_row(
         paint_line(scene, scratch, frame, cam, rgba, diffuse, y, z[y], np.float32(1), rgb[y])
 
 
-@kernel(parallel=True, checked_division=False)
+@kernel(checked_division=False)
 def render_given(
+    start: int,
+    stop: int,
     scene: RaycastScene,
     rows: RaycastRows,
     frame: RaycastFrame,
@@ -70,9 +72,8 @@ def render_given(
     ``slots`` int32 (geoms of the model,) is each geom's place among the visible ones. Outputs as in
     ``render_primitives``.
     """
-    n, width = rows.camera_pos.shape[0], frame.width
-    for task in prange(n):
-        i = int(np.int64(task))
+    width = frame.width
+    for i in range(start, stop):
         z = np.empty((frame.height, width), np.float32)
         ids = np.empty((frame.height, width), np.int32)
         for y in range(frame.height):

@@ -21,10 +21,8 @@ from headrace.errors import require_extra
 
 Returns: TypeAlias = tuple[Tensor, Tensor]
 
-# Environments that a thread of the CPU kernels takes at once, and the number of steps from which threads are worth it:
-# below that, one core is done before a sleeping one has woken up.
-_BLOCK = 1024
-_SHARED_OUT = 1 << 19
+_SHARE = 1 << 18
+"""Fewer steps are done before a sleeping thread has woken up."""
 
 
 def gae(
@@ -43,7 +41,7 @@ def gae(
     if reward.device.type == "cpu":
         from headrace._kernels import returns_numba
 
-        return _numba((returns_numba.gae_block, returns_numba.gae), tensors, active, (gamma, lam))
+        return _numba(returns_numba.gae, tensors, active, (gamma, lam))
     if reward.device.type == "cuda":
         return warp_gae(*tensors, active, gamma=gamma, lam=lam)
     return reference.gae(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
@@ -65,7 +63,7 @@ def td_lambda(
     if reward.device.type == "cpu":
         from headrace._kernels import returns_numba
 
-        return _numba((returns_numba.td_lambda_block, returns_numba.td_lambda), tensors, active, (gamma, lam))
+        return _numba(returns_numba.td_lambda, tensors, active, (gamma, lam))
     if reward.device.type == "cuda":
         return warp_td_lambda(*tensors, active, gamma=gamma, lam=lam)
     return reference.td_lambda(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
@@ -88,7 +86,7 @@ def n_step(
     if reward.device.type == "cpu":
         from headrace._kernels import returns_numba
 
-        return _numba((returns_numba.n_step_block, returns_numba.n_step), tensors, active, (gamma,), count=n)
+        return _numba(returns_numba.n_step, tensors, active, (gamma,), count=n)
     if reward.device.type == "cuda":
         return warp_n_step(*tensors, active, gamma=gamma, n=n)
     return reference.n_step(*tensors, _all_active(active, reward), gamma=gamma, n=n)
@@ -112,8 +110,7 @@ def vtrace(
     if reward.device.type == "cpu":
         from headrace._kernels import vtrace_numba
 
-        forms = (vtrace_numba.vtrace_block, vtrace_numba.vtrace)
-        return _numba(forms, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
+        return _numba(vtrace_numba.vtrace, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
     if reward.device.type == "cuda":
         return warp_vtrace(*tensors, active, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
     live = _all_active(active, reward)
@@ -185,7 +182,7 @@ def warp_vtrace(
 
 
 def _numba(
-    forms: tuple[Callable[..., None], Callable[..., None]],
+    kernel: Callable[..., None],
     tensors: tuple[Tensor, ...],
     active: Tensor | None,
     numbers: tuple[float, ...],
@@ -193,19 +190,23 @@ def _numba(
     count: int | None = None,
     ratio: Tensor | None = None,
 ) -> Returns:
+    from headrace._kernels.compiled import run
+
     advantage, value_target = _outputs(tensors[0])
     scalar: Callable[[float], Any] = np.float32 if tensors[0].dtype == torch.float32 else np.float64
-    alone = tensors[0].numel() < _SHARED_OUT
-    forms[0 if alone else 1](
+    steps, envs = tensors[0].shape
+    run(
+        kernel,
+        envs,
         *map(_array, tensors),
-        _every_step(tensors[0].shape[1]) if active is None else _array(active),
+        _every_step(envs) if active is None else _array(active),
         0 if active is None else 1,
         *(() if ratio is None else (_array(ratio),)),
         *map(scalar, numbers),
         *(() if count is None else (count,)),
-        *((0, tensors[0].shape[1]) if alone else (_BLOCK,)),
         advantage.numpy(),
         value_target.numpy(),
+        min_rows=_SHARE // max(steps, 1) + 1,
     )
     return advantage, value_target
 

@@ -1,6 +1,6 @@
 """The return recursions on the CPU: one pass over the bytes, backwards in time.
 
-Each comes twice: ``…_block`` works on environments lo to hi on the calling thread, its namesake shares blocks out.
+A kernel's rows are environments, lo to hi; :func:`headrace._kernels.compiled.run` shares them out.
 
 Each row of a block is worked in short loops over few arrays. One loop over all of them would read better, but LLVM
 vectorizes a loop only where it can show with eight comparisons that its arrays do not overlap.
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._kernels.compiled import kernel, prange
+from headrace._kernels.compiled import kernel
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -79,7 +79,9 @@ def _sum_row(first: Floats, second: Floats, out: Floats) -> None:
 
 
 @kernel()
-def gae_block(
+def gae(
+    lo: int,
+    hi: int,
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -89,8 +91,6 @@ def gae_block(
     active_step: int,
     gamma: Number,
     lam: Number,
-    lo: int,
-    hi: int,
     advantage: Floats,
     value_target: Floats,
 ) -> None:
@@ -130,42 +130,6 @@ def gae_block(
             carry,
         )
         _write_advantage(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
-
-
-@kernel(parallel=True)
-def gae(
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
-    active: Flags,
-    active_step: int,
-    gamma: Number,
-    lam: Number,
-    block: int,
-    advantage: Floats,
-    value_target: Floats,
-) -> None:
-    """Write GAE into ``advantage`` and ``value_target``."""
-    envs = reward.shape[1]
-    for b in prange((envs + block - 1) // block):
-        lo, hi = b * block, min(b * block + block, envs)
-        gae_block(
-            reward,
-            value,
-            next_value,
-            terminated,
-            truncated,
-            active,
-            active_step,
-            gamma,
-            lam,
-            lo,
-            hi,
-            advantage,
-            value_target,
-        )
 
 
 @kernel()
@@ -211,7 +175,9 @@ def _no_longer_fresh(fresh: Flags, active: Flags) -> None:
 
 
 @kernel()
-def td_lambda_block(
+def td_lambda(
+    lo: int,
+    hi: int,
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -221,8 +187,6 @@ def td_lambda_block(
     active_step: int,
     gamma: Number,
     lam: Number,
-    lo: int,
-    hi: int,
     advantage: Floats,
     value_target: Floats,
 ) -> None:
@@ -248,42 +212,6 @@ def td_lambda_block(
         _write_return(carry, value[t, lo:hi], live, advantage[t, lo:hi], value_target[t, lo:hi])
 
 
-@kernel(parallel=True)
-def td_lambda(
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
-    active: Flags,
-    active_step: int,
-    gamma: Number,
-    lam: Number,
-    block: int,
-    advantage: Floats,
-    value_target: Floats,
-) -> None:
-    """Write TD(λ) into ``advantage`` and ``value_target``."""
-    envs = reward.shape[1]
-    for b in prange((envs + block - 1) // block):
-        lo, hi = b * block, min(b * block + block, envs)
-        td_lambda_block(
-            reward,
-            value,
-            next_value,
-            terminated,
-            truncated,
-            active,
-            active_step,
-            gamma,
-            lam,
-            lo,
-            hi,
-            advantage,
-            value_target,
-        )
-
-
 @kernel()
 def _swap_row(carry: Floats, active: Flags, target: Floats) -> None:
     for n in range(carry.shape[0]):
@@ -293,7 +221,9 @@ def _swap_row(carry: Floats, active: Flags, target: Floats) -> None:
 
 
 @kernel()
-def n_step_block(
+def n_step(
+    lo: int,
+    hi: int,
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -303,8 +233,6 @@ def n_step_block(
     active_step: int,
     gamma: Number,
     n: int,
-    lo: int,
-    hi: int,
     advantage: Floats,
     value_target: Floats,
 ) -> None:
@@ -338,39 +266,3 @@ def n_step_block(
     for t in range(steps):
         for e in range(lo, hi):
             advantage[t, e] = value_target[t, e] - value[t, e] if active[t * active_step, e] else one - one
-
-
-@kernel(parallel=True)
-def n_step(
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
-    active: Flags,
-    active_step: int,
-    gamma: Number,
-    n: int,
-    block: int,
-    advantage: Floats,
-    value_target: Floats,
-) -> None:
-    """Write n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
-    envs = reward.shape[1]
-    for b in prange((envs + block - 1) // block):
-        lo, hi = b * block, min(b * block + block, envs)
-        n_step_block(
-            reward,
-            value,
-            next_value,
-            terminated,
-            truncated,
-            active,
-            active_step,
-            gamma,
-            n,
-            lo,
-            hi,
-            advantage,
-            value_target,
-        )

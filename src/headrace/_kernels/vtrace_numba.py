@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import kernel, prange
+from headrace._kernels.compiled import kernel
 from headrace._kernels.returns_numba import Flags, Floats, Number
 
 
@@ -62,7 +62,9 @@ def _write_target(carry: Floats, value: Floats, active: Flags, value_target: Flo
 
 
 @kernel()
-def vtrace_block(
+def vtrace(
+    lo: int,
+    hi: int,
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -74,8 +76,6 @@ def vtrace_block(
     gamma: Number,
     rho_clip: Number,
     c_clip: Number,
-    lo: int,
-    hi: int,
     advantage: Floats,
     value_target: Floats,
 ) -> None:
@@ -92,43 +92,3 @@ def vtrace_block(
         )
         _vtrace_row(rewards, values, next_values, term, trunc, live, ratios, gamma, rho_clip, c_clip, carry)
         _write_target(carry, values, live, value_target[t, lo:hi])
-
-
-@kernel(parallel=True)
-def vtrace(
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
-    active: Flags,
-    active_step: int,
-    ratio: Floats,
-    gamma: Number,
-    rho_clip: Number,
-    c_clip: Number,
-    block: int,
-    advantage: Floats,
-    value_target: Floats,
-) -> None:
-    """Write V-trace into ``advantage`` and ``value_target``."""
-    envs = reward.shape[1]
-    for b in prange((envs + block - 1) // block):
-        lo, hi = b * block, min(b * block + block, envs)
-        vtrace_block(
-            reward,
-            value,
-            next_value,
-            terminated,
-            truncated,
-            active,
-            active_step,
-            ratio,
-            gamma,
-            rho_clip,
-            c_clip,
-            lo,
-            hi,
-            advantage,
-            value_target,
-        )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace._kernels.compiled import kernel, prange
+from headrace._kernels.compiled import kernel, run
 from headrace.buffers._rows import EnvRows, over
 
 _Bytes = npt.NDArray[np.uint8]
@@ -22,8 +22,8 @@ _Longs = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
 _PIECE = 1024
-_PARALLEL_BYTES = 1 << 18
-"""Waking the threads takes longer than moving less than this."""
+_SHARE_BYTES = 1 << 17
+"""Waking a thread takes longer than moving less than this."""
 
 
 class OrderedFrames:
@@ -71,8 +71,9 @@ class OrderedFrames:
             return
         ids = torch.arange(where.num_envs) if where.ids is None else where.ids
         source = torch.arange(ids.shape[0]) if where.mask is None else ids
-        push = _push_serial if ids.shape[0] * self._env_bytes < _PARALLEL_BYTES else _push_parallel
-        push(
+        run(
+            _push,
+            ids.shape[0],
             _as_bytes(self.data),
             _as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8),
             ids.numpy(),
@@ -82,6 +83,7 @@ class OrderedFrames:
             self._groups,
             self._inner_bytes,
             self.length,
+            min_rows=_SHARE_BYTES // max(self._env_bytes, 1) + 1,
         )
 
     def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor) -> None:
@@ -89,8 +91,9 @@ class OrderedFrames:
         if self.data.device.type != "cpu":
             self.frames[env_ids, slots] = rows
             return
-        write = _write_serial if rows.nbytes < _PARALLEL_BYTES else _write_parallel
-        write(
+        run(
+            _write,
+            rows.shape[0],
             _as_bytes(self.data),
             _as_bytes(rows),
             env_ids.numpy(),
@@ -98,6 +101,7 @@ class OrderedFrames:
             self._groups,
             self._inner_bytes,
             self.length,
+            min_rows=_SHARE_BYTES // max(self._groups * self._inner_bytes, 1) + 1,
         )
 
     def peek(self, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
@@ -203,7 +207,9 @@ def _push_env(
 
 
 @kernel()
-def _push_serial(
+def _push(
+    start: int,
+    stop: int,
     data: _Bytes,
     rows: _Bytes,
     ids: _Longs,
@@ -216,42 +222,23 @@ def _push_serial(
 ) -> None:
     """``rows`` without rows means: only move."""
     writes = rows.shape[0] > 0
-    for n in range(ids.shape[0]):
-        env = ids[n]
-        row = rows[source[n]] if writes else data[env, :0]
-        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
-
-
-@kernel(parallel=True)
-def _push_parallel(
-    data: _Bytes,
-    rows: _Bytes,
-    ids: _Longs,
-    source: _Longs,
-    by: _Longs,
-    fill: _Flags,
-    groups: int,
-    inner: int,
-    length: int,
-) -> None:
-    """``_push_serial`` on all threads."""
-    writes = rows.shape[0] > 0
-    for n in prange(ids.shape[0]):
+    for n in range(start, stop):
         env = ids[n]
         row = rows[source[n]] if writes else data[env, :0]
         _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
 
 
 @kernel()
-def _write_serial(data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int) -> None:
-    for n in range(ids.shape[0]):
-        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))
-
-
-@kernel(parallel=True)
-def _write_parallel(
-    data: _Bytes, rows: _Bytes, ids: _Longs, slots: _Longs, groups: int, inner: int, length: int
+def _write(
+    start: int,
+    stop: int,
+    data: _Bytes,
+    rows: _Bytes,
+    ids: _Longs,
+    slots: _Longs,
+    groups: int,
+    inner: int,
+    length: int,
 ) -> None:
-    """``_write_serial`` on all threads."""
-    for n in prange(ids.shape[0]):
+    for n in range(start, stop):
         _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))

@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._kernels.threads import stop_workers
 from headrace.envs._episode_state import Verdict
 from headrace.envs._episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
@@ -205,9 +206,10 @@ class BatchEnv(EpisodicEnv):
         return tuple(self._open_viewer().pictures(self.sim.field("qpos").cpu().numpy()))
 
     def close_extras(self, **_: object) -> None:
-        """Release simulation and cameras; called by ``close``."""
+        """Release simulation, cameras and threads; called by ``close``."""
         self._held.close()
         self.sim.close()
+        stop_workers()
 
     # --- inside a step ------------------------------------------------------------------------------------------
 

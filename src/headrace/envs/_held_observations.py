@@ -11,7 +11,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.sim import Simulation, default_threads
+from headrace._kernels.threads import available_cores
+from headrace.sim import Simulation
 from headrace.types import Obs, StateDict
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class HeldObservations:
             self._fresh = fresh
 
             self._cameras = {
-                name: EnvImages(spec, sim.model, sim.num_envs, threads or default_threads())
+                name: EnvImages(spec, sim.model, sim.num_envs, threads or available_cores())
                 for name, spec in pictures.items()
             }
 

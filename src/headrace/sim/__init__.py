@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
 from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
-from headrace.sim._mujoco_sim import MujocoSim, default_threads
+from headrace.sim._mujoco_sim import MujocoSim
 from headrace.sim._simulation import Simulation
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = [
     "ScenePoses",
     "Simulation",
     "WarpCamera",
-    "default_threads",
 ]
 
 __getattr__, __dir__ = lazy_exports(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
+import weakref
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, LifecycleError
 
 # the bindings are compiled and carry no types: everything that leaves this module has some
 mujoco: Any = importlib.import_module("mujoco")
@@ -97,8 +99,42 @@ class NativeBatch(Protocol):
 
 
 def new_batch(model: Model, num_envs: int, threads: int) -> NativeBatch:
-    """A non-persistent batch: one state row per simulation, scratch memory per thread."""
-    return cast("NativeBatch", _batch.Batch(model, nsim=num_envs, nthread=threads))
+    """A non-persistent batch: one state row per simulation, scratch memory per thread.
+
+    In a forked child a batch with threads has lost them: calling it would wait forever, so it raises instead.
+    """
+    batch = _batch.Batch(model, nsim=num_envs, nthread=threads)
+    if threads > 1:
+        _with_threads.add(batch)
+    return cast("NativeBatch", batch)
+
+
+class _ForkedBatch(_batch.Batch):
+    """What a batch with threads becomes in a forked child: its rows can be read, its threads are gone."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise LifecycleError(
+            "simulation: this process was forked after the simulation was made, and a fork leaves its threads behind; "
+            "make the environment in the child, pass threads=1 to make(), or start the process with 'spawn'"
+        )
+
+    step = forward = set_const = ray = _refuse
+
+
+_with_threads: weakref.WeakSet[Any] = weakref.WeakSet()
+_left_by_parent: list[Any] = []
+"""In a forked child: never freed, since freeing a batch waits for its threads."""
+
+
+def _disown_batches() -> None:
+    for batch in tuple(_with_threads):
+        batch.__class__ = _ForkedBatch
+        _left_by_parent.append(batch)
+    _with_threads.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_batches)
 
 
 def failed_ids(error: Exception) -> NDArray[np.int64]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._kernels.threads import available_cores
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.sim import _mujoco_api as mujoco_api
 from headrace.sim._mujoco_api import Model
 from headrace.types import StateDict
-
-
-def default_threads() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # a call for so few simulations is over before the threads of a batch are awake
@@ -44,7 +39,7 @@ class MujocoSim:
         self.model = model
         self.num_envs = num_envs
         self.device = torch.device("cpu")
-        self.threads = threads if threads is not None else default_threads()
+        self.threads = threads if threads is not None else available_cores()
         self._batch: mujoco_api.NativeBatch | None = mujoco_api.new_batch(model, num_envs, self.threads)
         self._bad = mujoco_api.bad_state_counts(self._batch)
         # a new batch holds the model's defaults; writing this row back is what mj_resetData does to the state, for less

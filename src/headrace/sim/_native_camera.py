@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from headrace._kernels.compiled import max_threads
-from headrace._kernels.raycast import render_few, render_primitives
+from headrace._kernels.compiled import kernel_threads, run
+from headrace._kernels.raycast import render_primitives
 from headrace._kernels.raycast_given import pixel_rays, render_given
 from headrace._kernels.raycast_place import RaycastRows
 from headrace._kernels.raycast_scene import BOX, F32, HFIELD, PLANE
@@ -53,7 +52,7 @@ class NativeCamera:
         self._layout = pose_layout(model)
         self._frame = build_frame(model, spec)
         self._tables = build_tables(model)
-        self._threads = max_threads() if threads is None else min(threads, max_threads())
+        self._threads = kernel_threads() if threads is None else threads
         kinds = self._tables.scene.geom_types
         primitive = (kinds >= PLANE) & (kinds <= BOX) & (kinds != HFIELD)
         self._rays = None if bool(primitive.all()) else _MujocoRays(model, self._threads)
@@ -74,22 +73,18 @@ class NativeCamera:
             _NO_DEPTH if frames.depth is None else frames.depth,
             _NO_SEGMENTATION if frames.segmentation is None else frames.segmentation,
         )
-        before = numba.get_num_threads()
-        numba.set_num_threads(self._threads)
-        try:
-            if self._rays is None and n * self.spec.height * self.spec.width <= _FEW_PIXELS:
-                render_few(self._tables.scene, rows, self._frame, *outputs)
-            elif self._rays is None:
-                # fewer rows than threads: cut pictures into bands
-                bands = min(-(-self._threads // n), self.spec.height)
-                render_primitives(self._tables.scene, rows, self._frame, bands, *outputs)
-            else:
-                directions = np.empty((n, self.spec.height * self.spec.width, 3))
-                pixel_rays(rows, self._frame, directions)
-                depth, geom, normal = self._rays.cast(poses, rows.camera_pos, directions)
-                render_given(self._tables.scene, rows, self._frame, self._tables.slots, depth, geom, normal, *outputs)
-        finally:
-            numba.set_num_threads(before)
+        scene, frame, threads = self._tables.scene, self._frame, self._threads
+        if n * self.spec.height * self.spec.width <= _FEW_PIXELS:
+            threads = 1
+        if self._rays is None:
+            # fewer rows than threads: cut pictures into bands
+            bands = min(-(-threads // n), self.spec.height)
+            run(render_primitives, n * bands, scene, rows, frame, bands, *outputs, threads=threads)
+        else:
+            directions = np.empty((n, self.spec.height * self.spec.width, 3))
+            pixel_rays(rows, frame, directions)
+            hits = self._rays.cast(poses, rows.camera_pos, directions)
+            run(render_given, n, scene, rows, frame, self._tables.slots, *hits, *outputs, threads=threads)
         return frames
 
     def close(self) -> None:
