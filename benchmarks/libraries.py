@@ -111,13 +111,13 @@ def _assignments(part: str, folder: Path, *, quick: bool) -> list[Assignment]:
     if part == "speed":
         return [_speed(name, TASKS[0], folder) for name in LIBRARIES]
     if part == "play":
-        from headrace.adapters._finding import manifest
+        from headrace._published import published
 
-        published = {name: entry for name, entry in manifest().items() if not quick or entry["task"] == TASKS[0]}
+        shipped = {name: entry for name, entry in published().items() if not quick or entry["task"] == TASKS[0]}
         # checkpoints of our own need no library: they are dealt out
         owners = {
             name: entry["library"] if entry["library"] in LIBRARIES else LIBRARIES[place % len(LIBRARIES)]
-            for place, (name, entry) in enumerate(published.items())
+            for place, (name, entry) in enumerate(shipped.items())
         }
         return [
             (owner, f"play-{name}", {"checkpoint": name, "folder": str(folder / part / name), "whole": not quick})

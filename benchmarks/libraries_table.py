@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 def read_rows(folder: Path, *, quick: bool) -> Found:
     """The rows of every part, in order."""
-    from headrace.adapters._finding import manifest
+    from headrace._published import published
 
     tasks = TASKS[:1] if quick else TASKS
     bundles: dict[str, Any] = _bundles(folder)
@@ -48,7 +48,7 @@ def read_rows(folder: Path, *, quick: bool) -> Found:
         rows += _learning(library, bundles, short)
     for library in LIBRARIES:
         rows += _overhead(library, bundles, short)
-    for name, entry in manifest().items():
+    for name, entry in published().items():
         if not quick or entry["task"] == tasks[0]:
             rows += _play(name, bundles, short)
     loads = [bundle.hardware.load_average[0] for bundle in bundles.values() if bundle.hardware.load_average]

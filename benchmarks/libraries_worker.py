@@ -254,12 +254,12 @@ def _overhead(library: str, folder: Path) -> Section:
 def _play(name: str, folder: Path, *, whole: bool) -> Section:
     """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
     import headrace
-    from headrace.adapters._finding import manifest, published_file
+    from headrace._published import published, published_file
     from headrace.adapters._playing import play_episodes, play_steps
     from headrace.adapters._policies import inspect_file, load_policy
     from headrace.bench import CheckpointInfo, EpisodePlan, PlayBuilder, PolicyDescriptor
 
-    entry = manifest()[name]
+    entry = published()[name]
     task = entry["task"]
     num_envs = TASKS[task][0]
     path = published_file(name)

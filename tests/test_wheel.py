@@ -39,8 +39,8 @@ def test_the_built_wheel_has_models_and_types_and_runs_a_task(tmp_path: Path) ->
     assert run.stdout.strip() == "(2, 4)", run.stderr
 
     published = place / "headrace" / "checkpoints"
-    files = {entry["file"] for entry in json.loads((published / "manifest.json").read_text()).values()}
-    assert files <= {file.name for file in published.iterdir()}
+    files = json.loads((published / "manifest.json").read_text())["files"]
+    assert files.keys() <= {file.name for file in published.iterdir()}
     run = subprocess.run(
         [sys.executable, "-c", PLAY], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

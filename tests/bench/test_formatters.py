@@ -9,10 +9,10 @@ import pytest
 from examples import EXAMPLES, runtime_bundle, startup_bundle, training_bundle
 
 from headrace.bench import FORMATTERS, summary_text
-from headrace.bench._bundle_files import write_atomically
 from headrace.bench.formatters import output_path, write_formats
 from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
 from headrace.errors import StorageError
+from headrace.files import write_whole
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -71,10 +71,10 @@ def test_tensorboard_gets_the_curves(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "runtime.json"
-    write_atomically(path, "old")
+    write_whole(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
+        write_whole(path, "new \ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StorageError, match="could not be written"):
-        write_atomically(path / "below" / "a file", "x")
+        write_whole(path / "below" / "a file", "x")

@@ -14,7 +14,7 @@ import torch
 import headrace
 from headrace._cli.main import main
 from headrace.adapters._curves import read_curves
-from headrace.adapters._finding import bare_name, find_checkpoint, manifest
+from headrace.adapters._finding import bare_name, find_checkpoint
 from headrace.adapters._settings import LibraryName
 from headrace.bench import PlayBundle, TrainingBundle, read_bundle
 
@@ -424,7 +424,9 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
     import hashlib
     from importlib.resources import files
 
-    for name, entry in manifest().items():
+    from headrace._published import published
+
+    for name, entry in published().items():
         content = files("headrace").joinpath("checkpoints", entry["file"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == entry["sha256"], name
         assert entry["made_by"]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from counting_env import CountingEnv
 
+from headrace import files
 from headrace.recording import EpisodeRecorder, RecorderCfg
 
 
@@ -20,21 +21,24 @@ def crash_at(point: int) -> None:
     """Kill this process at the n-th moment just before or after a sync or a rename."""
     passed = 0
 
-    def guarded(function):
-        def call(*arguments):
-            nonlocal passed
-            for moment in ("before", "after"):
-                passed += 1
-                if passed == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if moment == "before":
-                    result = function(*arguments)
-            return result
+    def count():
+        nonlocal passed
+        passed += 1
+        if passed == point:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        return call
+    class Deadly(files.Disk):
+        def sync(self, handle):
+            count()
+            super().sync(handle)
+            count()
 
-    os.fsync = guarded(os.fsync)
-    Path.rename = guarded(Path.rename)
+        def rename(self, source, target):
+            count()
+            super().rename(source, target)
+            count()
+
+    files.disk = Deadly()
 
 
 def record(path: str, steps: int, seed: int) -> None:

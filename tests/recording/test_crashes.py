@@ -18,8 +18,9 @@ import pytest
 from counting_env import CountingEnv, length_of
 
 from headrace.errors import DataError, StorageError
+from headrace.files import append
 from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording._journal import append_lines, read_journal
+from headrace.recording._journal import as_line, read_journal
 from headrace.recording._store import check_entry
 
 PROGRAM = Path(__file__).parent / "killed_program.py"
@@ -182,11 +183,11 @@ def test_a_journal_that_cannot_grow_leaves_no_episode_without_a_line(tmp_path, m
     record_some(tmp_path / "d", steps=12)
     before = (tmp_path / "d" / "journal.jsonl").read_bytes()
 
-    def torn(path: Path, entries: object) -> None:
+    def torn(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.recording._store.append_lines", torn)
+        patch.setattr("headrace.recording._store.append", torn)
         with pytest.raises(StorageError):
             record_some(tmp_path / "d", resume=True)
     assert (tmp_path / "d" / "journal.jsonl").read_bytes() == before
@@ -202,8 +203,8 @@ def test_a_line_that_the_disk_takes_only_in_part_is_taken_back(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))
     try:
-        with pytest.raises(OSError, match="a part"):
-            append_lines(journal, entries[:1])
+        with pytest.raises(OSError, match="too large"):
+            append(journal, as_line(entries[0]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert journal.read_bytes() == before

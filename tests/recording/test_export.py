@@ -209,15 +209,15 @@ def test_an_export_cut_short_goes_on_and_gives_the_same(recorded, tmp_path, to, 
     partial = target.with_name(f"{target.name}.partial")
     stamps = {unit: unit.stat().st_mtime_ns for unit in partial.glob("unit-*/*")}
     assert len({file.parent for file in stamps}) == 2
-    assemble = export_module.sync_tree
+    place = export_module.put_in_place
     kept: dict[Path, int] = {}
 
-    def look(path: Path) -> None:
-        if path.name == "out":
+    def look(source: Path, target: Path) -> None:
+        if source.name == "out":
             kept.update({file: file.stat().st_mtime_ns for file in stamps})
-        assemble(path)
+        place(source, target)
 
-    monkeypatch.setattr(export_module, "sync_tree", look)
+    monkeypatch.setattr(export_module, "put_in_place", look)
     progress: list[tuple[int, int]] = []
     export_dataset(recorded, target, to, progress=lambda done, total: progress.append((done, total)))
     assert kept == stamps, "whole units were written again"
@@ -323,7 +323,7 @@ def test_a_disk_that_fills_up_stops_an_export_that_can_be_started_again(recorded
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, hard))
     try:
-        with pytest.raises(StorageError, match="start it again"):
+        with pytest.raises(StorageError, match="start the export again"):
             export_dataset(recorded, tmp_path / "x", "lerobot")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def test_an_existing_dataset_is_never_overwritten(tmp_path):
 
 
 def test_a_second_recorder_on_one_dataset_is_refused(tmp_path):
-    with EpisodeRecorder(tmp_path / "d"), pytest.raises(LifecycleError, match="another recorder"):
+    with EpisodeRecorder(tmp_path / "d"), pytest.raises(LifecycleError, match=rf"process {os.getpid()} is writing"):
         EpisodeRecorder(tmp_path / "d", resume=True)
 
 

@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     feed(buffer, NaiveStore(NUM_ENVS, LENGTH), make_stream(1), 30)
     path = tmp_path / "saved"
     buffer.save(path)
-    with pytest.raises(ConfigError, match="never overwrites"):
+    with pytest.raises(ConfigError, match="ever overwritten"):
         buffer.save(path)
     frames = path / "frames0.0000.bin"
     content = bytearray(frames.read_bytes())
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"expected .* bytes"):
         ReplayBuffer.load(path)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["store"]["gamma"] = 0.5
+    manifest["about"]["gamma"] = 0.5
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="checksum"):
         ReplayBuffer.load(path)

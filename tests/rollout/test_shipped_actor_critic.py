@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 
 import headrace
+from headrace import _published
 from headrace.errors import DataError
-from headrace.rollout import _actor_critic as actor_critic
 from headrace.rollout._actor_critic import SavedPolicy, load_actor_critic, shipped_actor_critics
 
 NAMES = ["cartpole", "cartpole-camera"]
@@ -55,8 +57,11 @@ def test_a_shipped_policy_scores_what_the_manifest_says(name: str) -> None:
     assert score > 280
 
 
-def test_a_file_that_was_tampered_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {**shipped_actor_critics()["cartpole"], "sha256": "0" * 64}
-    monkeypatch.setattr(actor_critic, "shipped_actor_critics", lambda: {"cartpole": entry})
+def test_a_file_that_was_tampered_with_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(str(files("headrace").joinpath("checkpoints")), tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "cartpole.pt").open("r+b") as file:
+        file.seek(100)
+        file.write(b"?")
+    monkeypatch.setattr(_published, "_folder", lambda: tmp_path)
     with pytest.raises(DataError, match=r"not the one in manifest\.json"):
         load_actor_critic("cartpole")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 
+from headrace import _published
 from headrace.chunking import (
     Admission,
     All,
@@ -22,7 +25,6 @@ from headrace.chunking import (
 )
 from headrace.envs import make
 from headrace.errors import DataError
-from headrace.rollout import _act_policy as act_policy
 from headrace.rollout import evaluate, load_chunk_policy
 from headrace.rollout._act_policy import ActPolicy, shipped_policies
 from headrace.rollout._evaluation import EpisodeResult
@@ -140,8 +142,9 @@ def test_in_fast_mode_it_scores_within_its_strict_interval(alone: list[EpisodeRe
     assert strict.low <= fast.success_rate.value <= strict.high
 
 
-def test_a_checkpoint_that_was_tampered_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {**shipped_policies()[TASK], "sha256": "0" * 64}
-    monkeypatch.setattr(act_policy, "shipped_policies", lambda: {TASK: entry})
+def test_a_checkpoint_that_was_tampered_with_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(str(files("headrace").joinpath("checkpoints")), tmp_path, dirs_exist_ok=True)
+    (tmp_path / str(shipped_policies()[TASK]["file"])).write_bytes(b"another")
+    monkeypatch.setattr(_published, "_folder", lambda: tmp_path)
     with pytest.raises(DataError, match=r"not the one in manifest\.json"):
         load_chunk_policy(TASK)

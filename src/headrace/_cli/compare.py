@@ -97,8 +97,8 @@ def shown(
     comparisons: Sequence[Comparison], notes: Sequence[str], arguments: argparse.Namespace, names: tuple[str, str]
 ) -> int:
     """Print and write what was asked for; returns the exit code."""
-    from headrace.bench._bundle_files import write_atomically
     from headrace.bench._comparison_output import all_notes, junit, markdown, table
+    from headrace.files import write_whole
 
     console = Console()
     for comparison in comparisons:
@@ -107,9 +107,9 @@ def shown(
             console.print(Text(f"• {note}"), soft_wrap=True)
     strict: bool = arguments.fail_inconclusive
     if getattr(arguments, "markdown", None) is not None:
-        write_atomically(arguments.markdown, markdown(comparisons, names))
+        write_whole(arguments.markdown, markdown(comparisons, names))
     if getattr(arguments, "junit", None) is not None:
-        write_atomically(arguments.junit, junit(comparisons, fail_inconclusive=strict))
+        write_whole(arguments.junit, junit(comparisons, fail_inconclusive=strict))
     failed = any(found.regressed or (strict and found.count("inconclusive")) for found in comparisons)
     return 1 if failed else 0
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from headrace._cli.compare import compared, rule_of
 from headrace.errors import ConfigError
+from headrace.files import check_writable, write_whole
 
 _SEPARATOR = "vs"
 
@@ -39,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from headrace.bench._bundle_files import bundle_paths, check_writable, read_bundle, write_atomically
+    from headrace.bench._bundle_files import bundle_paths, read_bundle
     from headrace.bench.report import report_page
 
     if arguments.output.suffix not in (".html", ".htm"):
@@ -49,7 +50,7 @@ def _report(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output.parent)
     bundles = [read_bundle(path) for side in sides for path in side]
     comparisons = compared(sides[0], sides[1], rule)[0] if len(sides) == 2 else []
-    write_atomically(arguments.output, report_page(bundles, comparisons, title=arguments.title))
+    write_whole(arguments.output, report_page(bundles, comparisons, title=arguments.title))
     Console().print(f"wrote {arguments.output}: {len(bundles)} runs", highlight=False, soft_wrap=True)
     return 0
 

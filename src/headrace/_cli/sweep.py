@@ -48,8 +48,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from headrace.bench._bundle_files import check_writable
     from headrace.bench._sweep import Sweep, run_sweep
+    from headrace.files import check_writable
 
     if not arguments.rest:
         raise ConfigError(f"sweep: expected a task after {arguments.command!r}, got none")

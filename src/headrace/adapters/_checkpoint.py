@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -134,14 +133,3 @@ def checked_fit(path: Path, library: str, load: Callable[[], object]) -> None:
             f"{path}: its weights do not fit the networks that {library} was built with here: {error}\n"
             "Use the task and settings it was trained with; a policy of your own plays as module:name"
         ) from error
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a file beside ``path``, then rename it: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part{path.suffix}")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

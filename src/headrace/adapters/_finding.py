@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from headrace.adapters._checkpoint import write_whole
+from headrace._published import published, published_file
 from headrace.adapters._training import INDEX, Kept, read_index
 from headrace.errors import ConfigError, DataError
+from headrace.files import write_whole
 
 Source = Literal["explicit", "latest", "best", "published"]
 _TIMEOUT = 30.0
@@ -70,7 +69,7 @@ def find_checkpoint(
 def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoint:
     """The checkpoint in the package for a task: of ``library``, or our own learner's, or whichever there is."""
     name = bare_name(task)
-    entries = {key: entry for key, entry in manifest().items() if entry["task"] == name}
+    entries = {key: entry for key, entry in published().items() if entry["task"] == name}
     if library is not None:
         entries = {key: entry for key, entry in entries.items() if entry["library"] == library}
     if not entries:
@@ -82,23 +81,6 @@ def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoi
     order = ("headrace", "headrace-chunk")
     key = min(entries, key=lambda key: (order.index(lib) if (lib := entries[key]["library"]) in order else 9, key))
     return FoundCheckpoint(path=published_file(key), source="published", score=_value(entries[key].get("score")))
-
-
-def published_file(name: str) -> Path:
-    """The file of a published checkpoint, by its name in the manifest; checked to be the one that was published."""
-    entry = manifest()[name]
-    path = Path(str(files("headrace").joinpath("checkpoints", str(entry["file"]))))
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
-        raise DataError(f"{path.name}: the checkpoint is not the one in manifest.json; reinstall headrace")
-    return path
-
-
-def manifest() -> dict[str, dict[str, Any]]:
-    """The published checkpoints: name → file, task, library, sha256, made_by, score."""
-    return cast(
-        "dict[str, dict[str, Any]]",
-        json.loads(files("headrace").joinpath("checkpoints", "manifest.json").read_text()),
-    )
 
 
 def fetched(uri: str) -> Path:

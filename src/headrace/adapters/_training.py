@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.adapters._checkpoint import read_weights, write_whole
+from headrace.adapters._checkpoint import read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Learner, Times
 from headrace.errors import ConfigError, DataError
+from headrace.files import write_whole
 
 INDEX = "checkpoint.json"
 """In the folder of a run: which checkpoints it has, and of what."""
@@ -105,7 +106,7 @@ class CheckpointKeeper:
             best_score=self._best_score,
             saved_at=time.time(),
         )
-        write_whole(self.folder / INDEX, lambda part: _write_index(part, self.kept))
+        write_whole(self.folder / INDEX, _index_text(self.kept))
         now = time.perf_counter()
         self._due = now + max(1.0, _SHARE * (now - begin))
 
@@ -184,8 +185,7 @@ def read_index(run: Path) -> Kept:
         raise DataError(f"{run / INDEX}: cannot be read: {error!r}") from error
 
 
-def _write_index(path: Path, kept: Kept | None) -> None:
-    assert kept is not None
+def _index_text(kept: Kept) -> str:
     folder = kept.last.parent.name
     content = {
         "task": kept.task,
@@ -197,4 +197,4 @@ def _write_index(path: Path, kept: Kept | None) -> None:
         "best_score": kept.best_score,
         "saved_at": kept.saved_at,
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    return json.dumps(content, indent=2) + "\n"

@@ -18,12 +18,12 @@ from types import FrameType, TracebackType
 from typing import Generic, Self, TypeVar
 
 from headrace.bench._builders import Builder, Provenance
-from headrace.bench._bundle_files import check_writable
 from headrace.bench._capture import git_state, hardware, load_average, versions
 from headrace.bench._monitor import ResourceMonitor
 from headrace.bench._schema import Bundle, Kind, RunConfig, RunError, RunIdentity, Status
 from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.errors import ConfigError, LifecycleError
+from headrace.files import check_writable
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
 """Environment variables by which a sweep tells its runs what they are."""

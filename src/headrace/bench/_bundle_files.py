@@ -1,10 +1,8 @@
-"""Bundles on disk: written whole or not at all, read back in any version we know."""
+"""Bundles as JSON: made, and read back in any version we know."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import cast
 
@@ -12,39 +10,7 @@ from pydantic import ValidationError
 
 from headrace.bench._schema import BUNDLES, SCHEMA_VERSION, Bundle
 from headrace.bench._upgrade import UPGRADED, upgraded
-from headrace.errors import DataError, StorageError
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary file beside ``path``, then rename it there. A reader sees the old or the new."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:  # also Ctrl-C; raised again
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise StorageError(f"{path}: the result could not be written: {error.strerror or error}") from error
-
-
-def check_writable(folder: Path) -> None:
-    """Raise an error now, before the work, if files could not be made in ``folder`` afterwards."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise StorageError(
-            f"output {str(folder)!r}: expected a folder that can be written to, got: {error.strerror or error}; "
-            "choose another with --output"
-        ) from error
+from headrace.errors import DataError
 
 
 def bundle_text(bundle: Bundle) -> str:

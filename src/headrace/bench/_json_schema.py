@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from headrace.bench._bundle_files import write_atomically
 from headrace.bench._schema import BUNDLES, SCHEMA_VERSION
 from headrace.errors import ConfigError
+from headrace.files import write_whole
 
 VERSIONS = "versions.json"
 
@@ -43,8 +43,8 @@ def write_schemas(folder: Path) -> None:
             "raise SCHEMA_VERSION in headrace/bench/_schema.py and teach _upgrade.py to read the old one"
         )
     for name, schema in schemas.items():
-        write_atomically(folder / name, _text(schema))
-    write_atomically(folder / VERSIONS, _text(known))
+        write_whole(folder / name, _text(schema))
+    write_whole(folder / VERSIONS, _text(known))
 
 
 def _known(folder: Path) -> dict[str, str]:

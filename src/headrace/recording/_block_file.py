@@ -18,6 +18,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from headrace import files
+
 Piece: TypeAlias = "bytes | memoryview"
 
 BUFFER_BYTES = 1 << 20
@@ -78,7 +80,7 @@ class BlockFile:
         try:
             if error is None:
                 self._write_out()
-                os.fsync(self._handle)
+                files.disk.sync(self._handle)
         finally:
             os.close(self._handle)
 
@@ -90,13 +92,13 @@ class BlockFile:
             done = self._write_direct(whole)
             self._set_direct(False)
         while done < self._held:
-            done += os.write(self._handle, self._buffer[done : self._held].data)
+            done += files.disk.write(self._handle, self._buffer[done : self._held].data)
         self._held = 0
 
     def _write_direct(self, size: int) -> int:
         """Write the first ``size`` bytes; returns how many the disk took. The usual way finds out why it took less."""
         try:
-            return os.write(self._handle, self._buffer[:size].data)
+            return files.disk.write(self._handle, self._buffer[:size].data)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

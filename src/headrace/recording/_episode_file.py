@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import io
 import json
 import struct
@@ -181,9 +180,3 @@ def _locate(raw: BinaryIO, info: zipfile.ZipInfo) -> _Stored:
         raise DataError(f"{info.filename}: expected a .npy header of version 1.0, got {version}")
     shape, _, dtype = np.lib.format.read_array_header_1_0(raw)
     return _Stored(raw.tell(), dtype, shape)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from headrace.errors import ConfigError, DataError, StorageError, UnknownNameError
+from headrace.files import put_in_place, storage_error, write_whole
 from headrace.recording._dataset import Episode, EpisodeDataset, Only
 from headrace.recording._fields import Field
-from headrace.recording._journal import sync_folder
-from headrace.recording._store import check_entry, write_atomically
+from headrace.recording._store import check_entry
 
 Format = Literal["robomimic", "lerobot", "minari"]
 FORMATS: tuple[Format, ...] = ("robomimic", "lerobot", "minari")
@@ -125,9 +124,7 @@ def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None
     try:
         _assemble(dataset, target, exporter, _plan(dataset, to, exporter, fps), progress)
     except OSError as error:
-        raise StorageError(
-            error.errno, f"{target}: the export stopped: {error}. Make room and start it again: it goes on where it was"
-        ) from error
+        raise storage_error(target, error, "make room and start the export again: it goes on where it was") from error
     return target
 
 
@@ -147,9 +144,7 @@ def _assemble(
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             exporter.write_unit(unit, part)
-            sync_tree(part)
-            part.rename(folder)
-            sync_folder(partial)
+            put_in_place(part, folder)
         done.append(folder)
         finished += len(unit.episodes)
         if progress is not None:
@@ -159,9 +154,7 @@ def _assemble(
         shutil.rmtree(out)
     out.unlink(missing_ok=True)
     exporter.assemble(done, out)
-    sync_tree(out)
-    out.rename(target)
-    sync_folder(target.parent)
+    put_in_place(out, target)
     shutil.rmtree(partial)
 
 
@@ -209,7 +202,7 @@ def _begin(partial: Path, plan: bytes) -> None:
         shutil.rmtree(partial)
     partial.mkdir(exist_ok=True)
     if not file.exists():
-        write_atomically(file, plan)
+        write_whole(file, plan)
 
 
 def _split(dataset: EpisodeDataset, unit_bytes: int) -> list[Unit]:
@@ -225,14 +218,3 @@ def _split(dataset: EpisodeDataset, unit_bytes: int) -> list[Unit]:
             step += sum(episode.meta.length for episode in held)
             held, size = [], 0
     return units
-
-
-def sync_tree(path: Path) -> None:
-    """Wait until a file, or every file under a folder, is on disk."""
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    for file in files:
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        else:
-            sync_folder(file)

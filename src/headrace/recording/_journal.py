@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,31 +51,6 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
     return entries, good
 
 
-def append_lines(path: Path, entries: Sequence[JournalEntry]) -> None:
-    """Append entries and wait until the disk has them; on failure the journal is as before."""
-    text = b"".join(json.dumps(entry.as_line()).encode() + b"\n" for entry in entries)
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            if file.write(text) != len(text):
-                raise OSError(f"{path}: the disk took only a part of the line")
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(before)
-            raise
-
-
-def truncate(path: Path, size: int) -> None:
-    """Cut a torn last line."""
-    with path.open("r+b") as file:
-        file.truncate(size)
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until renames in a folder are on disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def as_line(entry: JournalEntry) -> bytes:
+    """The line of an entry, with its newline."""
+    return json.dumps(entry.as_line()).encode() + b"\n"

@@ -7,7 +7,6 @@ One step is one row: the observation, the action that answered to it, and what f
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, require_extra
+from headrace.files import link_or_copy
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._export import Unit
 from headrace.recording._fields import Array, Field, as_rgb, can_be_shown
@@ -196,11 +196,11 @@ class LeRobotExporter:
         lines: list[dict[str, Any]] = []
         for index, unit in enumerate(units):
             place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
-            _link(unit / "data.parquet", out / DATA_PATH.format(**place))
+            link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
             for feature in self._features:
                 if feature.kind == "video":
                     target = out / VIDEO_PATH.format(video_key=feature.key, **place)
-                    _link(unit / f"{feature.key}.mp4", target)
+                    link_or_copy(unit / f"{feature.key}.mp4", target)
             lines += json.loads((unit / "episodes.json").read_text())
         meta = out / "meta"
         episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
@@ -293,12 +293,3 @@ def _task_table(arrow: Any, task: str) -> Any:
     ]
     pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file in another place; a copy where the disk has no links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 
 from headrace.errors import ConfigError, require_extra
+from headrace.files import write_whole
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._fields import as_rgb, can_be_shown
-from headrace.recording._store import write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -101,6 +101,5 @@ def contact_sheet(
             sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
     content = io.BytesIO()
     sheet.save(content, format="PNG")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.getvalue())
+    write_whole(path, content.getvalue())
     return path

@@ -14,20 +14,28 @@ dataset/
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
+from headrace import files
+from headrace.errors import ConfigError, DataError, StorageError
+from headrace.files import (
+    FileHash,
+    append,
+    claim,
+    lock,
+    storage_error,
+    sync_directory,
+    truncate,
+    write_whole,
+)
 from headrace.recording._block_file import BlockBuffer
-from headrace.recording._episode_file import EpisodeMeta, file_digest, write_episode_file
+from headrace.recording._episode_file import EpisodeMeta, write_episode_file
 from headrace.recording._fields import Array, Field
-from headrace.recording._journal import JournalEntry, append_lines, read_journal, sync_folder, truncate
+from headrace.recording._journal import JournalEntry, as_line, read_journal
 
 FORMAT = "headrace-dataset"
 VERSION = 1
@@ -97,33 +105,19 @@ class EpisodeStore:
         self.entries: list[JournalEntry] = []
         self._keys: set[tuple[int, int, int]] = set()
         self._buffer = BlockBuffer()
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path}: expected a folder, got a file; choose another path")
-        if not resume and self.path.exists() and any(self.path.iterdir()):
-            raise ConfigError(
-                f"{self.path}: already has files, and a dataset is never overwritten; pass resume=True to go on, "
-                "or choose another path"
-            )
+        if resume and self.path.is_dir():
+            self._lock = lock(self.path)
+        else:
+            self._lock = claim(self.path, "pass resume=True to go on with a dataset, or choose another path")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise StorageError(error.errno, f"{self.path}: cannot be written: {error}") from error
-        try:
-            self._take_lock()
             (self.path / "episodes").mkdir(exist_ok=True)
             self._open(info)
+        except OSError as error:
+            self._lock.close()
+            raise error if isinstance(error, StorageError) else storage_error(self.path, error) from error
         except BaseException:  # also Ctrl-C; raised again
             self._lock.close()
             raise
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LifecycleError(
-                f"{self.path}: another recorder is writing here; close it or choose another path"
-            ) from None
 
     def _open(self, info: DatasetInfo) -> None:
         wanted = {"format": FORMAT, "version": VERSION, **asdict(info), "env_args": dict(info.env_args)}
@@ -135,14 +129,13 @@ class EpisodeStore:
                     f"{file}: was recorded with other settings; resume with the same DatasetInfo or choose another path"
                 )
         else:
-            write_atomically(file, text.encode())
+            write_whole(file, text)
         if self._journal.exists():
             self.entries, whole = read_journal(self._journal)
             if whole != self._journal.stat().st_size:
                 truncate(self._journal, whole)
         else:
-            self._journal.touch()
-            sync_folder(self.path)
+            write_whole(self._journal, b"")
         for entry in self.entries:
             check_entry(self.path, entry)
         self._keys = {entry.key for entry in self.entries}
@@ -180,8 +173,8 @@ class EpisodeStore:
         try:
             if fresh:
                 for group in sorted({entry.file.split("/")[0] for entry in fresh}):
-                    sync_folder(self.path / group)
-                append_lines(self._journal, fresh)
+                    sync_directory(self.path / group)
+                append(self._journal, b"".join(map(as_line, fresh)))
                 self.entries += fresh
         except OSError as error:
             failure = error
@@ -195,29 +188,20 @@ class EpisodeStore:
         folder = self.path / episode.group
         if not folder.exists():
             folder.mkdir()
-            sync_folder(self.path)
+            sync_directory(self.path)
         target = folder / episode.meta.file_name
         part = target.with_name(f"{target.name}.part")
         try:
             size, digest = write_episode_file(part, episode.meta, episode.columns(), self._buffer)
-            part.rename(target)
+            files.disk.rename(part, target)
         except BaseException:  # also Ctrl-C; raised again
             part.unlink(missing_ok=True)
             raise
         return JournalEntry(**episode.meta.as_dict(), file=f"{episode.group}/{target.name}", size=size, sha256=digest)
 
     def _failed(self, error: OSError) -> StorageError:
-        reasons = {
-            errno.ENOSPC: "the disk is full",
-            errno.EFBIG: "the file would pass the size limit",
-            errno.EROFS: "the disk is read-only",
-        }
-        reason = reasons.get(error.errno or 0, str(error))
-        return StorageError(
-            error.errno,
-            f"{self.path}: {reason}; {len(self.entries)} committed episodes are safe. "
-            "Make room, then go on with resume=True",
-        )
+        safe = f"{len(self.entries)} committed episodes are safe. Make room, then go on with resume=True"
+        return storage_error(self.path, error, safe)
 
     def close(self) -> None:
         """Let others write here."""
@@ -226,23 +210,4 @@ class EpisodeStore:
 
 def check_entry(path: Path, entry: JournalEntry) -> None:
     """Compare a committed episode's file with its journal line."""
-    file = path / entry.file
-    if not file.exists():
-        raise DataError(f"{file}: in the journal, but not on disk; restore it or remove its line from journal.jsonl")
-    size = file.stat().st_size
-    if size != entry.size:
-        raise DataError(f"{file}: expected {entry.size} bytes, got {size}; the file is damaged")
-    digest = file_digest(file)
-    if digest != entry.sha256:
-        raise DataError(f"{file}: expected SHA-256 {entry.sha256[:12]}…, got {digest[:12]}…; the file is damaged")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file in one go: written beside it, synced, renamed."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
-    sync_folder(path.parent)
+    FileHash(entry.size, entry.sha256).check(path / entry.file)

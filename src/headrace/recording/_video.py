@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, require_extra
+from headrace.files import put_in_place
 from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, flatten, is_picture
 from headrace.recording._mp4 import Mp4Writer
 from headrace.types import ResetRecord, StackSpec, StepRecord
@@ -81,7 +82,7 @@ class TiledVideo:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            self._partial.rename(self.path)
+            put_in_place(self._partial, self.path)
 
     def __enter__(self) -> TiledVideo:
         return self

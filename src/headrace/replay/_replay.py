@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace import rng
 from headrace._kernels.gather import Int64s
 from headrace.errors import ConfigError, DataError, IdError, ShapeError
+from headrace.files import claim, write_directory
 from headrace.replay import _disk as disk
 from headrace.replay._arithmetic import Float64s
 from headrace.replay._batches import assemble
@@ -127,7 +128,7 @@ class ReplayBuffer:
         memory: Memory = RamMemory()
         if directory is not None:
             path = Path(directory)
-            disk.create_directory(path)
+            claim(path, "open it with ReplayBuffer.open, or choose another").close()
             memory = FileMemory(path)
         if codec is None:
             needed = estimate_leaves(capacity, num_envs, spec.leaves, spec.action)
@@ -164,8 +165,8 @@ class ReplayBuffer:
     def open(cls, directory: str | Path) -> ReplayBuffer:
         """Go on with a buffer that was made with ``directory=``, from its last complete ``extend``."""
         path = Path(directory)
-        spec, files = disk.read_manifest(path)
-        if files:
+        spec, manifest = disk.read_manifest(path)
+        if manifest.files:
             raise DataError(f"{path}: this is a checkpoint, not a live store; use ReplayBuffer.load")
         buffer = cls.__new__(cls)
         buffer._build(spec, _sampler(spec.sampler), FileMemory(path))
@@ -179,10 +180,10 @@ class ReplayBuffer:
         place. Sizes and the checksums of everything but frames are checked; ``verify=True`` reads the frames as well.
         """
         path = Path(directory)
-        spec, files = disk.read_manifest(path)
-        if not files:
+        spec, manifest = disk.read_manifest(path)
+        if not manifest.files:
             raise DataError(f"{path}: this is a live store, not a checkpoint; use ReplayBuffer.open")
-        disk.check_files(path, files, frames=verify)
+        manifest.check(path, content=lambda name: verify or not disk.holds_frames(name))
         buffer = cls.__new__(cls)
         buffer._build(spec, _sampler(spec.sampler), CheckpointMemory(path))
         return buffer
@@ -192,11 +193,6 @@ class ReplayBuffer:
 
         The directory appears under its name only when it is complete.
         """
-        path = Path(directory)
-        if path.exists():
-            raise ConfigError(f"{path}: expected a name that is not taken; a checkpoint never overwrites another")
-        partial = path.with_name(path.name + ".partial")
-        disk.create_directory(partial)
         with self._lock:
             self._record.write(self._pool.counts, self._pool.trajectories, self._draws)
             blocks = {**self._pool.blocks(), **self._actions.blocks()}
@@ -204,9 +200,12 @@ class ReplayBuffer:
             blocks |= self.sampler.blocks()
             for rows in self._pool.rows.values():
                 blocks |= rows.blocks()
-            files = {name: disk.save_block(partial, name, block) for name, block in blocks.items()}
-        disk.write_manifest(partial, self.spec, files)
-        partial.rename(path)
+
+            def fill(folder: Path) -> None:
+                files = {f"{name}.bin": disk.save_block(folder, name, block) for name, block in blocks.items()}
+                disk.write_manifest(folder, self.spec, files)
+
+            write_directory(Path(directory), fill)
 
     def flush(self) -> None:
         """Ask the operating system to write a store on disk out, so that it survives the loss of power."""

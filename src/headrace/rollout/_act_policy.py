@@ -7,20 +7,18 @@ them. What depends on the queries alone is computed once, not once a row.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import pickle
 from dataclasses import asdict, dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from headrace._published import published, published_file
 from headrace.chunking import ChunkContext
 from headrace.errors import ConfigError, DataError, ShapeError, UnknownNameError
+from headrace.files import hash_file, write_whole
 from headrace.types import Obs
 
 _FORMAT = "headrace-act-1"
@@ -119,10 +117,9 @@ class ActPolicy(nn.Module):
 
 def save_policy(policy: ActPolicy, path: Path, *, task: str) -> str:
     """Write a checkpoint that ``torch.load(weights_only=True)`` reads; returns its SHA-256."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": _FORMAT, "task": task, "cfg": asdict(policy.cfg), "weights": policy.state_dict()}
-    torch.save(content, path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    write_whole(path, lambda part: torch.save(content, part))
+    return hash_file(path)
 
 
 def load_chunk_policy(path_or_task: str | Path) -> ActPolicy:
@@ -134,30 +131,24 @@ def load_chunk_policy(path_or_task: str | Path) -> ActPolicy:
     name = str(path_or_task)
     shipped = shipped_policies()
     if name in shipped:
-        entry = shipped[name]
-        with as_file(files("headrace").joinpath("checkpoints", str(entry["file"]))) as path:
-            return _read(path, sha256=str(entry["sha256"]))
+        return _read(published_file(str(shipped[name]["name"])))
     path = Path(path_or_task)
     if path.is_file():
-        return _read(path, sha256=None)
+        return _read(path)
     if path.suffix or len(path.parts) > 1:
         raise ConfigError(f"load_chunk_policy: expected a checkpoint file or a task's name, got {name!r}: no such file")
     raise UnknownNameError("chunk policy", name, shipped)
 
 
 def shipped_policies() -> dict[str, dict[str, object]]:
-    """The chunk policies in the package: task → its entry of the manifest (file, sha256, made_by, score)."""
-    text = files("headrace").joinpath("checkpoints", "manifest.json").read_text()
-    entries = cast("dict[str, dict[str, object]]", json.loads(text)).values()
-    return {str(entry["task"]): entry for entry in entries if entry["library"] == _LIBRARY}
+    """The chunk policies in the package: task → name, file, sha256, made_by, score."""
+    entries = published().items()
+    return {str(entry["task"]): {"name": name, **entry} for name, entry in entries if entry["library"] == _LIBRARY}
 
 
-def _read(path: Path, *, sha256: str | None) -> ActPolicy:
-    raw = path.read_bytes()
-    if sha256 is not None and hashlib.sha256(raw).hexdigest() != sha256:
-        raise DataError(f"{path.name}: the checkpoint is not the one in manifest.json; reinstall headrace")
+def _read(path: Path) -> ActPolicy:
     try:
-        content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     # torch reports a file that was cut short as a seek that failed
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: expected a checkpoint written by 'headrace imitate', got {error}") from error

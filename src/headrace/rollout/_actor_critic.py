@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib.resources import as_file, files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from headrace._published import published, published_file
 from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.files import hash_file, write_whole
 from headrace.learning import GRU, MinGRU
 from headrace.types import Obs
 
@@ -200,10 +199,8 @@ def save_actor_critic(
         "network": policy.made_of,
         "state_dict": policy.state_dict(),
     }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    write_whole(Path(path), lambda part: torch.save(content, part))
+    return hash_file(Path(path))
 
 
 def load_actor_critic(path_or_name: str | os.PathLike[str], device: torch.device | str = "cpu") -> SavedPolicy:
@@ -215,10 +212,7 @@ def load_actor_critic(path_or_name: str | os.PathLike[str], device: torch.device
     """
     name, shipped = str(path_or_name), shipped_actor_critics()
     if name in shipped:
-        with as_file(files("headrace").joinpath("checkpoints", str(shipped[name]["file"]))) as inside:
-            if hashlib.sha256(inside.read_bytes()).hexdigest() != shipped[name]["sha256"]:
-                raise DataError(f"{inside.name}: the checkpoint is not the one in manifest.json; reinstall headrace")
-            return _read(inside, device)
+        return _read(published_file(name), device)
     path = Path(path_or_name)
     if path.is_file():
         return _read(path, device)
@@ -229,9 +223,7 @@ def load_actor_critic(path_or_name: str | os.PathLike[str], device: torch.device
 
 def shipped_actor_critics() -> dict[str, dict[str, Any]]:
     """The policies in the package: name → its entry of the manifest (file, task, sha256, made_by, score)."""
-    text = files("headrace").joinpath("checkpoints", "manifest.json").read_text()
-    entries = cast("dict[str, dict[str, Any]]", json.loads(text))
-    return {name: entry for name, entry in entries.items() if entry["library"] == _LIBRARY}
+    return {name: entry for name, entry in published().items() if entry["library"] == _LIBRARY}
 
 
 def _read(path: Path, device: torch.device | str) -> SavedPolicy:

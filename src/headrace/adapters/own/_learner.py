@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Times
 from headrace.adapters._settings import LibraryName, PPOSettings
 from headrace.envs import BatchEnv
+from headrace.files import write_whole
 from headrace.rollout._actor_critic import Policy, load_actor_critic, save_actor_critic
 from headrace.rollout._ppo import PPO, PPOCfg
 from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord

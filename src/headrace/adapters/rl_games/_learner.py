@@ -17,7 +17,7 @@ from rl_games.common.algo_observer import AlgoObserver
 from rl_games.common.tr_helpers import DefaultRewardsShaper
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Times
 from headrace.adapters._settings import LibraryName, PPOSettings
 from headrace.adapters._stepping import LearnerEnv, picture
@@ -25,6 +25,7 @@ from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rl_games._env import RlGamesEnv
 from headrace.envs import BatchEnv
 from headrace.errors import ConfigError
+from headrace.files import write_whole
 from headrace.types import Obs, StateDict
 
 _PREFIX = "_orig_mod."

@@ -11,13 +11,14 @@ import torch
 from rsl_rl.runners import OnPolicyRunner
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Times
 from headrace.adapters._settings import LibraryName, PPOSettings
 from headrace.adapters._stepping import LearnerEnv, picture
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rsl_rl._env import RslRlEnv
 from headrace.envs import BatchEnv
+from headrace.files import write_whole
 from headrace.types import Obs, StateDict
 
 

@@ -15,7 +15,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, write_whole
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe
 from headrace.adapters._learner import CheckpointMeta, Finished, Times
 from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
 from headrace.adapters._stepping import LearnerEnv, picture
@@ -24,6 +24,7 @@ from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._features import Convolutions, NormalizedVector
 from headrace.envs import BatchEnv
 from headrace.errors import DataError
+from headrace.files import write_whole
 from headrace.types import Obs, StateDict
 
 _STATES = ("policy", "policy.optimizer")

@@ -12,7 +12,7 @@ from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights, write_whole
+from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Times
 from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
 from headrace.adapters._stepping import LearnerEnv, picture
@@ -20,6 +20,7 @@ from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.skrl._env import SkrlEnv
 from headrace.adapters.skrl._models import Actor, Critic, Interface
 from headrace.envs import BatchEnv
+from headrace.files import write_whole
 from headrace.types import Obs, StateDict
 
 

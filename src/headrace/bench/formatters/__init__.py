@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.bench._bundle_files import bundle_text, write_atomically
+from headrace.bench._bundle_files import bundle_text
 from headrace.bench._schema import Bundle, Kind
 from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
 from headrace.bench.formatters._summary import summary_text
 from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.errors import UnknownNameError
+from headrace.files import write_whole
 
 __all__ = ["FORMATTERS", "Form", "checked_formatters", "output_path", "summary_text", "write_formats"]
 
@@ -28,7 +29,7 @@ class Form(NamedTuple):
 
 
 def _text(make: Callable[[Bundle], str]) -> Callable[[Bundle, Path], None]:
-    return lambda bundle, path: write_atomically(path, make(bundle))
+    return lambda bundle, path: write_whole(path, make(bundle))
 
 
 FORMATTERS: dict[str, Form] = {

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace.adapters._curves import TAGS
 from headrace.bench._metrics import metrics
 from headrace.bench._schema import Bundle, StartupBundle, TrainingBundle
-from headrace.errors import StorageError, require_extra
+from headrace.errors import require_extra
+from headrace.files import write_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,24 +23,16 @@ def require_tensorboard() -> None:
 
 
 def write_tensorboard(bundle: Bundle, path: Path) -> None:
-    """Write a folder of event files: made beside ``path``, then renamed to it."""
+    """Write a directory of event files, whole or not at all."""
     require_tensorboard()
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            writer = SummaryWriter(made)
-            _write(bundle, writer)
-            writer.close()
-            os.chmod(made, 0o755)
-            os.replace(made, path)
-        except BaseException:  # also Ctrl-C; raised again
-            shutil.rmtree(made)
-            raise
-    except OSError as error:
-        raise StorageError(f"{path}: the curves could not be written: {error.strerror or error}") from error
+    def fill(folder: Path) -> None:
+        writer = SummaryWriter(str(folder))
+        _write(bundle, writer)
+        writer.close()
+
+    write_directory(path, fill)
 
 
 def _write(bundle: Bundle, writer: SummaryWriter) -> None:

@@ -1,0 +1,389 @@
+"""Files that are whole or absent, directories that have one writer, and manifests that know what they list.
+
+Everything that headrace keeps goes through here: results, recordings, checkpoints, stores, exports. A write is made
+beside its target, synced, renamed, and the directory is synced: a reader, also one after a crash or a loss of power,
+sees the old content or the new content and nothing between.
+
+Content that headrace writes itself goes through :data:`disk`, and so does every sync and every rename, whoever wrote
+the content; tests replace it to see what a full, failing or torn disk does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, cast
+
+from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
+
+Buffer: TypeAlias = "bytes | memoryview"
+Content: TypeAlias = "str | bytes | Callable[[Path], None]"
+"""Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
+
+LOCK = ".lock"
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would exceed the size limit",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "no permission to write",
+    errno.EPERM: "no permission to write",
+    errno.EIO: "the disk failed",
+}
+_FULL = 1 << 16
+"""A disk with less room than this counts as full."""
+
+
+class Disk:
+    """The calls that reach a disk."""
+
+    def write(self, handle: int, content: Buffer) -> int:
+        """Write a part of ``content`` or all of it; returns how many bytes were taken."""
+        return os.write(handle, content)
+
+    def sync(self, handle: int) -> None:
+        """Wait until a file or directory is on disk."""
+        os.fsync(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a file over another, or a directory to a free name, in one step."""
+        os.replace(source, target)
+
+
+disk = Disk()
+"""What every write goes through; tests put another in its place."""
+
+
+def storage_error(path: Path, error: OSError, hint: str = "") -> StorageError:
+    """An error of the disk in words: which path, why, and what to do."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return StorageError(error.errno, f"{path}: could not be written: {reason}{hint and '; '}{hint}")
+
+
+def write_whole(path: Path, content: Content) -> None:
+    """Create or replace a file, whole or not at all. Missing parent directories are made.
+
+    A function as ``content`` gets a path in the same directory with the same suffix and must leave a file there; what
+    it raises passes through, except errors of the disk, which become :class:`StorageError`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = _beside(path)
+        try:
+            if callable(content):
+                _call(content, part)
+            else:
+                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                try:
+                    write_all(handle, content.encode() if isinstance(content, str) else content)
+                finally:
+                    os.close(handle)
+            put_in_place(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
+    """Make a directory that appears under its name when ``fill`` has written everything into it.
+
+    A target that exists is refused. What ``fill`` raises passes through, except errors of the disk.
+    """
+    if path.exists():
+        raise ConfigError(f"{path}: already exists, and nothing is ever overwritten; choose another path")
+    try:
+        part = _beside(path)
+        part.mkdir(parents=True)
+        try:
+            fill(part)
+            put_in_place(part, path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def put_in_place(source: Path, target: Path) -> None:
+    """Give a finished file or directory its name: everything in it is on disk before, and the name after."""
+    sync_tree(source)
+    disk.rename(source, target)
+    sync_directory(target.parent)
+
+
+def write_all(handle: int, content: Buffer) -> None:
+    """Write all of ``content`` to an open file."""
+    rest = memoryview(content).cast("B")
+    while rest:
+        rest = rest[disk.write(handle, rest) :]
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file and wait until the disk has it; on failure the file is as before."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            write_all(handle, content)
+            disk.sync(handle)
+        except BaseException:  # also Ctrl-C; raised again
+            os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file to ``size`` bytes and wait until the disk has it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(handle, size)
+        disk.sync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until what was renamed, made or removed in a directory is on disk."""
+    _sync(path, os.O_DIRECTORY)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until a file, or everything under a directory and the directory itself, is on disk."""
+    for entry in sorted(path.rglob("*")) if path.is_dir() else ():
+        _sync(entry)
+    _sync(path)
+
+
+def check_writable(directory: Path) -> None:
+    """Raise an error now, before the work, if files could not be made in ``directory`` afterwards."""
+    probe = directory / f".{secrets.token_hex(4)}.part"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(directory, error, "choose another directory with --output") from error
+
+
+class Lock:
+    """The right to write in a directory, held by one process at a time. It ends with ``close`` or with the process.
+
+    Readers need none. The directory keeps a file ``.lock`` with the process id of its last holder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error(directory, error) from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            self.close()
+            raise LifecycleError(
+                f"{directory}: process {holder} is writing here; wait for it, end it, or choose another path"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise storage_error(directory, error) from error
+
+    def close(self) -> None:
+        """Let others write. Safe to call again."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def lock(directory: Path) -> Lock:
+    """Become the only writer of an existing directory, or raise an error that names the process that is."""
+    return Lock(directory)
+
+
+def claim(directory: Path, hint: str = "choose another path") -> Lock:
+    """Make a directory, or take an empty one, as its only writer; of two that try at once, one gets it.
+
+    Args:
+        directory: a new or empty one; anything in it is refused, so that nothing is overwritten by accident.
+        hint: what else the caller may do, for the error.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory}: expected a directory, got a file; choose another path")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(directory, error) from error
+    _refuse_content(directory, hint)  # before the lock, so that a refused directory stays as it is
+    held = Lock(directory)
+    try:
+        _refuse_content(directory, hint)
+    except BaseException:  # also Ctrl-C; raised again
+        held.close()
+        raise
+    return held
+
+
+def _refuse_content(directory: Path, hint: str) -> None:
+    if any(entry.name != LOCK for entry in directory.iterdir()):
+        raise ConfigError(
+            f"{directory}: expected an empty or new directory, got one with files, and nothing is ever overwritten; "
+            f"{hint}"
+        )
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileHash:
+    """Size and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileHash:
+        """Of a file on disk."""
+        return cls(path.stat().st_size, hash_file(path))
+
+    def check(self, path: Path, *, content: bool = True) -> None:
+        """Compare a file with this; only its size if not ``content``."""
+        if not path.is_file():
+            raise DataError(f"{path}: listed, but missing; restore it from a copy")
+        size = path.stat().st_size
+        if size != self.size:
+            raise DataError(f"{path}: expected {self.size} bytes, got {size}; the file was cut or changed")
+        if content and (found := hash_file(path)) != self.sha256:
+            raise DataError(
+                f"{path}: the checksum does not match: expected SHA-256 {self.sha256[:12]}…, got {found[:12]}…; the "
+                "file is damaged, restore it from a copy"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a directory holds. The file has a checksum of its own, so that a changed manifest is noticed, too."""
+
+    format: str
+    """Names the kind of directory, such as ``headrace-replay``."""
+    version: int
+    about: Mapping[str, Any]
+    """What the directory is; anything that JSON can say."""
+    files: Mapping[str, FileHash]
+    """By path relative to the manifest."""
+
+    def write(self, path: Path) -> None:
+        """Write the manifest, whole or not at all."""
+        content: dict[str, Any] = {
+            "format": self.format,
+            "version": self.version,
+            "about": dict(self.about),
+            "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in sorted(self.files.items())},
+        }
+        content["sha256"] = _digest(content)
+        write_whole(path, json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path, *, format: str, version: int) -> Manifest:
+        """Read a manifest and check that it is the expected kind, in an expected version, as it was written."""
+        content = read_json(path)
+        if content.get("format") != format:
+            raise DataError(f"{path}: expected format {format!r}, got {content.get('format')!r}")
+        if content.get("version") != version:
+            raise DataError(f"{path}: expected version {version}, got {content.get('version')!r}; update headrace")
+        expected = content.pop("sha256", None)
+        if expected != _digest(content):
+            raise DataError(f"{path}: the checksum does not match; the file was changed or is damaged")
+        listed = cast("dict[str, dict[str, Any]]", content["files"])
+        files = {name: FileHash(int(entry["size"]), str(entry["sha256"])) for name, entry in listed.items()}
+        return cls(format=format, version=version, about=content["about"], files=files)
+
+    def check(self, directory: Path, *, content: Callable[[str], bool] | bool = True) -> None:
+        """Check that every listed file is there and whole.
+
+        Args:
+            directory: where the files are.
+            content: whether to read and hash them, for all or by name; sizes are always checked.
+        """
+        for name, file in self.files.items():
+            file.check(directory / name, content=content(name) if callable(content) else content)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else is a :class:`DataError` that names the file."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; this is not the expected directory, or its creation failed") from None
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
+        raise DataError(f"{path}: expected JSON, got something else ({error})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return cast("dict[str, Any]", content)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _beside(path: Path) -> Path:
+    """A free name in the same directory: hidden, and with the suffix, which some writers would add otherwise."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part{path.suffix}")
+
+
+def _call(write: Callable[[Path], None], part: Path) -> None:
+    try:
+        write(part)
+    except RuntimeError as error:
+        # torch reports a full disk as a failed check of its own
+        if shutil.disk_usage(part.parent).free > _FULL:
+            raise
+        raise OSError(errno.ENOSPC, str(error)) from error
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        disk.sync(handle)
+    finally:
+        os.close(handle)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file in another place; a copy where the disk has no links between the two."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES):
+            raise
+        shutil.copyfile(source, target)
