@@ -16,17 +16,17 @@ from torch import Tensor, nn
 import headrace
 from headrace.chunking import (
     Admission,
-    All,
     Batching,
     ChunkContext,
-    Clock,
     Greedy,
+    Immediate,
+    Periodic,
     ProcessEngine,
-    Subset,
+    Synchronized,
     Threshold,
+    WholeBatchOnAny,
     as_chunk_policy,
 )
-from headrace.chunking import Any as AnyRule
 from headrace.envs._rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import evaluate
@@ -171,9 +171,15 @@ class ElsewhereModel:
 
 def context_of(num_envs: int, calls: int) -> ChunkContext:
     ids, zeros = torch.arange(num_envs), torch.zeros(num_envs, dtype=torch.int64)
-    rest = torch.zeros(num_envs, EXECUTE, ANT_ACTION)
     return ChunkContext(
-        seed=0, env_ids=ids, episode_ids=ids, chunk_index=zeros + calls, rest=rest, rest_length=zeros, delay=zeros
+        seeds=zeros,
+        env_ids=ids,
+        episode_ids=ids,
+        chunk_index=zeros + calls,
+        instructions=("",) * num_envs,
+        left_over=torch.zeros(num_envs, EXECUTE, ANT_ACTION),
+        left_over_length=zeros,
+        delay=zeros,
     )
 
 
@@ -377,15 +383,15 @@ def _contestants(case: Case, effort: Effort, free: Any, parking: Any, policy: An
     if case.every_rule:
         for engine in ("inline", "thread"):
             rules += [
-                (f"Any, {engine}", AnyRule(), engine),
-                (f"Subset, {engine}", Subset(), engine),
+                (f"WholeBatchOnAny, {engine}", WholeBatchOnAny(), engine),
+                (f"Immediate, {engine}", Immediate(), engine),
                 (f"Threshold({quarter}), {engine}", Threshold(quarter), engine),
-                (f"Clock({EXECUTE}), {engine}", Clock(EXECUTE), engine),
-                (f"All, {engine}", All(), engine),
+                (f"Periodic({EXECUTE}), {engine}", Periodic(EXECUTE), engine),
+                (f"Synchronized, {engine}", Synchronized(), engine),
             ]
         rules += [
-            (f"Clock({EXECUTE}) hold, inline", Clock(EXECUTE, holds=True), "inline"),
-            ("All hold, inline", All(holds=True), "inline"),
+            (f"Periodic({EXECUTE}) hold, inline", Periodic(EXECUTE, holds=True), "inline"),
+            ("Synchronized hold, inline", Synchronized(holds=True), "inline"),
         ]
     contestants: dict[str, Callable[[], Measured]] = {
         "any, full batch (restated)": lambda: restated(free, policy, effort, synced=False),
@@ -426,7 +432,7 @@ def closed_forms(case: Case, p: float, whole: float) -> dict[str, float]:
 def _row(case: Case, name: str, found: dict[str, list[Measured]], whole: float, note: str) -> Row:
     mine = found[name]
     form: str | None = "suspended"
-    if name.startswith("Any"):
+    if name.startswith("WholeBatchOnAny"):
         form = None  # the closed form is that of a long run out of phase, which only the restated one begins with
     elif name.startswith("any"):
         form = "any"

@@ -100,6 +100,9 @@ class ScriptEnv:
         self._note(rows)
         return {name: values.index_select(0, rows) for name, values in self._obs().items()}
 
+    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
+        return tuple(f"count to {self.length_of(episode)}" for episode in self.episode[torch.as_tensor(ids)].tolist())
+
     def suspend(self, ids: Ids) -> None:
         self.suspended[torch.as_tensor(ids)] = True
 
@@ -150,8 +153,9 @@ class Planner:
 
     def _check(self, context: ChunkContext, i: int, chunk: int, seen: Tensor) -> None:
         assert int(seen[0]) == int(context.episode_ids[i])
-        delay, length = int(context.delay[i]), int(context.rest_length[i])
-        rest = context.rest[i]
+        assert context.instructions[i].startswith("count to ")
+        delay, length = int(context.delay[i]), int(context.left_over_length[i])
+        rest = context.left_over[i]
         if chunk == 0:
             assert (delay, length) == (0, 0)
         else:

@@ -53,7 +53,7 @@ def test_an_environment_plays_its_rows_and_runs_dry() -> None:
     cursors.load(_chunk([1], [4], [0]))
     assert [cursors.play(slot).item() for _ in range(2)] == [40.0, 41.0]
     assert cursors.due[1]
-    rest, length = cursors.rest(slot)
+    rest, length = cursors.left_over(slot)
     assert (rest[0, :, 0].tolist(), length.tolist()) == ([42.0, 0.0, 0.0], [1])
     with pytest.raises(LifecycleError, match=r"environments \[1\] have no action to play"):
         cursors.play(slot)

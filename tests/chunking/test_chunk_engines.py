@@ -22,6 +22,7 @@ from headrace.chunking import (
     ProcessEngine,
     Request,
     ThreadEngine,
+    _engines,
     as_chunk_policy,
     make_engine,
 )
@@ -199,7 +200,7 @@ def test_a_process_that_dies_between_two_calls_is_reported() -> None:
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engines, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(_engines, "_SECONDS_TO_END", 0.2)
     engine = ProcessEngine(partial(Stubborn, str(tmp_path / "asked")), Batching())
     engine.submit(_request())
     while not (tmp_path / "asked").exists():
@@ -231,12 +232,13 @@ def _request(count: int = 2) -> Request:
     ids = torch.arange(count)
     zeros = torch.zeros(count, dtype=torch.int64)
     context = ChunkContext(
-        seed=0,
+        seeds=zeros,
         env_ids=ids,
         episode_ids=ids,
         chunk_index=zeros,
-        rest=torch.zeros(count, 12, 2),
-        rest_length=zeros,
+        instructions=("",) * count,
+        left_over=torch.zeros(count, 12, 2),
+        left_over_length=zeros,
         delay=zeros,
     )
     return Request(obs={"policy": torch.randn(count, 5)}, context=context)

@@ -23,12 +23,13 @@ def _context(episodes: list[int], chunks: list[int] | None = None, seed: int = 5
     count = len(episodes)
     zeros = torch.zeros(count, dtype=torch.int64)
     return ChunkContext(
-        seed=seed,
+        seeds=torch.full((count,), seed),
         env_ids=torch.arange(count) + 100,
         episode_ids=torch.tensor(episodes, dtype=torch.int64),
         chunk_index=zeros if chunks is None else torch.tensor(chunks),
-        rest=torch.zeros(count, 3, 2),
-        rest_length=zeros,
+        instructions=tuple(f"task {episode}" for episode in episodes),
+        left_over=torch.zeros(count, 3, 2),
+        left_over_length=zeros,
         delay=zeros,
     )
 

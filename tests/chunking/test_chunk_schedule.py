@@ -10,11 +10,29 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from script_env import LateEngine, Planner, ScriptEnv, expected_plays, length_of
 
-from headrace.chunking import Admission, All, Any, Clock, Greedy, Queue, Subset, Threshold
+from headrace.chunking import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    QueueState,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+)
 from headrace.errors import ConfigError, LifecycleError
 from headrace.rollout import evaluate
 
-SUSPENDING = [Greedy(), Subset(), Any(), All(), Clock(1), Clock(5), Threshold(2), Threshold(99)]
+SUSPENDING = [
+    Greedy(),
+    Immediate(),
+    WholeBatchOnAny(),
+    Synchronized(),
+    Periodic(1),
+    Periodic(5),
+    Threshold(2),
+    Threshold(99),
+]
 
 
 @st.composite
@@ -56,8 +74,8 @@ def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
     inline: bool,
 ) -> None:
     env = ScriptEnv(num_envs, lambda episode: ends[episode])
-    # rows that Any infers for nobody are in the middle of a chunk: what they are told is not checked
-    planner = Planner(obs_steps=obs_steps, check=not isinstance(rule, Any), **lengths)
+    # rows that WholeBatchOnAny infers for nothing are in the middle of a chunk: what they are told is not checked
+    planner = Planner(obs_steps=obs_steps, check=not isinstance(rule, WholeBatchOnAny), **lengths)
     engine = "inline" if inline else LateEngine(planner, delays)
     rest = {name: lengths[name] for name in ("execute", "offset", "latency")}
     found = evaluate(env, planner, episodes=len(ends), admission=rule, engine=engine, progress=False, **rest)
@@ -68,7 +86,7 @@ def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
         assert env.played[episode] == expected_plays(end, **rest)
     asked = [(e, c, c * rest["execute"]) for e, end in enumerate(ends) for c in range(math.ceil(end / rest["execute"]))]
     counters = found.counters
-    if not isinstance(rule, Any):
+    if not isinstance(rule, WholeBatchOnAny):
         assert sorted(planner.asked) == asked, "once per execute steps or episode end, and nobody else"
         assert counters.rows_wasted == 0
     assert counters.rows_inferred - counters.rows_wasted == len(asked)
@@ -77,7 +95,7 @@ def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
     # an answer is thrown away only if its episode ended before it took over
     if not rest["latency"]:
         assert counters.rows_discarded == 0
-    if obs_steps == 1 and not isinstance(rule, Any):
+    if obs_steps == 1 and not isinstance(rule, WholeBatchOnAny):
         assert sorted(env.observed_steps) == sorted((e, s) for e, _, s in asked), "only what the model reads"
     assert not env.suspended.any(), "nothing is left suspended"
 
@@ -87,7 +105,7 @@ def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
     num_envs=st.integers(1, 5),
     ends=st.lists(st.integers(1, 30), min_size=1, max_size=10),
     lengths=_lengths(),
-    rule=st.sampled_from([All(holds=True), Clock(1, holds=True), Clock(4, holds=True)]),
+    rule=st.sampled_from([Synchronized(holds=True), Periodic(1, holds=True), Periodic(4, holds=True)]),
     delays=st.lists(st.integers(0, 9), max_size=4),
 )
 def test_hold_forms_finish_every_episode_and_count_their_junk(
@@ -128,9 +146,9 @@ def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
         evaluate(env, Planner(6, 6, check=False), episodes=4, execute=6, admission=rule, progress=False)
         return env.played
 
-    for rule in (All(), Clock(6), Greedy()):
+    for rule in (Synchronized(), Periodic(6), Greedy()):
         assert played(2, rule) == played(1, rule)
-    for held in (All(holds=True), Clock(6, holds=True)):
+    for held in (Synchronized(holds=True), Periodic(6, holds=True)):
         alone, beside = played(1, held), played(2, held)
         assert alone[0] == beside[0], "until its neighbors are out of phase nothing differs"
         # episode 2 begins while episode 1 is in the middle of a chunk: it is held (zeros) until the batch is in phase
@@ -153,9 +171,9 @@ def test_greedy_breaks_up_a_convoy_so_that_model_and_physics_overlap() -> None:
 def test_greedy_takes_the_step_that_brings_the_many_before_it_asks_for_the_few() -> None:
     """Episode 0 ends a step before the first chunks of the others do: nobody is asked for until those are dry."""
 
-    def queue(waiting: list[int], due_next: list[int]) -> Queue:
+    def queue(waiting: list[int], due_next: list[int]) -> QueueState:
         masks = [np.isin(np.arange(8), slots) for slots in (waiting, due_next)]
-        return Queue(
+        return QueueState(
             running=np.ones(8, np.bool_),
             waiting=masks[0],
             can_act=~masks[0],
@@ -214,7 +232,7 @@ def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
     class Never:
         holds = False
 
-        def infer(self, queue: Queue) -> np.ndarray:
+        def infer(self, queue: QueueState) -> np.ndarray:
             return queue.nobody
 
     with pytest.raises(LifecycleError, match="a rule must infer when no environment can act"):
@@ -227,7 +245,7 @@ def test_a_rule_that_stops_in_the_middle_leaves_nobody_suspended() -> None:
 
         holds = False
 
-        def infer(self, queue: Queue) -> np.ndarray:
+        def infer(self, queue: QueueState) -> np.ndarray:
             return queue.waiting & (np.arange(2) == 0) if queue.steps == 0 else queue.nobody
 
     env = ScriptEnv(2, lambda episode: 9)
@@ -256,7 +274,7 @@ def test_a_plan_is_a_number_or_ids(episodes: object) -> None:
         ({"execute": 2, "ensemble_decay": 0.01}, "ensemble_decay: expected execute=1"),
         ({"execute": 1, "ensemble_decay": -1.0}, "ensemble decay: expected a finite number"),
         (
-            {"execute": 1, "ensemble_decay": 0.1, "admission": Clock(2, holds=True)},
+            {"execute": 1, "ensemble_decay": 0.1, "admission": Periodic(2, holds=True)},
             "expected a rule that suspends, got",
         ),
         ({"execute": 2, "engine": "threads"}, "unknown engine 'threads'; did you mean 'thread'"),
@@ -282,7 +300,7 @@ def test_the_environment_must_not_reset_itself_and_must_take_the_policys_actions
         evaluate(ScriptEnv(2), Planner(4, 4, action_dim=3), episodes=1, execute=4, progress=False)
 
 
-@pytest.mark.parametrize("build", [lambda: Clock(0), lambda: Threshold(0)])
+@pytest.mark.parametrize("build", [lambda: Periodic(0), lambda: Threshold(0)])
 def test_rules_refuse_numbers_that_cannot_work(build: object) -> None:
     with pytest.raises(ConfigError, match="expected at least 1"):
         build()  # type: ignore[operator]  # a lambda

@@ -45,7 +45,17 @@ POLICY = f"{__name__}:Shove"
 
 
 @pytest.mark.parametrize(
-    "rule", ["greedy", "subset", "any", "all", "all:hold", "clock:4", "clock:4:hold", "threshold:2"]
+    "rule",
+    [
+        "greedy",
+        "immediate",
+        "whole-batch-on-any",
+        "synchronized",
+        "synchronized:hold",
+        "periodic:4",
+        "periodic:4:hold",
+        "threshold:2",
+    ],
 )
 def test_every_rule_can_be_named(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("--policy", POLICY, "--episodes", "4", "--num-envs", "2", "--admission", rule) == 0
@@ -103,9 +113,11 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
         ([], "--policy: expected one, since we ship none for 'cartpole', only for pusher-solid"),
         (["--policy", "nowhere.pt"], "expected a checkpoint file or a task's name, got 'nowhere.pt': no such file"),
         (["--policy", "nowhere:nothing"], "cannot be loaded"),
-        (["--policy", POLICY, "--admission", "clock"], "--admission: expected one of greedy"),
-        (["--policy", POLICY, "--admission", "greedy:hold"], "--admission: expected one of greedy"),
-        (["--policy", POLICY, "--admission", "clock:0"], "expected at least 1 step"),
+        (["--policy", POLICY, "--admission", "periodic"], "periodic takes period, holds: missing a required"),
+        (["--policy", POLICY, "--admission", "clock:3"], "unknown admission rule 'clock'"),
+        (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: 'no_such_module:Rule' cannot be"),
+        (["--policy", POLICY, "--admission", "greedy:hold"], "greedy takes nothing: got an unexpected"),
+        (["--policy", POLICY, "--admission", "periodic:0"], "expected at least 1 step"),
         (["--policy", POLICY, "--csv", "no/such/folder/table.csv"], "--csv: expected a file in a folder that exists"),
         (["--policy", POLICY, "--execute", "9"], "horizon: expected at least"),
         (["--policy", POLICY, "--horizon", "9"], "horizon: expected 9, got a policy with horizon 8"),

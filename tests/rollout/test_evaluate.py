@@ -15,14 +15,14 @@ from torch import Tensor
 import headrace
 from headrace.chunking import (
     Admission,
-    All,
-    Any,
     Batching,
     ChunkContext,
-    Clock,
     Greedy,
-    Subset,
+    Immediate,
+    Periodic,
+    Synchronized,
     Threshold,
+    WholeBatchOnAny,
     as_chunk_policy,
 )
 from headrace.envs._rows import Rows
@@ -87,7 +87,7 @@ def test_strict_tables_do_not_depend_on_the_batch_or_the_engine(
     assert _evaluated(num_envs, engine=engine).episodes == alone
 
 
-@pytest.mark.parametrize("rule", [Subset(), Any(), All(), Clock(3), Threshold(4)], ids=str)
+@pytest.mark.parametrize("rule", [Immediate(), WholeBatchOnAny(), Synchronized(), Periodic(3), Threshold(4)], ids=str)
 @pytest.mark.parametrize(("num_envs", "engine"), [(3, "inline"), (16, "thread")])
 def test_strict_tables_do_not_depend_on_the_rule(
     rule: Admission, num_envs: int, engine: str, alone: list[EpisodeResult]
@@ -108,21 +108,25 @@ def test_strict_tables_do_not_depend_on_the_thread_counts(physics: int, model: i
 def test_latency_changes_the_episodes_but_not_their_independence(alone: list[EpisodeResult]) -> None:
     late = _evaluated(3, latency=3).episodes
     assert late != alone
-    for num_envs, rule, engine in ((1, Greedy(), "inline"), (16, Greedy(), "thread"), (16, All(), "inline")):
+    for num_envs, rule, engine in ((1, Greedy(), "inline"), (16, Greedy(), "thread"), (16, Synchronized(), "inline")):
         assert _evaluated(num_envs, latency=3, admission=rule, engine=engine).episodes == late
 
 
 def test_ensembling_changes_the_episodes_but_not_their_independence(alone: list[EpisodeResult]) -> None:
     blended = _evaluated(3, execute=1, ensemble_decay=0.01).episodes
     assert blended != alone
-    for num_envs, rule, engine in ((1, Greedy(), "inline"), (16, Greedy(), "thread"), (16, Any(), "inline")):
+    for num_envs, rule, engine in (
+        (1, Greedy(), "inline"),
+        (16, Greedy(), "thread"),
+        (16, WholeBatchOnAny(), "inline"),
+    ):
         assert _evaluated(num_envs, execute=1, ensemble_decay=0.01, admission=rule, engine=engine).episodes == blended
 
 
 def test_hold_actions_change_the_episodes_with_the_number_of_environments(alone: list[EpisodeResult]) -> None:
-    held = _evaluated(3, admission=All(holds=True)).episodes
+    held = _evaluated(3, admission=Synchronized(holds=True)).episodes
     assert held != alone
-    assert held != _evaluated(16, admission=All(holds=True)).episodes
+    assert held != _evaluated(16, admission=Synchronized(holds=True)).episodes
 
 
 def test_fast_tables_are_close(alone: list[EpisodeResult]) -> None:

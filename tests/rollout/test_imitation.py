@@ -176,12 +176,13 @@ def test_the_mean_action_fits_the_contract() -> None:
     policy = MeanAction(torch.tensor([1.0, 2.0]))
     rows = torch.arange(3)
     context = ChunkContext(
-        seed=0,
+        seeds=torch.zeros_like(rows),
         env_ids=rows,
         episode_ids=rows,
         chunk_index=rows,
-        rest=torch.zeros(3, 16, 2),
-        rest_length=rows,
+        instructions=("", "", ""),
+        left_over=torch.zeros(3, 16, 2),
+        left_over_length=rows,
         delay=rows,
     )
     planned = policy({"policy": torch.zeros(3, 5)}, context)

@@ -13,15 +13,15 @@ import torch
 from headrace import _published
 from headrace.chunking import (
     Admission,
-    All,
-    Any,
     Batching,
     ChunkPolicy,
-    Clock,
     EngineName,
     Greedy,
-    Subset,
+    Immediate,
+    Periodic,
+    Synchronized,
     Threshold,
+    WholeBatchOnAny,
 )
 from headrace.envs import make
 from headrace.errors import DataError
@@ -103,18 +103,18 @@ def test_the_reference_has_episodes_that_differ(alone: list[EpisodeResult]) -> N
     assert len({episode.length for episode in alone}) > 10
 
 
-RULES: list[Admission] = [Greedy(), Subset(), Any(), All(), Clock(5), Threshold(3)]
+RULES: list[Admission] = [Greedy(), Immediate(), WholeBatchOnAny(), Synchronized(), Periodic(5), Threshold(3)]
 
 
 @pytest.mark.parametrize(
     ("num_envs", "engine", "rule", "threads"),
     [
-        (3, "inline", All(), 1),
+        (3, "inline", Synchronized(), 1),
         (16, "thread", Greedy(), 2),
         (64, "inline", Greedy(), 2),
-        (64, "thread", Clock(5), 1),
+        (64, "thread", Periodic(5), 1),
         (16, "inline", Threshold(3), 1),
-        (3, "thread", Subset(), 1),
+        (3, "thread", Immediate(), 1),
     ],
 )
 def test_its_strict_table_is_the_same_to_the_last_bit_whatever_the_batch(

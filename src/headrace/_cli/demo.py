@@ -92,13 +92,13 @@ def warm_kernels() -> None:
 def chunk_savings(console: Console, episodes: int, slots: int) -> list[Saving]:
     """The shipped ACT policy on the same episodes under two schedulers."""
     import headrace
-    from headrace.chunking import Any, Greedy
+    from headrace.chunking import Greedy, WholeBatchOnAny
     from headrace.rollout import evaluate, load_chunk_policy
 
     policy = load_chunk_policy("pusher-solid")
     env = headrace.make("pusher-solid", slots, autoreset="disabled", final_obs=False)
     results: dict[str, Evaluation] = {}
-    for name, rule in (("any environment triggers all", Any()), ("each when it needs one", Greedy())):
+    for name, rule in (("any environment triggers all", WholeBatchOnAny()), ("each when it needs one", Greedy())):
         results[name] = evaluate(env, policy, episodes=episodes, execute=16, seed=1, admission=rule)
     env.close()
     table = Table(title=f"{episodes} episodes of pusher-solid in {slots} environments, chunks of 16")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.recording import VideoObserver
     from headrace.rollout import Evaluation
 
-_RULES = "greedy, subset, any, all, all:hold, clock:K, clock:K:hold, threshold:N"
+_RULES = "greedy, immediate, periodic:K[:hold], synchronized[:hold], threshold:N, whole-batch-on-any, or module:name"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -139,17 +139,13 @@ def _show(found: Evaluation, table: Path | None) -> None:
 
 
 def _rule(words: str) -> Admission:
-    from headrace.chunking import All, Any, Clock, Greedy, Subset, Threshold
+    """A rule by its registered name, or from ``module:name``: an object, or a class made without arguments."""
+    from headrace.chunking import admission_names, make_admission
 
-    name, *rest = words.split(":")
-    holds = rest[-1:] == ["hold"] and name in ("all", "clock")
-    numbers = rest[:-1] if holds else rest
-    plain: dict[str, Admission] = {"greedy": Greedy(), "subset": Subset(), "any": Any(), "all": All(holds=holds)}
-    if name in plain and not numbers:
-        return plain[name]
-    if name in ("clock", "threshold") and len(numbers) == 1 and numbers[0].isdigit():
-        return Clock(int(numbers[0]), holds=holds) if name == "clock" else Threshold(int(numbers[0]))
-    raise ConfigError(f"--admission: expected one of {_RULES}, got {words!r}")
+    module, _, attribute = words.partition(":")
+    if module in admission_names() or not attribute.isidentifier():
+        return make_admission(words)
+    return cast("Admission", _imported("--admission", module, attribute))
 
 
 def _policy(name: str | None, task: str) -> PolicyLike:
@@ -168,11 +164,15 @@ def _policy(name: str | None, task: str) -> PolicyLike:
     module, colon, attribute = name.partition(":")
     if not colon or Path(name).is_file():
         return load_chunk_policy(name)
+    return cast("PolicyLike", _imported("--policy", module, attribute))
+
+
+def _imported(option: str, module: str, attribute: str) -> object:
     # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error
-    return cast("PolicyLike", found() if isinstance(found, type) else found)
+        raise ConfigError(f"{option}: '{module}:{attribute}' cannot be loaded: {error}") from error
+    return found() if isinstance(found, type) else found

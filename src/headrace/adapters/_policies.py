@@ -119,12 +119,13 @@ class ChunkPlayer:
         if len(dry):
             rows = {name: group.index_select(0, dry) for name, group in obs.items()}
             context = ChunkContext(
-                seed=self._env.seed,
+                seeds=torch.full_like(dry, self._env.seed),
                 env_ids=dry,
                 episode_ids=self._env.episode_ids[dry],
                 chunk_index=self._index[dry],
-                rest=torch.zeros(len(dry), self.policy.horizon, self.policy.action_dim),
-                rest_length=torch.zeros(len(dry), dtype=torch.int64),
+                instructions=self._env.instructions(dry),
+                left_over=torch.zeros(len(dry), self.policy.horizon, self.policy.action_dim),
+                left_over_length=torch.zeros(len(dry), dtype=torch.int64),
                 delay=torch.zeros(len(dry), dtype=torch.int64),
             )
             self._chunk[dry] = self.policy(rows, context).to(self._chunk)

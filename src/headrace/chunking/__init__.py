@@ -1,8 +1,21 @@
 """Action chunks: cursors, admission rules, inference engines, ensembling."""
 
-from headrace.chunking._admission import Admission, All, Any, Clock, Greedy, Queue, Subset, Threshold
+from headrace.chunking._admission import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    QueueState,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+    admission_names,
+    make_admission,
+    register_admission,
+)
 from headrace.chunking._batching import Answer, Batching
 from headrace.chunking._blending import TemporalEnsemble
+from headrace.chunking._context import ChunkContext, EpisodeRows
 from headrace.chunking._cursors import ChunkLengths, Cursors
 from headrace.chunking._engines import (
     Engine,
@@ -15,33 +28,39 @@ from headrace.chunking._engines import (
     make_engine,
 )
 from headrace.chunking._history import ObsHistory
-from headrace.chunking._policy import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
+from headrace.chunking._policy import ChunkPolicy, PolicyLike, RemembersEpisodes, as_chunk_policy, has_memory
 
 __all__ = [
     "Admission",
-    "All",
     "Answer",
-    "Any",
     "Batching",
     "ChunkContext",
     "ChunkLengths",
     "ChunkPolicy",
-    "Clock",
     "Cursors",
     "Engine",
     "EngineName",
+    "EpisodeRows",
     "Greedy",
+    "Immediate",
     "InlineEngine",
     "ObsHistory",
+    "Periodic",
     "PolicyLike",
     "ProcessEngine",
-    "Queue",
+    "QueueState",
+    "RemembersEpisodes",
     "Reply",
     "Request",
-    "Subset",
+    "Synchronized",
     "TemporalEnsemble",
     "ThreadEngine",
     "Threshold",
+    "WholeBatchOnAny",
+    "admission_names",
     "as_chunk_policy",
+    "has_memory",
+    "make_admission",
     "make_engine",
+    "register_admission",
 ]

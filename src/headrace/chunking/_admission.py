@@ -6,27 +6,29 @@ forms that others use and that are here for comparison, is stepped on with a hol
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownNameError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class QueueState:
     """What a rule decides by. Masks are bool (N,) on the host, borrowed. At least one environment waits."""
 
     running: NDArray[np.bool_]
-    """EpisodeState that play an episode."""
+    """Environments that play an episode."""
     waiting: NDArray[np.bool_]
-    """EpisodeState that want a chunk and are not being inferred already."""
+    """Environments that want a chunk and are not being inferred already."""
     can_act: NDArray[np.bool_]
-    """EpisodeState that have an action to play and may play it before the model answers."""
+    """Environments that have an action to play and may play it before the model answers."""
     due_next: NDArray[np.bool_]
-    """Of these, slots that will wait after one more step."""
+    """Of these, environments that will wait after one more step."""
     engine_overlaps: bool
     """Whether the model runs beside the physics. If so, it is free: a rule is not asked while it is busy."""
     steps: int
@@ -51,13 +53,13 @@ class Admission(Protocol):
         """Whether an environment that waits is stepped with a hold action instead of being suspended."""
         ...
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """bool (N,): rows to give to the model now; rows that do not wait are inferred for nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Any:
+class WholeBatchOnAny:
     """One waits → the whole batch is inferred. The baseline that escalates once environments are out of phase."""
 
     @property
@@ -65,13 +67,13 @@ class Any:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Everyone who runs, as soon as one waits."""
         return queue.running
 
 
 @dataclass(frozen=True, slots=True)
-class Subset:
+class Immediate:
     """Whoever waits is inferred at once, and nobody else."""
 
     @property
@@ -79,13 +81,13 @@ class Subset:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits."""
         return queue.waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Periodic:
     """Whoever waits is inferred at every ``period``-th step of the batch."""
 
     period: int
@@ -93,9 +95,9 @@ class Clock:
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            raise ConfigError(f"Clock.period: expected at least 1 step, got {self.period}")
+            raise ConfigError(f"Periodic.period: expected at least 1 step, got {self.period}")
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, on the tick; or, suspended, when nobody could ever reach the next tick."""
         on_tick = queue.steps % self.period == 0
         stuck = queue.nobody_can_act and not self.holds
@@ -103,12 +105,12 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class Synchronized:
     """Everyone is inferred together, when all wait: the synchronized form."""
 
     holds: bool = False
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Everyone who runs, once all of them wait."""
         return queue.waiting if queue.waiting[queue.running].all() else queue.nobody
 
@@ -128,7 +130,7 @@ class Threshold:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, if they are enough."""
         enough = int(queue.waiting.sum()) >= self.count or queue.nobody_can_act
         return queue.waiting if enough else queue.nobody
@@ -152,7 +154,7 @@ class Greedy:
         """Waiting environments are suspended."""
         return False
 
-    def infer(self, queue: Queue) -> NDArray[np.bool_]:
+    def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, the first half of a convoy, or nobody yet."""
         if not queue.engine_overlaps:
             return queue.waiting if queue.nobody_can_act else queue.nobody
@@ -163,3 +165,52 @@ class Greedy:
         half = queue.nobody
         half[slots[: (len(slots) + 1) // 2]] = True
         return half
+
+
+_RULES: dict[str, Callable[..., Admission]] = {
+    "greedy": Greedy,
+    "immediate": Immediate,
+    "periodic": Periodic,
+    "synchronized": Synchronized,
+    "threshold": Threshold,
+    "whole-batch-on-any": WholeBatchOnAny,
+}
+
+
+def register_admission(name: str, build: Callable[..., Admission]) -> None:
+    """Give a rule of your own a name, for ``evaluate(admission=name)`` and ``--admission name``.
+
+    Args:
+        name: lower-case words joined with ``-``; what follows a ``:`` is for ``build``.
+        build: makes the rule from the whole numbers that follow the name (``name:3``), and from ``holds=True`` where
+            ``hold`` does (``name:3:hold``): the class of the rule, mostly.
+    """
+    if not name or ":" in name:
+        raise ConfigError(f"admission rule: expected a name without ':', got {name!r}")
+    if name in _RULES:
+        raise ConfigError(f"admission rule {name!r}: there is one already, {_RULES[name]}; choose another name")
+    _RULES[name] = build
+
+
+def admission_names() -> tuple[str, ...]:
+    """The names that :func:`make_admission` knows."""
+    return tuple(sorted(_RULES))
+
+
+def make_admission(words: str) -> Admission:
+    """The rule that ``words`` name: ``greedy``, ``periodic:16``, ``synchronized:hold``, …"""
+    name, *rest = words.split(":")
+    if name not in _RULES:
+        raise UnknownNameError("admission rule", name, admission_names())
+    holds = rest[-1:] == ["hold"]
+    numbers = rest[:-1] if holds else rest
+    if not all(number.isdigit() for number in numbers):
+        raise ConfigError(f"admission rule: expected NAME, NAME:NUMBER or NAME:NUMBER:hold, got {words!r}")
+    build, given, named = _RULES[name], [int(number) for number in numbers], {"holds": True} if holds else {}
+    signature = inspect.signature(build)
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ConfigError(f"admission rule {words!r}: {name} takes {takes}: {error}") from error
+    return build(*given, **named)

@@ -9,12 +9,13 @@ answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from headrace.chunking._policy import ChunkContext, ChunkPolicy, checked_chunk
+from headrace.chunking._context import PADDING, ChunkContext, EpisodeRows
+from headrace.chunking._policy import ChunkPolicy, RemembersEpisodes, checked_chunk, has_memory
 from headrace.errors import ConfigError
 from headrace.types import Obs
 
@@ -62,9 +63,22 @@ class _Placement:
     size: int
 
 
-def ask(policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching) -> Answer:
-    """Run the policy over n rows in batches, and check each answer; errors name the environments."""
-    count = len(context.env_ids)
+def ask(
+    policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching, *, ended: EpisodeRows | None = None
+) -> Answer:
+    """Run the policy over n rows in batches, and check each answer; errors name the environments.
+
+    A policy with memory is told first of the episodes that have ended, then of those that begin with this chunk.
+    """
+    count = len(context)
+    if has_memory(policy):
+        keeper = cast("RemembersEpisodes", policy)
+        if ended is not None and len(ended):
+            keeper.end(ended)
+        if len(beginning := context.beginning()):
+            keeper.begin(beginning)
+    if not count:
+        return Answer(actions=torch.zeros((0, policy.horizon, policy.action_dim)), calls=0, padding=0)
     if batching.mode == "fast" and not batching.buckets:
         everyone = torch.arange(count, device=context.env_ids.device)
         return Answer(actions=checked_chunk(policy(obs, context), policy, context, everyone), calls=1, padding=0)
@@ -73,7 +87,7 @@ def ask(policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching
     ids = context.episode_ids
     placements = _strict_batches(ids, batching.size) if strict else _bucket_batches(ids, batching.buckets)
     for place in placements:
-        whole = context.mapped(lambda values, place=place: _placed(values, place))
+        whole = _placed_context(context, place)
         rows = {name: _placed(values, place) for name, values in obs.items()}
         actions[place.rows.cpu()] = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
     padding = sum(place.size for place in placements) - count
@@ -109,8 +123,21 @@ def _strict_batches(episode_ids: Tensor, size: int) -> list[_Placement]:
     return placements
 
 
-def _placed(values: Tensor, place: _Placement) -> Tensor:
-    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, zeros elsewhere. Always fresh."""
-    batch = torch.zeros((place.size, *values.shape[1:]), dtype=values.dtype, device=values.device)
+def _placed_context(context: ChunkContext, place: _Placement) -> ChunkContext:
+    """The context of a batch; rows that only fill it up have no episode."""
+    row_at = dict(zip(_integers(place.slots), _integers(place.rows), strict=True))
+    return context.map_rows(
+        lambda field, values: _placed(values, place, fill=PADDING if field in ("env_ids", "episode_ids") else 0),
+        lambda texts: tuple(texts[row_at[slot]] if slot in row_at else "" for slot in range(place.size)),
+    )
+
+
+def _integers(values: Tensor) -> list[int]:
+    return values.tolist()
+
+
+def _placed(values: Tensor, place: _Placement, fill: int = 0) -> Tensor:
+    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, ``fill`` elsewhere. Always fresh."""
+    batch = torch.full((place.size, *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
     batch[place.slots] = values.index_select(0, place.rows)
     return batch

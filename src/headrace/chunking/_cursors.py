@@ -126,10 +126,10 @@ class Cursors:
         self._in_flight[taken] = False
         return kept
 
-    def rest(self, ids: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def left_over(self, ids: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """What is left of the chunks that ``ids`` (n,) play: (n, horizon, A) with row 0 = now, and the lengths (n,).
 
-        Rows beyond those that will be played are part of the rest, too: the policy predicted them.
+        Rows beyond those that will be played are part of it, too: the policy predicted them.
         """
         horizon = self.lengths.horizon
         length = np.where(self.chunk_index[ids] > 0, horizon - self._row[ids], 0)

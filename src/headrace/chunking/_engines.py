@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.chunking._batching import Answer, Batching, ask
-from headrace.chunking._policy import ChunkContext, ChunkPolicy, named
+from headrace.chunking._context import ChunkContext, EpisodeRows, named
+from headrace.chunking._policy import ChunkPolicy
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
 from headrace.types import Obs
 
@@ -34,6 +35,8 @@ class Request:
     obs: Obs
     """Group → (n, …)."""
     context: ChunkContext
+    ended: EpisodeRows | None = None
+    """Episodes that have ended since the last request, for policies with memory; None where the policy has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ def make_engine(name: EngineName, policy: ChunkPolicy, batching: Batching) -> En
 def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
     begin = time.perf_counter()
     try:
-        answer = ask(policy, request.obs, request.context, batching)
+        answer = ask(policy, request.obs, request.context, batching, ended=request.ended)
     except PolicyError:
         raise
     # whatever a policy raises is reported with the environments it was for
@@ -282,26 +285,41 @@ class _Told:
 
 
 _SILENCE = np.zeros(0, np.float32)
-# arrays and plain numbers: tensors would travel through shared memory, with a thread that serves their handles
-_Packed = tuple[dict[str, NDArray[np.generic]], int, dict[str, NDArray[np.generic]]]
-_FIELDS = ("env_ids", "episode_ids", "chunk_index", "rest", "rest_length", "delay")
+# arrays and texts: tensors would travel through shared memory, with a thread that serves their handles
+_Fields = dict[str, "NDArray[np.generic] | list[str]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """A request on its way to a process."""
+
+    obs: dict[str, NDArray[np.generic]]
+    context: _Fields
+    ended: tuple[list[int], list[int], tuple[str, ...]] | None
 
 
 def _packed(request: Request) -> _Packed:
-    context = request.context
-    return (
-        {name: values.cpu().numpy() for name, values in request.obs.items()},
-        context.seed,
-        {name: getattr(context, name).cpu().numpy() for name in _FIELDS},
+    ended = request.ended
+    return _Packed(
+        obs={name: values.cpu().numpy() for name, values in request.obs.items()},
+        context=request.context.to_arrays(),
+        ended=None if ended is None else (ended.seeds.tolist(), ended.episode_ids.tolist(), ended.instructions),
     )
 
 
 def _unpacked(packed: _Packed) -> Request:
-    obs, seed, fields = packed
-    tensors = {name: torch.from_numpy(values) for name, values in fields.items()}
+    ended = None
+    if packed.ended is not None:
+        seeds, episode_ids, instructions = packed.ended
+        ended = EpisodeRows(
+            seeds=torch.tensor(seeds, dtype=torch.int64),
+            episode_ids=torch.tensor(episode_ids, dtype=torch.int64),
+            instructions=instructions,
+        )
     return Request(
-        obs={name: torch.from_numpy(values) for name, values in obs.items()},
-        context=ChunkContext(seed=seed, **tensors),
+        obs={name: torch.from_numpy(values) for name, values in packed.obs.items()},
+        context=ChunkContext.from_arrays(packed.context),
+        ended=ended,
     )
 
 

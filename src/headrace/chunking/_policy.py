@@ -6,66 +6,22 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from headrace import rng
+from headrace.chunking._context import ChunkContext, EpisodeRows, named
 from headrace.chunking._lerobot_names import lerobot_action_dim, lerobot_batch
 from headrace.errors import ConfigError, PolicyError
 from headrace.types import Obs
 
-_NOISE_PER_CHUNK = 1 << 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkContext:
-    """What a policy is told beside the observation. Row i of everything belongs to the same environment.
-
-    The tensors are the policy's to keep; nothing in them depends on which other environments are in the batch.
-    """
-
-    seed: int
-    env_ids: Tensor
-    """int64 (n,). For messages; a policy that decides by slot is not reproducible."""
-    episode_ids: Tensor
-    """int64 (n,)."""
-    chunk_index: Tensor
-    """int64 (n,): which chunk of its episode is asked for, from 0."""
-    rest: Tensor
-    """float32 (n, horizon, A): what is left of the previous chunk, row 0 = now; zeros beyond ``rest_length``."""
-    rest_length: Tensor
-    """int64 (n,): valid rows of ``rest``; 0 for the first chunk of an episode."""
-    delay: Tensor
-    """int64 (n,): steps of the previous chunk that will still be played before the answer takes over."""
-
-    def noise(self, *shape: int, stream: str = "chunk noise") -> Tensor:
-        """Standard normal numbers keyed by (seed, episode id, chunk index), float32 (n, *shape): not by batch order.
-
-        The same call gives the same numbers; a policy that draws more than once names a ``stream`` for each.
-        """
-        count = math.prod(shape)
-        if count > _NOISE_PER_CHUNK:
-            raise ConfigError(f"noise: expected at most {_NOISE_PER_CHUNK} numbers a row, got shape {shape}")
-        draw = self.chunk_index * _NOISE_PER_CHUNK
-        flat = rng.normal(self.seed, self.episode_ids, stream, count, draw=draw)
-        return flat.to(torch.float32).reshape(len(self.episode_ids), *shape)
-
-    def rows(self, index: Tensor) -> ChunkContext:
-        """The context of some rows, int64 (m,)."""
-        return self.mapped(lambda values: values.index_select(0, index))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> ChunkContext:
-        """The context with ``change`` applied to each of its tensors."""
-        return ChunkContext(seed=self.seed, **{name: change(getattr(self, name)) for name in _ROWS})
-
-
-_ROWS = ("env_ids", "episode_ids", "chunk_index", "rest", "rest_length", "delay")
-
 
 class ChunkPolicy(Protocol):
-    """A policy that plans ``horizon`` actions a call and keeps no state per environment."""
+    """A policy that plans ``horizon`` actions a call and keeps no state per environment.
+
+    One that does keep something from call to call is a :class:`RemembersEpisodes`, too.
+    """
 
     @property
     def horizon(self) -> int:
@@ -84,6 +40,22 @@ class ChunkPolicy(Protocol):
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         """Plan float (n, horizon, action_dim) for n rows of observations."""
+        ...
+
+
+@runtime_checkable
+class RemembersEpisodes(Protocol):
+    """A policy with memory. What it keeps is keyed by (seed, episode id), so that it stays a function of the episode.
+
+    Rows of a context with episode id -1 only fill a batch up: nothing is kept for them.
+    """
+
+    def begin(self, rows: EpisodeRows) -> None:
+        """These episodes begin: called before the first chunk of each is planned."""
+        ...
+
+    def end(self, rows: EpisodeRows) -> None:
+        """These episodes are over, or will not be played on: release what is kept for them."""
         ...
 
 
@@ -108,6 +80,15 @@ class _Adapted:
     horizon: int
     action_dim: int
     obs_steps: int
+
+    def begin(self, rows: EpisodeRows) -> None:
+        if isinstance(self.policy, RemembersEpisodes):
+            with torch.no_grad():
+                self.policy.begin(rows)
+
+    def end(self, rows: EpisodeRows) -> None:
+        if isinstance(self.policy, RemembersEpisodes):
+            self.policy.end(rows)
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         with torch.no_grad():
@@ -134,6 +115,11 @@ def as_chunk_policy(
     """
     config = getattr(policy, "config", None)
     own = policy.policy if isinstance(policy, _Adapted) else policy
+    if callable(getattr(own, "begin", None)) != callable(getattr(own, "end", None)):
+        raise ConfigError(
+            "policy: expected begin(rows) and end(rows), or neither, got only one of them; begin is called when "
+            "episodes start, end when what is kept for them can be released"
+        )
     if isinstance(own, nn.Module):
         own.eval()
     return _Adapted(
@@ -145,6 +131,11 @@ def as_chunk_policy(
             "obs_steps", obs_steps, getattr(policy, "obs_steps", None), getattr(config, "n_obs_steps", None), default=1
         ),
     )
+
+
+def has_memory(policy: ChunkPolicy) -> bool:
+    """Whether a policy keeps something from chunk to chunk of an episode."""
+    return isinstance(policy.policy if isinstance(policy, _Adapted) else policy, RemembersEpisodes)
 
 
 def _size(name: str, given: int | None, own: object, configured: object, default: int | None = None) -> int:
@@ -188,13 +179,6 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
 
 def _asked(context: ChunkContext) -> str:
     return f", for {named(context)}"
-
-
-def named(context: ChunkContext) -> str:
-    """The environments of a context in words, with their episodes; the first eight if there are more."""
-    envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
-    shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
-    return f"environments {shown}" + (", …" if len(envs) > 8 else "")
 
 
 def _form(policy: PolicyLike) -> Literal["predict", "with context", "plain"]:

@@ -305,6 +305,7 @@ class BatchEnv(EpisodicEnv):
         self.task.reset(rows)
         self.sim.forward(ids)
         rows.renew()
+        self._instruct(everyone, self.task.instructions(rows))
         self._held.begin(everyone)
         self._held.show(everyone, self.task.observe(rows))
         if self._held.has_cameras:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from headrace.envs._active_set import ActiveSet
 from headrace.envs._episode_state import EpisodeState
-from headrace.envs._ids import checked_seed
-from headrace.errors import LifecycleError
+from headrace.envs._ids import checked_ids, checked_seed
+from headrace.errors import LifecycleError, ShapeError
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
 
@@ -48,6 +48,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._episodes.seed = checked_seed(seed)
         self._active_set = ActiveSet(num_envs, device)
         self._observers: list[StepObserver] = []
+        self._instructions = [""] * num_envs
         self._ready = False
         self.closed = False
 
@@ -88,6 +89,17 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._check_open()
         self._active_set.resume(ids)
 
+    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
+        """What each environment (None: all) is told to do in its current episode; "" where there is nothing.
+
+        Texts come in the order of the ids, those of a mask in ascending order, and do not change within an episode.
+        """
+        self._check_ready("instructions")
+        if ids is None:
+            return tuple(self._instructions)
+        rows = checked_ids(ids, self.num_envs, self.device, ascending=False)
+        return tuple([self._instructions[row] for row in rows.tolist()])
+
     suspend_envs = suspend
     resume_envs = resume
 
@@ -117,6 +129,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
             "slots": {name: values.clone() for name, values in self._episodes.tensors().items()},
             "suspended": self._active_set.suspended.clone(),
             "parked": self._active_set.parked.clone(),
+            "instructions": list(self._instructions),
         }
 
     def _load_bookkeeping(self, state: StateDict) -> None:
@@ -128,7 +141,17 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._active_set.suspended.copy_(state["suspended"])
         self._active_set.parked.copy_(state["parked"])
         self._active_set.refresh()
+        self._instructions = list(state["instructions"])
         self._ready = True
+
+    def _instruct(self, ids: Tensor, texts: Sequence[str] | None) -> None:
+        """Note what the episodes that begin in ``ids`` (m,) are told to do, m texts; None for nothing."""
+        if texts is None:
+            return
+        if len(texts) != len(ids):
+            raise ShapeError(f"instructions: expected one text for each of {len(ids)} rows, got {len(texts)}")
+        for slot, text in zip(ids.tolist(), texts, strict=True):
+            self._instructions[slot] = text
 
     def _idle_step(self, wanted: Tensor | None) -> Step:
         """A step in which nobody acts."""

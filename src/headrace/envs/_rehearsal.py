@@ -44,6 +44,9 @@ def rehearse(task: Task, sim: Simulation) -> None:
         )
     if success is not None:
         _check(task, "success", success, (1,), torch.bool)
+    told = task.instructions(rows)
+    if told is not None and [type(text) for text in told] != [str]:
+        raise ShapeError(f"{_name(task)}.instructions: expected one text for one row, got {told!r}")
     sim.reset(ids)
     sim.seal()
 

@@ -37,6 +37,10 @@ def check_layout(state: StateDict, like: StateDict, inside: str = "") -> None:
             if not isinstance(got, Mapping):
                 raise DataError(f"snapshot: expected entries below {name!r}, got {type(got).__name__}")
             check_layout(cast("StateDict", got), cast("StateDict", expected), f"{name}.")
+        elif isinstance(expected, list):
+            texts = cast("list[object]", got) if isinstance(got, list) else []
+            if len(texts) != len(cast("list[object]", expected)) or not all(isinstance(text, str) for text in texts):
+                raise DataError(f"snapshot: {name}: expected {len(cast('list[object]', expected))} texts, got {got!r}")
         elif isinstance(expected, Tensor) and (
             not isinstance(got, Tensor) or got.shape != expected.shape or got.dtype != expected.dtype
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,5 +105,10 @@ class Task:
 
     def success(self, rows: Rows) -> Tensor | None:
         """Whether the episode that ends here succeeded, bool (n,); asked for ended rows only. None: no such measure."""
+        del rows
+        return None
+
+    def instructions(self, rows: Rows) -> Sequence[str] | None:
+        """What each row is told to do in its episode, n texts; asked for once, after ``reset``. None: nothing."""
         del rows
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -110,6 +112,11 @@ class TermTask(Task):
         if term is None:
             return None
         return ~self.terminated(rows) if term.condition == "not terminated" else term.condition(rows)
+
+    def instructions(self, rows: Rows) -> Sequence[str] | None:
+        """The table's text, or what its function says of each row."""
+        told = self._table.instruction
+        return [told] * len(rows) if isinstance(told, str) else None if told is None else told(rows)
 
     def _any_condition(self, rows: Rows) -> Tensor:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)

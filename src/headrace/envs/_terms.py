@@ -6,7 +6,7 @@ Everything is a frozen dataclass, so every weight and parameter has a path: ``re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -24,6 +24,8 @@ RowFunction: TypeAlias = Callable[[Rows], Tensor]
 """Numbers of each row, float64 (n,) or (n, k). Pure: see :class:`headrace.envs.Task`."""
 RowCondition: TypeAlias = Callable[[Rows], Tensor]
 """Something that is so or not, bool (n,)."""
+RowTexts: TypeAlias = Callable[[Rows], Sequence[str]]
+"""A text for each row, n of them; called once per episode, after its reset events."""
 RowChange: TypeAlias = Callable[[Rows, str], None]
 """Writes to the rows' states. Draws its random numbers from the stream it is given, which is its own."""
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
@@ -118,6 +120,8 @@ class TermTaskCfg(TaskCfg):
     terminations: Mapping[str, RowCondition] = field(default_factory=dict[str, RowCondition])
     """Any of them ends an episode."""
     success: SuccessTerm | None = None
+    instruction: str | RowTexts | None = None
+    """What a policy is told to do: one text, or a function that gives each episode its own."""
     events: Mapping[str, ResetEvent | IntervalEvent] = field(default_factory=dict[str, ResetEvent | IntervalEvent])
     """An event draws from the random stream of its name."""
     randomization: Mapping[str, Randomization] = field(default_factory=dict[str, Randomization])

@@ -19,11 +19,13 @@ from headrace.chunking import (
     ChunkPolicy,
     Cursors,
     Engine,
+    EpisodeRows,
     ObsHistory,
-    Queue,
+    QueueState,
     Reply,
     Request,
     TemporalEnsemble,
+    has_memory,
 )
 from headrace.errors import LifecycleError, PolicyError
 from headrace.rollout._episode_plan import EpisodePlan
@@ -62,6 +64,10 @@ class EvaluatedEnv(Protocol):
         """As ``BatchEnv.observe``."""
         ...
 
+    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
+        """As ``BatchEnv.instructions``."""
+        ...
+
     def suspend(self, ids: Ids) -> None:
         """As ``BatchEnv.suspend``."""
         ...
@@ -98,7 +104,13 @@ class ChunkLoop:
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
         self._suspended = np.zeros(count, np.bool_)
         self._parked = np.zeros(count, np.bool_)
-        """EpisodeState that ended their last episode; the environment keeps them from acting."""
+        """Slots that ended their last episode; the environment keeps them from acting."""
+        self._seeds = torch.full((count,), seed, dtype=torch.int64, device=device)
+        self._instructions = [""] * count
+        """Of the episode in each slot."""
+        self._has_memory = has_memory(policy)
+        self._ended: list[tuple[int, str]] = []
+        """Episodes whose end a policy with memory has not been told: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
         """The action of each environment's last step: what a hold form repeats."""
         self._asked = 0
@@ -143,7 +155,9 @@ class ChunkLoop:
         return self.result("completed")
 
     def release(self) -> None:
-        """Leave no environment suspended."""
+        """Leave no environment suspended, and nothing of these episodes in a policy's memory."""
+        with contextlib.suppress(PolicyError, LifecycleError):  # a policy that has failed may have no ear left
+            self._forget_all()
         self._env.resume(self._mask(self._suspended))
 
     def _start(self) -> None:
@@ -164,6 +178,8 @@ class ChunkLoop:
         self._cursors.begin(slots, episode_ids)
         ids = torch.from_numpy(slots).to(self._env.device)
         self._actions.index_fill_(0, ids, 0.0)
+        for slot, text in zip(slots.tolist(), self._env.instructions(ids), strict=True):
+            self._instructions[slot] = text
         if self._ensemble is not None:
             self._ensemble.begin(ids)
         if self._history is not None:
@@ -178,7 +194,7 @@ class ChunkLoop:
         if not waiting.any():
             return
         can_act = cursors.has_action if self._rule.holds else cursors.has_action & ~waiting
-        queue = Queue(
+        queue = QueueState(
             running=cursors.running,
             waiting=waiting,
             can_act=can_act,
@@ -186,19 +202,21 @@ class ChunkLoop:
             engine_overlaps=self._engine.overlaps,
             steps=self._counters.batch_steps,
         )
-        chosen = self._rule.infer(queue) & cursors.running
+        # a policy with memory must not be run for nothing: it would remember a chunk that was never played
+        chosen = self._rule.infer(queue) & (waiting if self._has_memory else cursors.running)
         slots = np.flatnonzero(chosen)
         if not len(slots):
             return
         env_ids = torch.from_numpy(slots).to(self._env.device)
-        rest, rest_length = cursors.rest(slots)
+        left_over, left_over_length = cursors.left_over(slots)
         context = ChunkContext(
-            seed=self._seed,
+            seeds=self._seeds.index_select(0, env_ids),
             env_ids=env_ids,
             episode_ids=torch.from_numpy(cursors.episode[slots]).to(self._env.device),
             chunk_index=torch.from_numpy(cursors.chunk_index[slots]).to(self._env.device),
-            rest=rest,
-            rest_length=rest_length,
+            instructions=tuple([self._instructions[slot] for slot in slots.tolist()]),
+            left_over=left_over,
+            left_over_length=left_over_length,
             delay=cursors.delay(slots),
         )
         obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(env_ids)
@@ -207,7 +225,40 @@ class ChunkLoop:
         self._asked = len(asked)
         self._counters.rows_inferred += len(slots)
         self._counters.rows_wasted += len(slots) - len(asked)
-        self._engine.submit(Request(obs=obs, context=context))
+        self._engine.submit(Request(obs=obs, context=context, ended=self._take_ended()))
+
+    def _take_ended(self) -> EpisodeRows | None:
+        """Episodes that a policy with memory can forget."""
+        if not self._has_memory:
+            return None
+        ended, self._ended = self._ended, []
+        return EpisodeRows(
+            seeds=torch.full((len(ended),), self._seed, dtype=torch.int64),
+            episode_ids=torch.tensor([episode for episode, _ in ended], dtype=torch.int64),
+            instructions=tuple(text for _, text in ended),
+        )
+
+    def _forget_all(self) -> None:
+        """No episode is played on: a policy with memory keeps nothing of this evaluation."""
+        if not self._has_memory or self._engine.busy:
+            return
+        running = np.flatnonzero(self._cursors.running)
+        self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in running]
+        nobody = self._nobody.nonzero().squeeze(1)
+        left_over, length = self._cursors.left_over(nobody.cpu().numpy())
+        empty = ChunkContext(
+            seeds=nobody,
+            env_ids=nobody,
+            episode_ids=nobody,
+            chunk_index=nobody,
+            instructions=(),
+            left_over=left_over,
+            left_over_length=length,
+            delay=nobody,
+        )
+        obs = self._env.observe(nobody) if self._history is None else self._history.rows(nobody)
+        self._engine.submit(Request(obs=obs, context=empty, ended=self._take_ended()))
+        self._engine.poll(wait=True)
 
     def _take_answer(self) -> None:
         """Fetch the answer, waiting for it only if nobody could act otherwise."""
@@ -224,9 +275,9 @@ class ChunkLoop:
         """Give environments their chunks; rows of ended episodes, and rows that nobody waited for, are dropped."""
         context, answer = reply.request.context, reply.answer
         actions = answer.actions.to(self._env.device)
-        if actions.shape != context.rest.shape:  # an engine of the caller's own runs another policy
+        if actions.shape != context.left_over.shape:  # an engine of the caller's own runs another policy
             raise PolicyError(
-                f"engine: expected chunks {tuple(context.rest.shape)} (rows, horizon, size), as its policy says, "
+                f"engine: expected chunks {tuple(context.left_over.shape)} (rows, horizon, size), as its policy says, "
                 f"got {tuple(actions.shape)}; give evaluate the policy that the engine runs"
             )
         chunk = Chunk(
@@ -307,6 +358,11 @@ class ChunkLoop:
             )
         taken = np.array(self._plan.take(len(ends)), np.int64)
         slots = ends.env_ids.cpu().numpy()
+        if self._has_memory:
+            self._ended += [
+                (episode, self._instructions[slot])
+                for episode, slot in zip(ends.episode_ids.tolist(), slots.tolist(), strict=True)
+            ]
         going_on, parked = slots[: len(taken)], slots[len(taken) :]
         self._parked[parked] = True
         self._cursors.retire(parked)

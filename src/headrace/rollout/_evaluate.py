@@ -13,9 +13,9 @@ from headrace.chunking import (
     ChunkLengths,
     Engine,
     EngineName,
-    Greedy,
     PolicyLike,
     as_chunk_policy,
+    make_admission,
     make_engine,
 )
 from headrace.errors import ConfigError, LifecycleError, PolicyError
@@ -34,7 +34,7 @@ def evaluate(
     seed: int = 0,
     offset: int = 0,
     latency: int = 0,
-    admission: Admission | None = None,
+    admission: Admission | str = "greedy",
     engine: EngineName | Engine = "inline",
     batching: Batching | None = None,
     ensemble_decay: float | None = None,
@@ -54,7 +54,7 @@ def evaluate(
         seed: of the episodes and of the policy's noise.
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
-        admission: when to infer, and whom; :class:`Greedy` by default.
+        admission: when to infer, and whom: a rule, or its name as in :func:`headrace.chunking.make_admission`.
         engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), or
             an engine of your own, which you close.
         batching: ``strict`` for results that are equal bit for bit whatever the batch; ``fast`` by default.
@@ -83,7 +83,7 @@ def evaluate(
     fitted = as_chunk_policy(policy, action_dim=space.shape[0])
     if ensemble_decay is not None and (execute != 1 or latency):
         raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
-    rule = admission or Greedy()
+    rule = make_admission(admission) if isinstance(admission, str) else admission
     if ensemble_decay is not None and rule.holds:
         raise ConfigError(
             f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no prediction"
@@ -91,6 +91,8 @@ def evaluate(
     if batching is not None and not isinstance(engine, str):
         raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
     lengths = ChunkLengths(horizon=fitted.horizon, execute=execute, offset=offset, latency=latency)
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
     plan = EpisodePlan(episodes)
     runs = make_engine(engine, fitted, batching or Batching()) if isinstance(engine, str) else engine
     try:

@@ -106,3 +106,26 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
         return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class ToldEnv(DictEnv):
+    """:class:`DictEnv` that says in words how long its episode is: as text of the observation, or in ``info``."""
+
+    def __init__(self, *, told_in: str = "obs", fickle: bool = False) -> None:
+        super().__init__()
+        self.told_in, self.fickle = told_in, fickle
+        if told_in == "obs":
+            self.observation_space = spaces.Dict({**self.observation_space, "goal": spaces.Text(40)})
+
+    def _told(self, obs: dict[str, Any]) -> dict[str, Any]:
+        text = f"walk {self.length + (self.count if self.fickle else 0)} steps"
+        return obs | {"goal": text} if self.told_in == "obs" else obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        told = {"instruction": f"walk {self.length} steps"} if self.told_in == "info" else {}
+        return self._told(obs), info | told
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, *rest = super().step(action)
+        return self._told(obs), *rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,7 @@ from headrace.envs.bridges._tiles import tiled
 from headrace.errors import LifecycleError, UnsupportedError
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
+_T = TypeVar("_T")
 _CPU = torch.device("cpu")
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -258,7 +259,8 @@ class BridgeEnv(EpisodicEnv):
         slots = self._episodes
         slots.begin(ids, episode_ids)
         begun = slots.episode_ids.index_select(0, ids)
-        self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(slots.seed, begun)))
+        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(slots.seed, begun)))
+        self._instruct(ids, texts)
         self._hold(ids.numpy())
         self._active_set.unpark(ids)
         if self._observers:
@@ -284,10 +286,10 @@ class BridgeEnv(EpisodicEnv):
                 finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
         return None if finite.all() else torch.from_numpy(~finite)
 
-    def _call_backend(self, call: Callable[[], None]) -> None:
+    def _call_backend(self, call: Callable[[], _T]) -> _T:
         """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
         try:
-            call()
+            return call()
         except BaseException:  # also Ctrl-C; raised again
             self._ready = False
             self.timer.stop()

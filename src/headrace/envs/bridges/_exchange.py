@@ -52,7 +52,7 @@ def observation_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...]:
     if repeated:
         raise ConfigError(f"observation space: expected distinct group names, got {repeated} twice; rename its keys")
     if not leaves:
-        raise ConfigError(f"observation space: expected at least one group, got {space}")
+        raise ConfigError(f"observation space: expected at least one group of numbers, got {space}")
     return leaves
 
 
@@ -176,9 +176,9 @@ def _walk(space: spaces.Space[Any], path: Path, names: tuple[str, ...]) -> Itera
             shape=tuple(space.shape or ()),
             dtype=np.dtype(np.float32) if dtype.kind == "f" else dtype,
         )
-    else:
+    elif not isinstance(space, spaces.Text):  # texts are instructions: env.instructions() has them
         raise ConfigError(
-            f"observation space: expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, "
+            "observation space: expected Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these, "
             f"got {space}; wrap the environment with one of gymnasium.wrappers that converts it"
         )
 

@@ -6,13 +6,14 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from headrace.envs.bridges._exchange import Exchange
 from headrace.envs.bridges._group import EnvGroup
 
+_T = TypeVar("_T")
 Fidelity: TypeAlias = Literal["native", "restore", "hold"]
 Executor: TypeAlias = Literal["inline", "threads", "processes"]
 
@@ -36,8 +37,8 @@ class Backend(Protocol):
         """Whether some environments can be reset, from seeds, without the others."""
         ...
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
-        """Start an episode in each slot (ascending) from its seed."""
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each slot (ascending) from its seed; its instruction, "" where there is none."""
         ...
 
     def step(self, slots: Sequence[int]) -> None:
@@ -73,9 +74,9 @@ class InlineBackend:
         self._group = group
         self._on_close = group.close if on_close is None else on_close
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each slot."""
-        self._group.reset(slots, seeds)
+        return self._group.reset(slots, seeds)
 
     def step(self, slots: Sequence[int]) -> None:
         """Step each slot."""
@@ -108,10 +109,11 @@ class ThreadBackend(InlineBackend):
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-bridge")
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each slot."""
         parts = split(len(slots), self._workers)
-        _finish([self._pool.submit(self._group.reset, slots[part], seeds[part]) for part in parts])
+        told = _finish([self._pool.submit(self._group.reset, slots[part], seeds[part]) for part in parts])
+        return [text for part in told for text in part]
 
     def step(self, slots: Sequence[int]) -> None:
         """Step each slot."""
@@ -135,7 +137,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _finish(futures: list[Future[None]]) -> None:
+def _finish(futures: Sequence[Future[_T]]) -> list[_T]:
     # wait for all before raising, so that no thread is still stepping when the caller hears of an error or of Ctrl-C
     try:
         wait(futures)
@@ -145,3 +147,4 @@ def _finish(futures: list[Future[None]]) -> None:
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     if errors:
         raise errors[0]
+    return [future.result() for future in futures]

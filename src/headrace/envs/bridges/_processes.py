@@ -75,10 +75,13 @@ class ProcessBackend:
         """The process ids of the workers."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each slot."""
         seed_of = dict(zip(slots, seeds, strict=True))
-        self._command("reset", slots, lambda mine: [seed_of[slot] for slot in mine])
+        answers = self._command("reset", slots, lambda mine: [seed_of[slot] for slot in mine])
+        asked = [slot for part in self._parts for slot in slots if slot in part]
+        told = dict(zip(asked, (text for answer in answers for text in answer), strict=True))
+        return [str(told[slot]) for slot in slots]
 
     def step(self, slots: Sequence[int]) -> None:
         """Step each slot."""
@@ -217,7 +220,7 @@ def _answer(group: EnvGroup, name: str, slots: list[int], more: list[Any]) -> tu
             case "step":
                 group.step(slots)
             case "reset":
-                group.reset(slots, more)
+                return True, group.reset(slots, more)
             case "save":
                 return True, [group.save(slot) for slot in slots]
             case "restore":

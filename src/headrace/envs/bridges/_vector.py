@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Array, Exchange
 from headrace.envs.bridges._executors import Fidelity
+from headrace.envs.bridges._texts import instruction_path, instructions_of
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
@@ -64,6 +65,8 @@ class VectorBackend:
         self._unreset: NDArray[np.bool_] = np.zeros(n, dtype=np.bool_)
         self._saved: dict[int, object] = {}
         self._first_obs: object = None
+        self._first_infos: Mapping[str, Any] = {}
+        self._text_path = instruction_path(vector.single_observation_space)
         self._autoreset: set[int] = set()
 
     @property
@@ -76,16 +79,16 @@ class VectorBackend:
         """Whether some environments can be reset, from seeds, without the others."""
         return self._reseeds
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> None:
+    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each slot."""
         rows = np.asarray(slots, dtype=np.int64)
         self._seeds[rows] = seeds
         if self._reseeds:
-            obs = self._reset_rows(rows)
+            obs, infos = self._reset_rows(rows)
         elif len(rows) == len(self._seeds):
-            obs = self._called("reset", lambda: self._vector.reset(seed=int(seeds[0])))[0]
+            obs, infos = self._called("reset", lambda: self._vector.reset(seed=int(seeds[0])))
         elif self._autoreset.issuperset(slots):
-            obs = self._first_obs
+            obs, infos = self._first_obs, self._first_infos
         else:
             raise UnsupportedError(f"reset: {self._vector} cannot reset some of its environments; reset all")
         self._autoreset.difference_update(slots)
@@ -93,6 +96,7 @@ class VectorBackend:
         for slot in slots:
             self._saved.pop(slot, None)
         self.exchange.write_batch(rows, obs)
+        return instructions_of(obs, infos, self._text_path, slots)
 
     def step(self, slots: Sequence[int]) -> None:
         """Step everybody; write the rows of ``slots``; put back or hold the others."""
@@ -118,7 +122,7 @@ class VectorBackend:
         self._write_success(ended, infos)
         if self.mode == AutoresetMode.SAME_STEP and len(ended):
             self._write_final_obs(ended, infos)
-            self._first_obs, self._autoreset = obs, set(ended.tolist())
+            self._first_obs, self._first_infos, self._autoreset = obs, infos, set(ended.tolist())
         else:
             self._autoreset = set()
         self._unreset = done.copy()
@@ -156,14 +160,14 @@ class VectorBackend:
         """Close the vector environment."""
         self._vector.close()
 
-    def _reset_rows(self, rows: NDArray[np.int64]) -> object:
+    def _reset_rows(self, rows: NDArray[np.int64]) -> tuple[object, Mapping[str, Any]]:
         mask = np.zeros(len(self._seeds), dtype=np.bool_)
         mask[rows] = True
         self._unreset[rows] = False
         seeds: list[int | None] = [int(seed) if hit else None for seed, hit in zip(self._seeds, mask, strict=True)]
         # fresh options each time: Gymnasium's own take the mask out of them
         options = None if mask.all() else {"reset_mask": mask}
-        return self._called("reset", lambda: self._vector.reset(seed=cast("Any", seeds), options=options))[0]
+        return self._called("reset", lambda: self._vector.reset(seed=cast("Any", seeds), options=options))
 
     def _save_idle(self, idle: NDArray[np.bool_]) -> None:
         """Keep the state of those that rest from now on, until they act or are reset."""

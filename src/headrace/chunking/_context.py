@@ -1,0 +1,131 @@
+"""What a policy gets beside the observation: whose rows they are, which chunk is due, and what is left of the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace import rng
+from headrace.errors import ConfigError
+
+PADDING = -1
+"""The episode and environment id of rows that only fill a batch up."""
+_NOISE_PER_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRows:
+    """Episodes that begin or end: row i of everything is one of them. (seed, episode id) is an episode's identity."""
+
+    seeds: Tensor
+    """int64 (m,)."""
+    episode_ids: Tensor
+    """int64 (m,)."""
+    instructions: tuple[str, ...]
+    """One text each; empty where the task gives none."""
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def keys(self) -> list[tuple[int, int]]:
+        """(seed, episode id) of each row: what a policy's memory is keyed by."""
+        return list(zip(self.seeds.tolist(), self.episode_ids.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkContext:
+    """What a policy gets beside the observation. Row i of everything belongs to the same environment.
+
+    The tensors are the policy's to keep; nothing in them depends on which other environments are in the batch.
+    The fields are the one list that processes and the wire use: see :meth:`to_arrays`.
+    """
+
+    seeds: Tensor
+    """int64 (n,): with the episode id, the identity of the episode."""
+    env_ids: Tensor
+    """int64 (n,). For messages; a policy that decides by slot is not reproducible. -1 in padding rows."""
+    episode_ids: Tensor
+    """int64 (n,). -1 in rows that only fill a batch up."""
+    chunk_index: Tensor
+    """int64 (n,): which chunk of its episode is due, from 0."""
+    instructions: tuple[str, ...]
+    """n texts, constant within an episode; empty where the task gives none."""
+    left_over: Tensor
+    """float32 (n, horizon, A): what is left of the previous chunk, row 0 = now; zeros beyond ``left_over_length``."""
+    left_over_length: Tensor
+    """int64 (n,): valid rows of ``left_over``; 0 for the first chunk of an episode."""
+    delay: Tensor
+    """int64 (n,): steps of the previous chunk that will still be played before the answer takes over."""
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def noise(self, *shape: int, stream: str = "chunk noise") -> Tensor:
+        """Standard normal numbers keyed by (seed, episode id, chunk index), float32 (n, *shape): not by batch order.
+
+        The same call gives the same numbers; a policy that draws more than once names a ``stream`` for each.
+        """
+        count = math.prod(shape)
+        if count > _NOISE_PER_CHUNK:
+            raise ConfigError(f"noise: expected at most {_NOISE_PER_CHUNK} numbers per row, got shape {shape}")
+        draw = self.chunk_index * _NOISE_PER_CHUNK
+        flat = torch.empty((len(self), count), device=self.seeds.device)
+        for seed in self.seeds.unique().tolist():
+            rows = (self.seeds == seed).nonzero().squeeze(1)
+            flat[rows] = rng.normal(seed, self.episode_ids[rows], stream, count, draw=draw[rows]).to(torch.float32)
+        return flat.reshape(len(self), *shape)
+
+    def rows(self, index: Tensor) -> ChunkContext:
+        """The context of some rows, int64 (m,)."""
+        chosen: list[int] = index.tolist()
+        return self.map_rows(
+            lambda _, values: values.index_select(0, index), lambda texts: tuple([texts[row] for row in chosen])
+        )
+
+    def beginning(self) -> EpisodeRows:
+        """The rows whose episode begins with this chunk."""
+        first = ((self.chunk_index == 0) & (self.episode_ids != PADDING)).nonzero().squeeze(1)
+        return EpisodeRows(
+            seeds=self.seeds[first],
+            episode_ids=self.episode_ids[first],
+            instructions=tuple(self.instructions[row] for row in first.tolist()),
+        )
+
+    def map_rows(
+        self,
+        tensors: Callable[[str, Tensor], Tensor],
+        texts: Callable[[tuple[str, ...]], tuple[str, ...]],
+    ) -> ChunkContext:
+        """The context with every tensor changed by ``tensors(field, values)``, and the instructions by ``texts``."""
+        changed = {name: tensors(name, getattr(self, name)) for name in TENSOR_FIELDS}
+        return ChunkContext(instructions=texts(self.instructions), **changed)
+
+    def to_arrays(self) -> dict[str, NDArray[np.generic] | list[str]]:
+        """Every field by name as host arrays and a list of texts: what crosses to a process, or over a wire."""
+        arrays: dict[str, NDArray[np.generic] | list[str]] = {
+            name: getattr(self, name).cpu().numpy() for name in TENSOR_FIELDS
+        }
+        return arrays | {"instructions": list(self.instructions)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic] | list[str]]) -> ChunkContext:
+        """The context that :meth:`to_arrays` wrote, on the host; shares memory with the arrays."""
+        tensors = {name: torch.from_numpy(arrays[name]) for name in TENSOR_FIELDS}
+        return cls(instructions=tuple(map(str, arrays["instructions"])), **tensors)
+
+
+TENSOR_FIELDS = tuple(field.name for field in fields(ChunkContext) if field.name != "instructions")
+"""The fields of a context that are tensors with a row per environment."""
+
+
+def named(context: ChunkContext) -> str:
+    """The environments of a context in words, with their episodes; the first eight if there are more."""
+    envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
+    shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
+    return f"environments {shown}" + (", …" if len(envs) > 8 else "")
