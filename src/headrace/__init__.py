@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
     from headrace.envs import (
         BatchEnv,
+        EnvRecipe,
         Rows,
         Task,
         TaskCfg,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchEnv",
+    "EnvRecipe",
     "EpisodeEnds",
     "Rows",
     "StackSpec",
@@ -57,7 +59,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (
-            *("BatchEnv", "Rows", "Task", "TaskCfg", "TaskEntry", "TermTask", "TermTaskCfg"),
+            *("BatchEnv", "EnvRecipe", "Rows", "Task", "TaskCfg", "TaskEntry", "TermTask", "TermTaskCfg"),
             *("make", "register_task", "task_names"),
         ),
         "headrace.envs.bridges": ("bridge",),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, DeviceError, ShapeError
@@ -17,7 +18,7 @@ from headrace.errors import ConfigError, DeviceError, ShapeError
 Obs: TypeAlias = dict[str, Tensor]
 """Named observation groups: ``policy``, ``critic``, camera names, … Each tensor is (rows, …)."""
 
-Ids: TypeAlias = "Tensor | list[int] | range"
+Ids: TypeAlias = "Tensor | list[int] | range | NDArray[Any]"
 """Environments: a bool mask (N,), or unique int64 indices."""
 
 

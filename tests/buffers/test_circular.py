@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.buffers import CircularBuffer, env_rows
+from headrace.buffers import CircularBuffer
 from headrace.buffers._ordered import OrderedFrames
 from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.ids import env_rows
 
 NUM_ENVS = 4
 CPU = torch.device("cpu")

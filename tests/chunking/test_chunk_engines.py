@@ -26,9 +26,6 @@ from headrace.chunking import (
     as_chunk_policy,
     make_engine,
 )
-from headrace.chunking import (
-    _engines as engines,
-)
 from headrace.errors import ConfigError, LifecycleError, PolicyError
 from headrace.rollout import Evaluation, evaluate
 

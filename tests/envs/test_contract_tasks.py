@@ -57,14 +57,14 @@ class SingleEnvs:
         self.envs = [
             headrace.make(task, 1, seed=seed, threads=1, autoreset="disabled", overrides=SHORT) for _ in range(num_envs)
         ]
-        self.started = [0] * num_envs
+        self.next_ids = list(range(num_envs))
         self.suspended = [False] * num_envs
         self.rows: list[dict[str, Tensor]] = [{} for _ in range(num_envs)]
 
     def begin(self, slot: int, episode: int | None = None) -> None:
-        natural = slot + self.started[slot] * self.num_envs
-        self.started[slot] += 1
-        options = {"episode_ids": [natural if episode is None else episode]}
+        chosen = self.next_ids[slot] if episode is None else episode
+        self.next_ids[slot] = chosen + self.num_envs
+        options = {"episode_ids": [chosen]}
         obs, _ = self.envs[slot].reset(options=options)
         self.rows[slot] = {name: values[0] for name, values in obs.items()}
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.envs import Rows
+from headrace.envs._actions import taken_actions
 from headrace.envs._held_observations import HeldObservations
-from headrace.envs._ids import taken_actions
 from headrace.errors import ActionError
 
 N = 6

@@ -15,7 +15,7 @@ def _episodes(num_envs: int, seed: int) -> EpisodeState:
     generator = torch.Generator().manual_seed(seed)
     slots = EpisodeState(num_envs, CPU, {"x": (2,)})
     slots.episode_ids.copy_(torch.randint(0, 1000, (num_envs,), generator=generator))
-    slots.started.copy_(torch.randint(0, 9, (num_envs,), generator=generator))
+    slots.next_ids.copy_(torch.randint(0, 1000, (num_envs,), generator=generator))
     slots.steps.copy_(torch.randint(0, 6, (num_envs,), generator=generator))
     slots.returns.copy_(torch.rand(num_envs, generator=generator, dtype=torch.float64))
     slots.memory["x"].fill_(7.0)
@@ -54,7 +54,7 @@ def test_episodes_begin_as_in_plain_torch_and_memory_is_cleared(num_envs: int, s
     fused, plain = _episodes(num_envs, seed), _episodes(num_envs, seed)
     fused.begin(ids, chosen)
     plain.begin_reference(ids, chosen)
-    for name in ("episode_ids", "started", "steps", "returns"):
+    for name in ("episode_ids", "next_ids", "steps", "returns"):
         assert torch.equal(fused.tensors()[name], plain.tensors()[name]), name
     assert bool((fused.memory["x"][ids] == 0).all())
 

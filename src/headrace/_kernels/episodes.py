@@ -138,12 +138,11 @@ def collect_ends(
 
 
 @kernel()
-def begin_rows(ids: I64, chosen: I64, episode_ids: I64, started: I64, steps: I64, returns: F64) -> None:
-    """Start an episode in each of ``ids`` (m,): ``chosen`` (m,), or the slots' next ones where it is empty."""
-    num_envs = episode_ids.shape[0]
+def begin_rows(ids: I64, chosen: I64, stride: int, episode_ids: I64, next_ids: I64, steps: I64, returns: F64) -> None:
+    """Start an episode in each of ``ids`` (m,): ``chosen`` (m,), or those of ``next_ids`` where it is empty."""
     for row in range(ids.shape[0]):
         env = ids[row]
-        episode_ids[env] = chosen[row] if chosen.shape[0] > 0 else env + started[env] * num_envs
-        started[env] += 1
+        episode_ids[env] = chosen[row] if chosen.shape[0] > 0 else next_ids[env]
+        next_ids[env] = episode_ids[env] + stride
         steps[env] = 0
         returns[env] = 0.0

@@ -4,6 +4,5 @@ from headrace.buffers._circular import CircularBuffer
 from headrace.buffers._delay import DelayBuffer
 from headrace.buffers._ordered import OrderedFrames
 from headrace.buffers._pool import OutputPool
-from headrace.buffers._rows import EnvRows, check_rows, env_rows
 
-__all__ = ["CircularBuffer", "DelayBuffer", "EnvRows", "OrderedFrames", "OutputPool", "check_rows", "env_rows"]
+__all__ = ["CircularBuffer", "DelayBuffer", "OrderedFrames", "OutputPool"]

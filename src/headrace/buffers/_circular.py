@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from headrace.buffers._ordered import OrderedFrames
-from headrace.buffers._rows import EnvRows, check_frames, check_rows, env_rows
 from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, as_device
 
 
@@ -192,3 +192,16 @@ def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch
     if device.type == "cpu" and lag.numel() and (int(lag.min()) < 0 or int(lag.max()) > limit):
         raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {int(lag.min())} to {int(lag.max())}")
     return lag
+
+
+def check_frames(name: str, rows: Tensor, held: Tensor | None) -> None:
+    """Refuse rows whose frames differ in shape or dtype from those ``held`` (any rows, …), or have no elements."""
+    shape = tuple(rows.shape[1:])
+    if held is None:
+        if 0 in shape:
+            raise ShapeError(f"{name}: expected frames with at least one element, got shape {shape}")
+        return
+    if shape != tuple(held.shape[1:]):
+        raise ShapeError(f"{name}: expected frames of shape {tuple(held.shape[1:])}, as at first, got {shape}")
+    if rows.dtype != held.dtype:
+        raise DtypeError(f"{name}: expected {held.dtype}, as at first, got {rows.dtype}; convert with .to()")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.buffers._circular import check_lag
+from headrace.buffers._circular import check_frames, check_lag
 from headrace.buffers._ring import RingFrames
-from headrace.buffers._rows import check_frames, check_rows, env_rows
 from headrace.errors import ConfigError, IdError
+from headrace.ids import check_rows, env_rows
 from headrace.types import Ids, as_device
 
 

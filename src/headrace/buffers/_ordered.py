@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.compiled import kernel, run
-from headrace.buffers._rows import EnvRows, over
+from headrace.ids import EnvRows, over
 
 _Bytes = npt.NDArray[np.uint8]
 _Longs = npt.NDArray[np.int64]

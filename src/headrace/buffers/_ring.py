@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.buffers._rows import EnvRows, over
+from headrace.ids import EnvRows, over
 
 
 class RingFrames:

@@ -8,7 +8,8 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
-    from headrace.envs._registry import SimName, TaskEntry, make, make_task, register_task, task_cfg, task_names
+    from headrace.envs._recipe import EnvRecipe, SimName
+    from headrace.envs._registry import TaskEntry, make, make_task, register_task, task_cfg, task_names
     from headrace.envs._rows import Rows
     from headrace.envs._task import Task, TaskCfg
     from headrace.envs._term_task import TermTask
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchEnv",
+    "EnvRecipe",
     "Rows",
     "SimName",
     "Task",
@@ -36,7 +38,8 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._batch_env": ("BatchEnv",),
-        "._registry": ("SimName", "TaskEntry", "make", "make_task", "register_task", "task_cfg", "task_names"),
+        "._recipe": ("EnvRecipe", "SimName"),
+        "._registry": ("TaskEntry", "make", "make_task", "register_task", "task_cfg", "task_names"),
         "._rows": ("Rows",),
         "._term_task": ("TermTask",),
         "._task": ("Task", "TaskCfg"),

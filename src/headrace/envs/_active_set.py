@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.envs._ids import checked_ids
 from headrace.errors import IdError
+from headrace.ids import check_ids
 from headrace.types import Ids
 
 
@@ -32,12 +32,12 @@ class ActiveSet:
 
     def suspend(self, ids: Ids) -> None:
         """Freeze environments. Suspending one twice is a no-op."""
-        self.suspended[checked_ids(ids, self._num_envs, self._device)] = True
+        self.suspended[check_ids(ids, self._num_envs, self._device)] = True
         self.refresh()
 
     def resume(self, ids: Ids) -> None:
         """Let suspended environments act again. Resuming one that is active is a no-op."""
-        rows = checked_ids(ids, self._num_envs, self._device)
+        rows = check_ids(ids, self._num_envs, self._device)
         ended = rows[self.parked[rows]]
         if len(ended):
             raise IdError(

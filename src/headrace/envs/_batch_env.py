@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._kernels.threads import stop_workers
+from headrace.envs._actions import taken_actions
 from headrace.envs._episode_state import Verdict
-from headrace.envs._episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
+from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
-from headrace.envs._ids import checked_ids, checked_seed, taken_actions
+from headrace.envs._recipe import Autoreset
 from headrace.envs._rehearsal import rehearse
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._rows import Rows
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs._task import Task
 from headrace.errors import LifecycleError
+from headrace.ids import check_ids, check_seed
 from headrace.sim import Simulation
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepRecord
 
@@ -54,6 +56,7 @@ class BatchEnv(EpisodicEnv):
         threads: int | None = None,
         autoreset: Autoreset = "same_step",
         final_obs: bool = True,
+        episode_stride: int | None = None,
     ) -> None:
         """Put a task on a simulation.
 
@@ -64,8 +67,17 @@ class BatchEnv(EpisodicEnv):
             threads: for the cameras; None for all cores.
             autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
+            episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
-        super().__init__(sim.num_envs, sim.device, task.memory, seed=seed, autoreset=autoreset, final_obs=final_obs)
+        super().__init__(
+            sim.num_envs,
+            sim.device,
+            task.memory,
+            seed=seed,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
         self.task = task
         self.sim = sim
         self.metadata = {
@@ -100,10 +112,11 @@ class BatchEnv(EpisodicEnv):
         """Start new episodes.
 
         Args:
-            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            seed: a new seed, for a reset of all; environment i then begins with episode i again.
             options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
-                (N,)) says which episodes to run; ``observe`` (bool (N,)) says whose cameras will be read, as in
-                ``step``. A suspended environment is reset and stays suspended.
+                (N,)) says which episodes to run, from which ids go on in steps of ``episode_stride``; ``observe``
+                (bool (N,)) says whose cameras will be read, as in ``step``. A suspended environment is reset
+                and stays suspended.
 
         Returns:
             The observation of all N environments, and an info.
@@ -113,8 +126,7 @@ class BatchEnv(EpisodicEnv):
         if not self._ready and request.ids is not None:
             raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
         if seed is not None:
-            self._episodes.seed = checked_seed(seed, of_all=request.ids is None)
-            self._episodes.started.zero_()
+            self._episodes.restart(check_seed(seed, of_all=request.ids is None))
         ids = request.ids
         if ids is None or len(ids):
             self._begin(Rows(self.sim, self._episodes, ids), request.episode_ids, observe=request.observe)
@@ -134,7 +146,7 @@ class BatchEnv(EpisodicEnv):
         ids = self._active_set.ids
         actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
         wanted = (
-            None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, self.device, name="observe"))
+            None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
         )
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
@@ -167,7 +179,7 @@ class BatchEnv(EpisodicEnv):
         tensors.
         """
         self._check_ready("observe")
-        rows = self._episodes.everyone if ids is None else checked_ids(ids, self.num_envs, self.device, ascending=False)
+        rows = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         if self._held.has_cameras:
             with self.timer.measure("render"):
                 self._held.draw(rows, self._episodes)

@@ -37,13 +37,22 @@ class EpisodeState:
     rows; elsewhere it is the torch operations beside them, which are also the reference in the tests.
     """
 
-    def __init__(self, num_envs: int, device: torch.device, memory: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device,
+        memory: Mapping[str, tuple[int, ...]],
+        episode_stride: int | None = None,
+    ) -> None:
         self.seed = 0
+        self.episode_stride = num_envs if episode_stride is None else episode_stride
+        """From the id of an environment's episode to that of its next one."""
         self.num_envs = num_envs
         self.device = device
         self.everyone = torch.arange(num_envs, device=device)
         self.episode_ids = torch.full((num_envs,), -1, dtype=torch.int64, device=device)
-        self.started = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.next_ids = torch.arange(num_envs, device=device)
+        """int64 (N,): the id that each environment's next episode gets, unless the caller names another."""
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.returns = torch.zeros(num_envs, dtype=torch.float64, device=device)
         self.memory = {
@@ -57,12 +66,12 @@ class EpisodeState:
 
             self._kernels = episodes
             # views of the tensors above
-            self._arrays = (self.episode_ids.numpy(), self.started.numpy(), self.steps.numpy(), self.returns.numpy())
+            self._arrays = (self.episode_ids.numpy(), self.next_ids.numpy(), self.steps.numpy(), self.returns.numpy())
             self._memory_arrays = [values.numpy() for values in self.memory.values()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
-        own = {"episode_ids": self.episode_ids, "started": self.started, "steps": self.steps, "returns": self.returns}
+        own = {"episode_ids": self.episode_ids, "next_ids": self.next_ids, "steps": self.steps, "returns": self.returns}
         return own | {f"memory.{name}": values for name, values in self.memory.items()}
 
     def advance(self, ids: Tensor | None) -> None:
@@ -145,11 +154,17 @@ class EpisodeState:
         )
         return record, totals, mask
 
+    def restart(self, seed: int) -> None:
+        """Number episodes from the beginning, under a new seed."""
+        self.seed = seed
+        self.next_ids.copy_(self.everyone)
+
     def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
-        """Start an episode in each of ``ids`` (m,): the given ones, or the slots' next ones, i + k·N in slot i."""
+        """Start an episode in each of ``ids`` (m,): the given ones, or those of ``next_ids``."""
         if self._fused:
             rows = ids.numpy()
-            self._kernels.begin_rows(rows, _NOTHING if episode_ids is None else episode_ids.numpy(), *self._arrays)
+            chosen = _NOTHING if episode_ids is None else episode_ids.numpy()
+            self._kernels.begin_rows(rows, chosen, self.episode_stride, *self._arrays)
             for array in self._memory_arrays:
                 array[rows] = 0.0
         else:
@@ -158,9 +173,9 @@ class EpisodeState:
     def begin_reference(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """:meth:`begin` in torch operations."""
         if episode_ids is None:
-            episode_ids = self.started.index_select(0, ids) * self.num_envs + ids
+            episode_ids = self.next_ids.index_select(0, ids)
         self.episode_ids.index_copy_(0, ids, episode_ids)
-        self.started.index_add_(0, ids, torch.ones_like(ids))
+        self.next_ids.index_copy_(0, ids, episode_ids + self.episode_stride)
         self.steps.index_fill_(0, ids, 0)
         for values in (self.returns, *self.memory.values()):
             values.index_fill_(0, ids, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from headrace.envs._active_set import ActiveSet
 from headrace.envs._episode_state import EpisodeState
-from headrace.envs._ids import checked_ids, checked_seed
+from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
 from headrace.errors import LifecycleError, ShapeError
+from headrace.ids import check_ids, check_seed
 from headrace.timing import StageTimer
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
 
-Autoreset = Literal["same_step", "disabled"]
 AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
 
@@ -35,17 +34,22 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         seed: int,
         autoreset: Autoreset,
         final_obs: bool,
+        episode_stride: int | None,
     ) -> None:
         """Lay out the bookkeeping of ``num_envs`` slots; ``memory`` is what a task keeps per environment."""
         self.num_envs = num_envs
         self.device = device
         self.autoreset: Autoreset = autoreset
+        self.recipe: EnvRecipe | None = None
+        """How to make this environment again; None where it was made from an object instead of a name."""
         self.timer = StageTimer()
         self.divergences = 0
         """How many episodes ended because their simulation failed or gave numbers that are not finite."""
         self._wants_final_obs = final_obs
-        self._episodes = EpisodeState(num_envs, device, memory)
-        self._episodes.seed = checked_seed(seed)
+        if episode_stride is not None:
+            check_count("episode_stride", episode_stride)
+        self._episodes = EpisodeState(num_envs, device, memory, episode_stride)
+        self._episodes.seed = check_seed(seed)
         self._active_set = ActiveSet(num_envs, device)
         self._observers: list[StepObserver] = []
         self._instructions = [""] * num_envs
@@ -97,7 +101,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._check_ready("instructions")
         if ids is None:
             return tuple(self._instructions)
-        rows = checked_ids(ids, self.num_envs, self.device, ascending=False)
+        rows = check_ids(ids, self.num_envs, self.device, ascending=False)
         return tuple([self._instructions[row] for row in rows.tolist()])
 
     suspend_envs = suspend

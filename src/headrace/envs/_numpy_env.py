@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs._batch_env import BatchEnv
-from headrace.envs._ids import as_tensor
 from headrace.envs._registry import make
 from headrace.errors import ConfigError, DtypeError
+from headrace.ids import as_tensor
 from headrace.types import EpisodeEnds, Ids
 
 NumpyObs = dict[str, NDArray[np.float32]]
@@ -60,13 +60,13 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
         """bool (N,): the environments that the next step will advance."""
         return self.batch.active.numpy()
 
-    def suspend(self, ids: NDArray[Any] | Ids) -> None:
+    def suspend(self, ids: Ids) -> None:
         """As :meth:`BatchEnv.suspend`."""
-        self.batch.suspend(as_tensor(ids, "ids") if isinstance(ids, np.ndarray) else ids)
+        self.batch.suspend(ids)
 
-    def resume(self, ids: NDArray[Any] | Ids) -> None:
+    def resume(self, ids: Ids) -> None:
         """As :meth:`BatchEnv.resume`."""
-        self.batch.resume(as_tensor(ids, "ids") if isinstance(ids, np.ndarray) else ids)
+        self.batch.resume(ids)
 
     suspend_envs = suspend
     resume_envs = resume

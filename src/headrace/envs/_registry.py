@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
-from headrace.envs._batch_env import Autoreset, BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
+from headrace.envs._recipe import Autoreset, EnvRecipe, SimName
 from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, DeviceError, UnknownNameError
 from headrace.sim import MujocoSim, Simulation
 from headrace.types import as_device
-
-SimName = Literal["mujoco", "warp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,7 @@ def make(
     autoreset: Autoreset = "same_step",
     final_obs: bool = True,
     overrides: Mapping[str, object] | None = None,
+    episode_stride: int | None = None,
 ) -> BatchEnv:
     """Make a batch of environments whose arrays are torch tensors.
 
@@ -91,11 +91,21 @@ def make(
         autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
         final_obs: False for callers that never bootstrap.
         overrides: task settings by path, for example ``{"ctrl_cost_weight": 0.1}``; with a registered name only.
+        episode_stride: from an environment's episode id to its next one; None for ``num_envs``. Workers that share a
+            seed pass the number of environments of all of them, so that their ids never collide.
     """
-    if num_envs < 1:
-        raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
-    if autoreset not in ("same_step", "disabled"):
-        raise UnknownNameError("autoreset mode", autoreset, ("same_step", "disabled"))
+    recipe = EnvRecipe(
+        task if isinstance(task, str) else type(task).__name__,
+        num_envs=num_envs,
+        seed=seed,
+        overrides=overrides or {},
+        threads=threads,
+        device=str(device),
+        sim=sim,
+        autoreset=autoreset,
+        final_obs=final_obs,
+        episode_stride=episode_stride,
+    )
     if isinstance(task, Task):
         if overrides:
             raise ConfigError("overrides: expected a registered task name with them, got a task; change its settings")
@@ -103,7 +113,17 @@ def make(
     else:
         chosen = make_task(task, task_cfg(task, overrides))
     physics = _make_sim(chosen, num_envs, threads, as_device(device), sim)
-    return BatchEnv(chosen, physics, seed=seed, threads=threads, autoreset=autoreset, final_obs=final_obs)
+    env = BatchEnv(
+        chosen,
+        physics,
+        seed=seed,
+        threads=threads,
+        autoreset=autoreset,
+        final_obs=final_obs,
+        episode_stride=episode_stride,
+    )
+    env.recipe = recipe if isinstance(task, str) else None
+    return env
 
 
 def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.device, sim: str) -> Simulation:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.envs._ids import as_tensor, checked_ids
 from headrace.errors import ConfigError, DtypeError, IdError, ShapeError
+from headrace.ids import as_tensor, check_ids
 
 _OPTIONS = {"reset_mask", "episode_ids", "observe"}
 
@@ -38,15 +38,13 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
         mask = as_tensor(mask, "reset_mask")
         if mask.dtype != torch.bool:
             raise DtypeError(f"reset_mask: expected bool ({num_envs},), got {mask.dtype}")
-        ids = checked_ids(mask, num_envs, device, name="reset_mask")
+        ids = check_ids(mask, num_envs, device, name="reset_mask")
         ids = None if len(ids) == num_envs else ids
     observe = options.get("observe")
     return ResetRequest(
         ids=ids,
         episode_ids=None if wanted is None else _checked_episode_ids(wanted, ids, num_envs, device),
-        observe=None
-        if observe is None
-        else checked_ids(as_tensor(observe, "observe"), num_envs, device, name="observe"),
+        observe=None if observe is None else check_ids(as_tensor(observe, "observe"), num_envs, device, name="observe"),
     )
 
 

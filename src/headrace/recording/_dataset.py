@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from headrace._leaves import nest
 from headrace.errors import ConfigError, DataError, IdError
 from headrace.recording._episode_file import EpisodeFile, EpisodeMeta
-from headrace.recording._fields import Array, Field, Nested, nest
+from headrace.recording._fields import Array, Field, Nested
 from headrace.recording._journal import JournalEntry, read_journal
 from headrace.recording._store import read_info
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,32 +56,6 @@ def as_array(value: Tensor | Array, name: str) -> Array:
         raise DtypeError(
             f"{name}: expected a dtype that numpy has, got {value.dtype}; convert it before recording"
         ) from error
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one dict with ``/`` between the names, in the order of the mappings."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if "/" in name or not name:
-            raise ConfigError(f"observation names: expected no '/' and at least one letter, got {name!r}; rename it")
-        path = f"{prefix}/{name}" if prefix else name
-        if isinstance(value, Mapping):
-            flat.update(flatten(cast("Mapping[str, Any]", value), path))
-        else:
-            flat[path] = value
-    return flat
-
-
-def nest(flat: Mapping[str, Array]) -> dict[str, Nested]:
-    """The inverse of :func:`flatten`."""
-    tree: dict[str, Nested] = {}
-    for path, value in flat.items():
-        *groups, leaf = path.split("/")
-        branch = tree
-        for group in groups:
-            branch = cast("dict[str, Nested]", branch.setdefault(group, {}))
-        branch[leaf] = value
-    return tree
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:

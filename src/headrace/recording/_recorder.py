@@ -13,9 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._fields import Array, as_array, check_choice, flatten, needs_frames
+from headrace.recording._fields import Array, as_array, check_choice, needs_frames
 from headrace.recording._pages import FinishedEpisode
 from headrace.recording._step_layout import StepLayout
 from headrace.recording._store import DatasetInfo, EpisodeStore

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError
 from headrace.recording._episode_file import EpisodeFile
-from headrace.recording._fields import Array, Field, as_array, choose_observations, flatten
+from headrace.recording._fields import Array, Field, as_array, choose_observations
 from headrace.recording._pages import EpisodeState, Lane, make_lanes
 from headrace.types import StepRecord
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.files import put_in_place
-from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, flatten, is_picture
+from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, is_picture
 from headrace.recording._mp4 import Mp4Writer
 from headrace.types import ResetRecord, StackSpec, StepRecord
 

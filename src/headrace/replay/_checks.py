@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.gather import Bools
+from headrace._leaves import SEPARATOR
 from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
-from headrace.replay._spec import LEAF_SEPARATOR, ArraySpec, Autoreset, Leaf
+from headrace.replay._spec import ArraySpec, Autoreset, Leaf
 from headrace.types import Step
 
 NestedObs: TypeAlias = "Tensor | Mapping[str, NestedObs]"
@@ -135,7 +136,7 @@ def _find(obs: NestedObs, path: tuple[str, ...], what: str) -> Tensor:
     for name in path:
         if isinstance(found, Tensor) or name not in found:
             got = "one tensor" if isinstance(found, Tensor) else sorted(found)
-            raise ShapeError(f"{what}: expected an observation named {LEAF_SEPARATOR.join(path)!r}, got {got}")
+            raise ShapeError(f"{what}: expected an observation named {SEPARATOR.join(path)!r}, got {got}")
         found = found[name]
     if isinstance(found, Mapping) and not path and len(found) == 1:
         found = next(iter(found.values()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
+from headrace._leaves import leaves as nested_leaves
 from headrace.errors import ConfigError, DataError
 from headrace.types import StackSpec
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 Autoreset: TypeAlias = Literal["same_step", "disabled"]
 Codec: TypeAlias = Literal["lz4", "zstd"]
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
-
-LEAF_SEPARATOR = "/"
-"""Joins the names of nested observations: ``{"camera": {"left": …}}`` is the leaf ``camera/left``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,9 @@ class Leaf:
     """
 
     name: str
-    """Path, joined with ``/``; empty where the whole observation is one array."""
+    """Keys, joined with ``/``; empty where the whole observation is one array."""
+    path: tuple[str, ...]
+    """Keys below ``observation`` in a sample."""
     observed: ArraySpec
     """What the environment gives: the stack, where there is one."""
     stack: StackSpec | None
@@ -106,11 +106,6 @@ class Leaf:
         """Whether stacks begin with zeros rather than with their first frame."""
         return self.stack is not None and self.stack.reset == "zero"
 
-    @cached_property
-    def path(self) -> tuple[str, ...]:
-        """Keys below ``observation`` in a sample."""
-        return tuple(self.name.split(LEAF_SEPARATOR)) if self.name else ()
-
     def window(self, frames: int) -> Window:
         """Layout of a block in which ``frames`` frames are merged along the stacking axis."""
         found = self._windows.get(frames)
@@ -139,16 +134,19 @@ class Leaf:
         if self.stack is not None:
             spec = self.stack
             stack = {"frames": spec.frames, "dim": spec.dim, "layout": spec.layout, "reset": spec.reset}
-        return {"name": self.name, "observed": self.observed.to_json(), "stack": stack}
+        return {"name": self.name, "path": list(self.path), "observed": self.observed.to_json(), "stack": stack}
 
     @classmethod
     def from_json(cls, data: Json) -> Leaf:
         """Read the JSON form."""
         if not isinstance(data, dict):
             raise DataError(f"manifest: expected an observation leaf, got {data!r}")
-        stack = data.get("stack")
+        stack, path = data.get("stack"), data.get("path")
+        if not isinstance(path, list):
+            raise DataError(f"manifest: expected the keys of an observation leaf, got {path!r}")
         return cls(
             name=str(data.get("name")),
+            path=tuple(map(str, path)),
             observed=ArraySpec.from_json(data.get("observed")),
             stack=StackSpec(**cast("dict[str, int]", stack)) if isinstance(stack, dict) else None,  # pyright: ignore[reportArgumentType]  # written by to_json
         )
@@ -239,29 +237,22 @@ def observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackS
         space: one environment's observation, stacked as the environment gives it.
         stack: by leaf name (``camera/left`` for nested ones); a bare ``StackSpec`` where the observation is one array.
     """
-    flat: dict[str, ArraySpec] = {}
-    _flatten(space, "", flat)
+    flat: dict[str, tuple[ArraySpec, tuple[str, ...]]] = {}
+    for leaf in nested_leaves(space):
+        path = tuple(key for key in leaf.path if isinstance(key, str))
+        if len(path) < len(leaf.path):
+            raise ConfigError(f"observation: expected arrays or dicts of arrays, got a tuple in {space!r}")
+        flat[leaf.name] = (array_spec(leaf.value, f"observation {leaf.name!r}" if leaf.name else "observation"), path)
     specs = {"": stack} if isinstance(stack, StackSpec) else dict(stack or {})
     unknown = sorted(set(specs) - set(flat))
     if unknown:
         raise ConfigError(f"stack: no observation named {unknown[0]!r}; the observations are {sorted(flat)}")
-    leaves = tuple(Leaf(name=name, observed=spec, stack=specs.get(name)) for name, spec in flat.items())
+    leaves = tuple(
+        Leaf(name=name, path=path, observed=spec, stack=specs.get(name)) for name, (spec, path) in flat.items()
+    )
     for leaf in leaves:
         if leaf.frame.nbytes == 0:
             raise ConfigError(
                 f"observation {leaf.name!r}: expected at least one element, got shape {leaf.observed.shape}"
             )
     return leaves
-
-
-def _flatten(space: SpaceLike, prefix: str, out: dict[str, ArraySpec]) -> None:
-    children = getattr(space, "spaces", space)
-    if not isinstance(children, Mapping):
-        out[prefix] = array_spec(space, f"observation {prefix!r}" if prefix else "observation")
-        return
-    if not children:
-        raise ConfigError("observation: expected at least one group, got an empty dict")
-    for name, child in cast("Mapping[str, SpaceLike]", children).items():
-        if not name or LEAF_SEPARATOR in name:
-            raise ConfigError(f"observation: names must not be empty or contain {LEAF_SEPARATOR!r}, got {name!r}")
-        _flatten(child, f"{prefix}{LEAF_SEPARATOR}{name}" if prefix else name, out)

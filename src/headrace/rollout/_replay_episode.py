@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 import torch
 
+from headrace._leaves import flatten
 from headrace.envs import BatchEnv, make
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode
-from headrace.recording._fields import Array, as_array, flatten, is_picture
+from headrace.recording._fields import Array, as_array, is_picture
 from headrace.types import ResetRecord, StepRecord
 
 

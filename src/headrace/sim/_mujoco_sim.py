@@ -15,7 +15,6 @@ from headrace.sim import _mujoco_api as mujoco_api
 from headrace.sim._mujoco_api import Model
 from headrace.types import StateDict
 
-
 # a call for so few simulations is over before the threads of a batch are awake
 _FEW = 4
 

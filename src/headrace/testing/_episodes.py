@@ -34,8 +34,8 @@ def check_episodes_do_not_depend_on_the_batch(
     among neighbors that run other episodes, with and without a random suspension pattern (without only, where the
     fidelity is ``hold``), and made with each of ``variants``, for example ``({"threads": 1}, {"threads": 2})``.
     """
-    # far from the ids that slots get by themselves when their episodes end
-    chosen = [700_001 + 64 * k for k in range(episodes)]
+    # far from the ids that environments get by themselves when their episodes end
+    chosen = [700_001 + 100_003 * k for k in range(episodes)]
     expected: dict[int, Trajectory] = {}
     alone = make_env(num_envs=1, seed=seed, autoreset="disabled")
     try:
@@ -88,7 +88,7 @@ def _check_in_batch(
 
 def _neighbors_and(group: Sequence[int], size: int, turn: int) -> Tensor:
     """int64 (size,): ids that nobody watches, with ``group`` spread over slots that differ from turn to turn."""
-    ids = 1_000_000 + 31 * torch.arange(size)
+    ids = 10_000_000 + 31 * torch.arange(size)
     for k, episode in enumerate(group):
         ids[(k * max(1, size // len(group)) + 3 * turn + size // 2) % size] = episode
     return ids

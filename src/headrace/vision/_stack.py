@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.gather import scatter
-from headrace.buffers import EnvRows, OrderedFrames, check_rows, env_rows
+from headrace.buffers import OrderedFrames
 from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, LifecycleError, ShapeError
+from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, StackSpec, StateDict, as_device
 from headrace.vision._normalize import Channels, fresh, normalize_into
 

@@ -76,14 +76,14 @@ def test_observations_keep_their_groups_and_dtypes() -> None:
     assert info == {}
     assert {name: (values.dtype, tuple(values.shape)) for name, values in obs.items()} == {
         "camera": (torch.uint8, (3, 2, 2, 3)),
-        "extra.pair.0": (torch.int8, (3, 2)),
-        "extra.pair.1": (torch.int8, (3, 2)),
-        "extra.phase": (torch.int64, (3,)),
+        "extra/pair/0": (torch.int8, (3, 2)),
+        "extra/pair/1": (torch.int8, (3, 2)),
+        "extra/phase": (torch.int64, (3,)),
         "policy": (torch.float32, (3, 3)),
     }
     step = env.step(torch.zeros(3, 2))
-    assert step.obs["extra.phase"].tolist() == [1, 1, 1]
-    assert step.obs["extra.pair.1"].tolist() == [[0, 1]] * 3
+    assert step.obs["extra/phase"].tolist() == [1, 1, 1]
+    assert step.obs["extra/pair/1"].tolist() == [[0, 1]] * 3
     for name, space in env.observation_space.spaces.items():
         assert space.contains(step.obs[name].numpy())
 
@@ -99,7 +99,7 @@ def test_observations_keep_their_groups_and_dtypes() -> None:
         (spaces.MultiDiscrete([3, 4]), {"policy": torch.int64}),
         (
             spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64)]),
-            {"policy.0": torch.int64, "policy.1": torch.float32},
+            {"policy/0": torch.int64, "policy/1": torch.float32},
         ),
     ],
 )

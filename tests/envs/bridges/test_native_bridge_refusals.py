@@ -49,7 +49,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         bridge([lambda: SpacesEnv(spaces.Text(4))])
     with pytest.raises(ConfigError, match="distinct"):
         bridge(
-            [lambda: SpacesEnv(spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}))]
+            [lambda: SpacesEnv(spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}))]
         )
     with pytest.raises(ConfigError, match="executor"):
         bridge([PlainEnv], executor="process")  # type: ignore[arg-type]  # a typo

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs._ids import checked_actions
+from headrace.envs._actions import checked_actions
 from headrace.envs.bridges._exchange import Array
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
@@ -29,7 +29,7 @@ def as_action_space(space: spaces.Space[Any]) -> ActionSpace:
 
 
 def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tensor | None, num_envs: int) -> Tensor:
-    """As :func:`headrace.envs._ids.checked_actions`, for the further action spaces of Gymnasium too.
+    """As :func:`headrace.envs._actions.checked_actions`, for the further action spaces of Gymnasium too.
 
     Integers for MultiDiscrete and integer Box spaces, integers or bool for MultiBinary; out of range is refused for
     all of them, as it is for Discrete. A Box of floats takes any finite number, as its environments do.

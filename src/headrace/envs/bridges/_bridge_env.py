@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace import rng
-from headrace.envs._episodic_env import AUTORESET_MODES, Autoreset, EpisodicEnv
-from headrace.envs._ids import checked_ids, checked_seed
+from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
+from headrace.envs._recipe import Autoreset
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions, write_actions
@@ -24,6 +24,7 @@ from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges._executors import Backend, Fidelity
 from headrace.envs.bridges._tiles import tiled
 from headrace.errors import LifecycleError, UnsupportedError
+from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
 _T = TypeVar("_T")
@@ -49,6 +50,7 @@ class BridgeEnv(EpisodicEnv):
         seed: int,
         autoreset: Autoreset,
         final_obs: bool,
+        episode_stride: int | None = None,
     ) -> None:
         """Put the contract on a backend, which the environment closes.
 
@@ -61,9 +63,18 @@ class BridgeEnv(EpisodicEnv):
             seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
             autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
+            episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
         num_envs = backend.exchange.layout.num_envs
-        super().__init__(num_envs, _CPU, {}, seed=seed, autoreset=autoreset, final_obs=final_obs)
+        super().__init__(
+            num_envs,
+            _CPU,
+            {},
+            seed=seed,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
         self.name = name
         self.metadata = {"autoreset_mode": AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
         self.render_mode = render_mode
@@ -97,9 +108,10 @@ class BridgeEnv(EpisodicEnv):
         """Start new episodes.
 
         Args:
-            seed: a new seed, for a reset of all; the k-th episode of slot i then has the id i + k·N again, from k = 0.
+            seed: a new seed, for a reset of all; environment i then begins with episode i again.
             options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
-                (N,)) says which episodes to run. A suspended environment is reset and stays suspended.
+                (N,)) says which episodes to run, from which ids go on in steps of ``episode_stride``.
+                A suspended environment is reset and stays suspended.
 
         Returns:
             The observation of all N environments, and an info.
@@ -117,8 +129,7 @@ class BridgeEnv(EpisodicEnv):
                     "bridge its single environments instead"
                 )
         if seed is not None:
-            self._episodes.seed = checked_seed(seed, of_all=request.ids is None)
-            self._episodes.started.zero_()
+            self._episodes.restart(check_seed(seed, of_all=request.ids is None))
         if request.ids is None or len(request.ids):
             everyone = self._episodes.everyone if request.ids is None else request.ids
             self._begin(everyone, request.episode_ids)
@@ -138,7 +149,7 @@ class BridgeEnv(EpisodicEnv):
         self._check_ready("step")
         ids = self._active_set.ids
         actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs)
-        wanted = None if observe is None else self._mask_of(checked_ids(observe, self.num_envs, _CPU, name="observe"))
+        wanted = None if observe is None else self._mask_of(check_ids(observe, self.num_envs, _CPU, name="observe"))
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
         rows = self._episodes.everyone if ids is None else ids
@@ -171,7 +182,7 @@ class BridgeEnv(EpisodicEnv):
         self._check_ready("observe")
         if ids is None:
             return self._shown()
-        rows = checked_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
+        rows = check_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
         return {group: torch.from_numpy(held[rows]) for group, held in self._held.items()}
 
     # --- watching, saving, ending -------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from headrace._leaves import Leaf as NestedLeaf
+from headrace._leaves import Path, leaves
 from headrace.errors import ConfigError, DtypeError, ShapeError
 
 Array: TypeAlias = NDArray[Any]
-Path: TypeAlias = tuple[str | int, ...]
 
 NO_SUCCESS_MEASURE = -1
 _ALIGNMENT = 64
@@ -25,7 +26,7 @@ class Leaf:
     """One observation group, and where it is found in what an environment returns."""
 
     name: str
-    """``policy`` where the observation is one array; keys joined with dots elsewhere."""
+    """``policy`` where the observation is one array; keys joined with ``/`` elsewhere."""
     path: Path
     """Keys and indices from the root of the observation; empty where it is one array."""
     shape: tuple[int, ...]
@@ -44,28 +45,23 @@ def observation_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...]:
     """The observation groups of one environment's observation space.
 
     The keys of a ``Dict`` are the groups; any other space is the group ``policy``. Deeper keys and the indices of a
-    ``Tuple`` are joined with dots.
+    ``Tuple`` are joined with ``/``.
     """
-    leaves = tuple(_walk(space, (), ()))
-    names = [leaf.name for leaf in leaves]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ConfigError(f"observation space: expected distinct group names, got {repeated} twice; rename its keys")
-    if not leaves:
+    found = tuple(_leaf(leaf) for leaf in _number_leaves(space))
+    if not found:
         raise ConfigError(f"observation space: expected at least one group of numbers, got {space}")
-    return leaves
+    return found
 
 
 def group_space(space: spaces.Space[Any]) -> spaces.Dict:
     """The observation space as a ``Dict`` of groups, with the dtypes that the bridge hands out."""
     groups: dict[str, spaces.Space[Any]] = {}
-    for leaf in observation_leaves(space):
-        part = _subspace(space, leaf.path)
-        if isinstance(part, spaces.Box) and part.dtype != leaf.dtype:
+    for name, _, part in _number_leaves(space):
+        if isinstance(part, spaces.Box) and np.dtype(part.dtype).kind == "f":
             # a bound of float64 that float32 does not have is no bound
             with np.errstate(over="ignore"):
                 part = spaces.Box(part.low.astype(np.float32), part.high.astype(np.float32), dtype=np.float32)
-        groups[leaf.name] = part
+        groups[name] = part
     return spaces.Dict(groups)
 
 
@@ -161,32 +157,24 @@ def _bad_dtype(leaf: Leaf, got: np.dtype[Any], slot: int | None) -> DtypeError:
     )
 
 
-def _walk(space: spaces.Space[Any], path: Path, names: tuple[str, ...]) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _walk(part, (*path, key), (*names, str(key)))
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from _walk(part, (*path, index), (*(names or ("policy",)), str(index)))
-    elif isinstance(space, _LEAF_SPACES):
-        dtype = np.dtype(space.dtype)
-        yield Leaf(
-            name=".".join(names) or "policy",
-            path=path,
-            shape=tuple(space.shape or ()),
-            dtype=np.dtype(np.float32) if dtype.kind == "f" else dtype,
-        )
-    elif not isinstance(space, spaces.Text):  # texts are instructions: env.instructions() has them
+def _number_leaves(space: spaces.Space[Any]) -> list[NestedLeaf]:
+    # texts are instructions: env.instructions() has them
+    return [leaf for leaf in leaves(space, root="policy") if not isinstance(leaf.value, spaces.Text)]
+
+
+def _leaf(leaf: NestedLeaf) -> Leaf:
+    if not isinstance(leaf.value, _LEAF_SPACES):
         raise ConfigError(
             "observation space: expected Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these, "
-            f"got {space}; wrap the environment with one of gymnasium.wrappers that converts it"
+            f"got {leaf.value}; wrap the environment with one of gymnasium.wrappers that converts it"
         )
-
-
-def _subspace(space: spaces.Space[Any], path: Path) -> spaces.Space[Any]:
-    for key in path:
-        space = cast("Any", space)[key]
-    return space
+    dtype = np.dtype(leaf.value.dtype)
+    return Leaf(
+        name=leaf.name,
+        path=leaf.path,
+        shape=tuple(leaf.value.shape or ()),
+        dtype=np.dtype(np.float32) if dtype.kind == "f" else dtype,
+    )
 
 
 def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

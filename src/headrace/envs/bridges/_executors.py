@@ -15,7 +15,6 @@ from headrace.envs.bridges._group import EnvGroup
 
 _T = TypeVar("_T")
 Fidelity: TypeAlias = Literal["native", "restore", "hold"]
-Executor: TypeAlias = Literal["inline", "threads", "processes"]
 
 
 class Backend(Protocol):

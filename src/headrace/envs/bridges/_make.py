@@ -10,10 +10,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from headrace.envs._recipe import GYMNASIUM, Autoreset, EnvRecipe, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, idle_action
-from headrace.envs.bridges._bridge_env import Autoreset, BridgeEnv, environment_name
+from headrace.envs.bridges._bridge_env import BridgeEnv, environment_name
 from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout, observation_leaves
-from headrace.envs.bridges._executors import Backend, Executor, InlineBackend, ThreadBackend, available_cores
+from headrace.envs.bridges._executors import Backend, InlineBackend, ThreadBackend, available_cores
 from headrace.envs.bridges._group import AnyEnv, EnvFactory, EnvGroup
 from headrace.envs.bridges._processes import ProcessBackend
 from headrace.envs.bridges._vector import AnyVectorEnv, Restore, Save, VectorBackend, resets_some
@@ -35,6 +36,7 @@ def bridge(
     save: Save | None = None,
     restore: Restore | None = None,
     hold_action: Array | None = None,
+    episode_stride: int | None = None,
 ) -> BridgeEnv:
     """Give Gymnasium environments the contract of :func:`headrace.make`: tensors, episode ids, suspend, resume.
 
@@ -53,9 +55,9 @@ def bridge(
         restore: ``restore(vector_env, i, saved)`` puts it back. With both, suspended environments are stepped, then put
             back (``fidelity == "restore"``); without, they are held (``"hold"``).
         hold_action: what suspended environments of a vector environment play; None for zeros or the nearest allowed.
+        episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
     """
-    if autoreset not in ("same_step", "disabled"):
-        raise UnknownNameError("autoreset mode", autoreset, ("same_step", "disabled"))
+    check_autoreset(autoreset)
     if executor not in _EXECUTORS:
         raise UnknownNameError("executor", executor, _EXECUTORS)
     if workers is not None and (workers < 1 or executor == "inline"):
@@ -93,7 +95,7 @@ def bridge(
         spaces = probe.observation_space, probe.action_space
         layout = _layout(len(factories), *spaces)
         backend = _native_backend(factories, probe, layout, executor, workers)
-    return BridgeEnv(
+    env = BridgeEnv(
         backend,
         name=name,
         observation_space=spaces[0],
@@ -102,7 +104,21 @@ def bridge(
         seed=seed,
         autoreset=autoreset,
         final_obs=final_obs,
+        episode_stride=episode_stride,
     )
+    if isinstance(source, str):
+        env.recipe = EnvRecipe(
+            f"{GYMNASIUM}{source}",
+            num_envs=env.num_envs,
+            seed=seed,
+            overrides=env_kwargs or {},
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+            executor=executor,
+            workers=workers,
+        )
+    return env
 
 
 def _factories(
@@ -110,8 +126,7 @@ def _factories(
 ) -> list[EnvFactory]:
     if isinstance(source, str):
         count = 1 if num_envs is None else num_envs
-        if count < 1:
-            raise ConfigError(f"num_envs: expected at least 1, got {count}")
+        check_count("num_envs", count)
         try:
             gymnasium.spec(source)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:

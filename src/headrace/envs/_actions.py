@@ -1,10 +1,9 @@
-"""Environment ids and actions, checked once at the boundary."""
+"""Actions, checked once at the boundary."""
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 from types import ModuleType
 
 import numpy as np
@@ -12,69 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, IdError, ShapeError
-from headrace.types import Ids
-
-
-def checked_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids", ascending: bool = True) -> Tensor:
-    """Ids as int64 (n,) on ``device``, from a bool mask (N,) or unique integers; ascending, or in the order given."""
-    if isinstance(ids, list | range | tuple):
-        # an empty list says nothing of its dtype; a list of bools is a mask
-        try:
-            ids = torch.tensor(list(ids), dtype=None if len(ids) else torch.int64)
-        except (TypeError, ValueError) as error:
-            raise DtypeError(f"{name}: expected integers or a bool mask, got {ids!r}") from error
-    if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
-        raise DtypeError(
-            f"{name}: expected a list or tensor of integers, or a bool mask, got {type(ids).__name__}; "
-            "use torch.as_tensor(ids)"
-        )
-    if ids.is_meta:
-        raise DeviceError(f"{name}: expected a tensor with data, got one on device meta")
-    if ids.dtype == torch.bool:
-        if tuple(ids.shape) != (num_envs,):
-            raise ShapeError(f"{name}: expected a bool mask of shape ({num_envs},), got {tuple(ids.shape)}")
-        return ids.to(device).nonzero().squeeze(1)
-    if ids.dim() != 1:
-        raise ShapeError(f"{name}: expected one dimension, got shape {tuple(ids.shape)}; pass a list or a bool mask")
-    if ids.dtype.is_floating_point or ids.dtype.is_complex:
-        raise DtypeError(f"{name}: expected integers or a bool mask, got {ids.dtype}")
-    given = ids.to(device=device, dtype=torch.int64)
-    ordered = given.sort().values
-    if len(ordered) and (int(ordered[0]) < 0 or int(ordered[-1]) >= num_envs):
-        bad = int(ordered[0]) if int(ordered[0]) < 0 else int(ordered[-1])
-        raise IdError(f"{name}: expected ids in [0, {num_envs}), got {bad}")
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        raise IdError(f"{name}: expected each id once, got {int(repeated[0])} more than once")
-    return ordered if ascending else given
-
-
-def as_tensor(values: object, name: str) -> Tensor:
-    """Somebody's array or list as a tensor of its own; a tensor as it is."""
-    if isinstance(values, Tensor):
-        return values
-    try:
-        # a copy: torch cannot look at arrays that are read-only or run backwards
-        return torch.from_numpy(np.array(values))
-    except (TypeError, ValueError) as error:
-        raise DtypeError(f"{name}: expected an array of numbers, a list or a tensor, got {values!r}") from error
-
-
-def checked_seed(seed: int, *, of_all: bool = True) -> int:
-    """A seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
-    try:
-        number = operator.index(seed)
-    except TypeError as error:
-        raise DtypeError(f"seed: expected an integer, got {type(seed).__name__} {seed!r}") from error
-    if isinstance(seed, bool):
-        raise DtypeError(f"seed: expected an integer, got bool {seed!r}")
-    if not of_all:
-        raise ConfigError(
-            "seed: expected a reset of all environments with it, got a reset_mask of some; the others draw their "
-            "numbers from the seed that their episodes began with. Use episode_ids to start other episodes"
-        )
-    return number
+from headrace.errors import ActionError, DeviceError, DtypeError, ShapeError
 
 
 def taken_actions(

@@ -1,0 +1,129 @@
+"""``EnvRecipe``: what an environment is, as a value that can be stored, sent to a worker and made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.errors import ConfigError, DataError, UnknownNameError
+
+if TYPE_CHECKING:
+    from headrace.envs._batch_env import BatchEnv
+    from headrace.envs.bridges._bridge_env import BridgeEnv
+
+Autoreset = Literal["same_step", "disabled"]
+Executor = Literal["inline", "threads", "processes"]
+SimName = Literal["mujoco", "warp"]
+
+GYMNASIUM = "gym:"
+"""What the source of a bridged Gymnasium environment begins with."""
+_MOST_ENVS = 1 << 24
+
+
+@dataclass(frozen=True)
+class EnvRecipe:
+    """Everything that makes a batch of environments, except the episodes to run in it.
+
+    Picklable, and JSON by :meth:`to_json`. The arguments of :func:`headrace.make` and :func:`headrace.bridge` by name;
+    ``env.recipe`` is the recipe of an environment that was made from a name.
+    """
+
+    source: str
+    """A registered task name, or ``gym:ID`` for a bridged Gymnasium environment."""
+    _: KW_ONLY
+    num_envs: int = 1
+    seed: int = 0
+    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``."""
+    threads: int | None = None
+    """Native physics threads of a task; None for all cores."""
+    device: str = "cpu"
+    sim: SimName = "mujoco"
+    autoreset: Autoreset = "same_step"
+    final_obs: bool = True
+    episode_stride: int | None = None
+    """From an environment's episode id to its next one; None for ``num_envs``."""
+    executor: Executor = "inline"
+    """What steps bridged environments."""
+    workers: int | None = None
+    """Threads or processes of the executor; None for one per core."""
+
+    def __post_init__(self) -> None:
+        check_count("num_envs", self.num_envs, most=_MOST_ENVS)
+        for name in ("threads", "episode_stride", "workers"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_autoreset(self.autoreset)
+        object.__setattr__(self, "overrides", dict(self.overrides))
+
+    def make(self, **changes: Any) -> BatchEnv | BridgeEnv:
+        """Make the environments, with some fields of the recipe changed: ``recipe.make(num_envs=1)``."""
+        recipe = self.replace(**changes)
+        shared: dict[str, Any] = {
+            name: getattr(recipe, name) for name in ("seed", "autoreset", "final_obs", "episode_stride")
+        }
+        if recipe.source.startswith(GYMNASIUM):
+            from headrace.envs.bridges._make import bridge
+
+            return bridge(
+                recipe.source.removeprefix(GYMNASIUM),
+                recipe.num_envs,
+                executor=recipe.executor,
+                workers=recipe.workers,
+                env_kwargs=recipe.overrides,
+                **shared,
+            )
+        from headrace.envs._registry import make
+
+        return make(
+            recipe.source,
+            recipe.num_envs,
+            threads=recipe.threads,
+            device=recipe.device,
+            sim=recipe.sim,
+            overrides=recipe.overrides,
+            **shared,
+        )
+
+    def replace(self, **changes: Any) -> EnvRecipe:
+        """A copy with some fields changed."""
+        known = [entry.name for entry in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise UnknownNameError("field of EnvRecipe", name, known)
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form, with every field; :meth:`from_json` reads it back. Tuples in overrides become lists."""
+        plain = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        try:
+            return json.loads(json.dumps(plain, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"EnvRecipe: expected overrides that JSON can hold, got {self.overrides!r}") from error
+
+    @classmethod
+    def from_json(cls, data: object) -> EnvRecipe:
+        """Read the JSON form."""
+        known = [entry.name for entry in dataclasses.fields(cls)]
+        if not isinstance(data, Mapping) or "source" not in data or not set(data) <= set(known):  # pyright: ignore[reportUnknownArgumentType]  # checked here
+            raise DataError(f"recipe: expected an object with source and any of {known[1:]}, got {data!r}")
+        return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
+
+
+def check_count(name: str, value: object, *, most: int | None = None) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}: expected an integer, got {value!r}")
+    if value < 1:
+        raise ConfigError(f"{name}: expected at least 1, got {value}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name}: expected at most {most:,}, got {value:,}; memory is allocated for all of them")
+
+
+def check_autoreset(autoreset: str) -> None:
+    """Refuse unknown modes."""
+    if autoreset not in ("same_step", "disabled"):
+        raise UnknownNameError("autoreset mode", autoreset, ("same_step", "disabled"))
