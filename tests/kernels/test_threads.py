@@ -149,7 +149,8 @@ def every_kernel():
     random = torch.Generator().manual_seed(0)
     out = []
     pictures = torch.randint(0, 256, (48, 64, 64, 3), generator=random, dtype=torch.uint8)
-    out += [normalize_image(pictures), normalize_image(pictures[:1].repeat(1, 6, 6, 1)), normalize_image(pictures[:, ::2])]
+    wide = pictures[:1].repeat(1, 6, 6, 1)
+    out += [normalize_image(pictures), normalize_image(wide), normalize_image(pictures[:, ::2])]
     stack = CircularBuffer(4, 48)
     for shift in range(3):
         stack.append(pictures.roll(shift, 0))

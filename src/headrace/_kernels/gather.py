@@ -29,7 +29,8 @@ ZERO_ROW = -1
 
 _READ_SHARE = 1 << 19
 _WRITE_SHARE = 1 << 21
-"""The fewest bytes for a thread: waking one for less costs more than it saves, and much more on a busy machine. Writes come in step with an environment that has work for every core, so they stay on one thread for longer."""
+"""The fewest bytes for a thread: waking one for less costs more than it saves, and much more on a busy machine. Writes
+come in step with an environment that has work for every core, so they stay on one thread for longer."""
 
 _memcpy = cast(
     "Callable[[int, int, int], int]",

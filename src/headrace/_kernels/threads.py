@@ -5,8 +5,8 @@ little to do, and otherwise cuts the rows into one part per thread. Parts lie in
 workers take them: a worker that is late, because another program has its core, costs nothing, since the caller takes
 its part, too. A row's result does not depend on the part that it is in, so results do not depend on any of this.
 
-Workers start at the first use, sleep on a lock between calls, and are left behind by a fork: a child has none and starts
-its own. Several threads may call :func:`run` at once; whoever finds no idle worker works alone.
+Workers start at the first use, sleep on a lock between calls, and are left behind by a fork: a child has none and
+starts its own. Several threads may call :func:`run` at once; whoever finds no idle worker works alone.
 """
 
 from __future__ import annotations
