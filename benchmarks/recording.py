@@ -184,9 +184,10 @@ def measure(kind: str, rounds: int, folder: Path, tick: Any) -> dict[str, Any]:
 
 def measure_disk(dataset: Path, folder: Path, rounds: int) -> dict[str, float]:
     """MB/s of committing episodes, and of writing the same bytes plainly, with and without waiting for the disk."""
+    from headrace.recording import DatasetInfo
     from headrace.recording._episode_file import EpisodeFile
-    from headrace.recording._pages import FinishedEpisode
-    from headrace.recording._store import DatasetInfo, EpisodeStore
+    from headrace.recording._running import FinishedEpisode
+    from headrace.recording._store import EpisodeStore
 
     class Loaded(FinishedEpisode):
         """An episode in memory, whole columns instead of pages."""

@@ -122,6 +122,8 @@ class ResetRecord:
     """Group name → (N, …): the first observation, rows ``env_ids`` are new."""
     states: Tensor | None
     """float64 (m, S): initial physics states; None unless an observer asked for ``states``."""
+    instructions: tuple[str, ...] = ()
+    """One text per episode that begins; none at all where the environment has no instructions."""
 
 
 class StepObserver(Protocol):

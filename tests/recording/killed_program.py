@@ -7,7 +7,10 @@ has ended.
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,6 +18,8 @@ from counting_env import CountingEnv
 
 from headrace import files
 from headrace.recording import EpisodeRecorder, RecorderCfg
+
+NUM_ENVS = 8
 
 
 def crash_at(point: int) -> None:
@@ -41,14 +46,25 @@ def crash_at(point: int) -> None:
     files.disk = Deadly()
 
 
-def record(path: str, steps: int, seed: int) -> None:
+def progress_file(path: Path) -> Path:
+    """When the last step returned, how many episodes this run had finished by then, and when each of them had."""
+    return path.with_name(f"{path.name}.progress")
+
+
+def record(path: Path, steps: int, seed: int) -> None:
     fields = ("obs", "actions", "rewards", "flags", "states")
+    # what is written to a mapping outlives a kill
+    progress = np.memmap(progress_file(path), np.float64, "w+", shape=1 << 16)
     with EpisodeRecorder(path, RecorderCfg(fields=fields), resume=True) as recorder:
-        env = CountingEnv(8, [recorder], image=32)
+        env = CountingEnv(NUM_ENVS, [recorder], image=32)
         env.reset(seed)
         print(os.getpid(), flush=True)
         for _ in range(steps):
             env.step()
+            finished = min(recorder.report.finished, len(progress) - 2)
+            now = time.monotonic()
+            progress[2 + int(progress[1]) : 2 + finished] = now
+            progress[:2] = now, finished
 
 
 if __name__ == "__main__":
@@ -58,6 +74,6 @@ if __name__ == "__main__":
         if child == 0:
             if int(point):
                 crash_at(int(point))
-            record(dataset, int(steps), int(seed))
+            record(Path(dataset), int(steps), int(seed))
             os._exit(0)
         print(os.waitpid(child, 0)[1], flush=True)

@@ -331,6 +331,7 @@ class BatchEnv(EpisodicEnv):
                 seed=self._episodes.seed,
                 obs=self._held.copy(),
                 states=self.sim.states(ids) if self._needs("states") else None,
+                instructions=tuple([self._instructions[slot] for slot in everyone.tolist()]),
             )
             for observer in self._observers:
                 observer.after_reset(record)

@@ -4,9 +4,9 @@ from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._export import export_dataset
 from headrace.recording._feed import StepFeed
+from headrace.recording._info import DatasetInfo
 from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, RecorderReport
 from headrace.recording._show import contact_sheet, episode_table
-from headrace.recording._store import DatasetInfo
 from headrace.recording._verify import Verdict, verify_dataset
 from headrace.recording._video import TiledVideo, VideoObserver
 

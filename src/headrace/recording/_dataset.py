@@ -10,8 +10,8 @@ from headrace._leaves import nest
 from headrace.errors import ConfigError, DataError, IdError
 from headrace.recording._episode_file import EpisodeFile, EpisodeMeta
 from headrace.recording._fields import Array, Field, Nested
-from headrace.recording._journal import JournalEntry, read_journal
-from headrace.recording._store import read_info
+from headrace.recording._info import read_info
+from headrace.recording._store import JournalEntry, read_journal
 
 Only = Literal["all", "succeeded", "failed"]
 

@@ -11,12 +11,14 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import struct
+import tokenize
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 
@@ -43,6 +45,8 @@ class EpisodeMeta:
     success: bool | None
     diverged: bool
     episode_return: float
+    instruction: str = ""
+    """The task of this episode in words; empty where there is none."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -110,6 +114,47 @@ class _Stored:
 
 
 _META_NAMES = tuple(field.name for field in dataclasses.fields(EpisodeMeta))
+_LARGEST_HEADER = 1 << 20
+_MOST = 1 << 63
+
+
+def is_count(value: object) -> bool:
+    """Whether JSON gave a whole number that is not negative and fits 64 bits; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def is_text(value: object) -> bool:
+    """Whether JSON gave a text."""
+    return isinstance(value, str)
+
+
+Kinds: TypeAlias = "Mapping[str, tuple[str, Callable[[Any], bool]]]"
+"""Name → what is expected in words, and a test of it."""
+
+META_KINDS: Kinds = {
+    "episode_id": ("a whole number from 0", is_count),
+    "seed": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "attempt": ("a whole number from 0", is_count),
+    "length": ("a whole number from 1", lambda value: is_count(value) and value >= 1),
+    "success": ("true, false or null", lambda value: value is None or isinstance(value, bool)),
+    "diverged": ("true or false", lambda value: isinstance(value, bool)),
+    "episode_return": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "instruction": ("a text", is_text),
+}
+
+
+def check_record(content: object, kinds: Kinds, where: str) -> dict[str, Any]:
+    """A JSON object with exactly these keys, each of its kind; anything else is a DataError that says where."""
+    if not isinstance(content, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(content).__name__}; the file is damaged")
+    record = cast("dict[str, Any]", content)
+    if record.keys() != kinds.keys():
+        missing, unknown = sorted(kinds.keys() - record.keys()), sorted(record.keys() - kinds.keys())
+        raise DataError(f"{where}: expected the keys {', '.join(kinds)}; missing: {missing}, unknown: {unknown}")
+    for name, (words, fits) in kinds.items():
+        if not fits(record[name]):
+            raise DataError(f"{where}: {name}: expected {words}, got {record[name]!r}; the file is damaged")
+    return record
 
 
 class EpisodeFile:
@@ -120,11 +165,19 @@ class EpisodeFile:
         self._stored: dict[str, _Stored] = {}
         try:
             with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
-                self.meta = _read_meta(archive.read(_HEADER), path)
-                for info in archive.infolist():
+                members = {info.filename: info for info in archive.infolist()}
+                if len(members) < len(archive.infolist()):
+                    raise DataError(f"{path}: a name is there twice; the file is damaged")
+                self.meta = _read_meta(archive, members[_HEADER], path)
+                for info in members.values():
                     if info.filename.endswith(".npy"):
-                        self._stored[info.filename[:-4]] = _locate(raw, info)
-        except (zipfile.BadZipFile, KeyError, struct.error, EOFError) as error:
+                        self._stored[info.filename[:-4]] = _locate(raw, info, path)
+        except FileNotFoundError:
+            raise DataError(f"{path}: in the journal, but missing; restore it from a copy") from None
+        # an archive that is damaged in its directory shows it in many ways
+        except (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, OSError, RuntimeError) as error:
+            if isinstance(error, DataError):
+                raise
             raise DataError(f"{path}: not an episode file, or a damaged one ({error})") from error
 
     @property
@@ -163,20 +216,41 @@ class EpisodeFile:
             raise DataError(f"{self.path}: no array {name!r}; it has {', '.join(self._stored)}") from None
 
 
-def _read_meta(text: bytes, path: Path) -> EpisodeMeta:
-    header = json.loads(text)
-    if header.pop("format", None) != FORMAT or header.pop("version", None) != VERSION:
+def _read_meta(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> EpisodeMeta:
+    _check_stored(info, path)
+    if info.file_size > _LARGEST_HEADER:
+        raise DataError(f"{path}: {_HEADER} has {info.file_size:,} bytes, more than any episode; the file is damaged")
+    header: object = json.loads(archive.read(info))
+    found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
+    if found.pop("format", None) != FORMAT or found.pop("version", None) != VERSION:
         raise DataError(f"{path}: expected an episode of format {FORMAT} {VERSION}; update headrace")
-    return EpisodeMeta(**header)
+    return EpisodeMeta(**check_record(found, META_KINDS, f"{path}: {_HEADER}"))
 
 
-def _locate(raw: BinaryIO, info: zipfile.ZipInfo) -> _Stored:
+def _check_stored(info: zipfile.ZipInfo, path: Path) -> None:
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
+        raise DataError(f"{path}: {info.filename} is compressed or encrypted, which no recorder writes")
+
+
+def _locate(raw: BinaryIO, info: zipfile.ZipInfo, path: Path) -> _Stored:
+    _check_stored(info, path)
     # the archive's directory knows where a member begins; the lengths of its name and extra field stand there
     raw.seek(info.header_offset + 26)
     name, extra = struct.unpack("<HH", raw.read(4))
-    raw.seek(info.header_offset + 30 + name + extra)
-    version = np.lib.format.read_magic(raw)
-    if version != (1, 0):
-        raise DataError(f"{info.filename}: expected a .npy header of version 1.0, got {version}")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(raw)
+    begin = info.header_offset + 30 + name + extra
+    raw.seek(begin)
+    try:
+        version = np.lib.format.read_magic(raw)
+        if version != (1, 0):
+            raise ValueError(f"expected a .npy header of version 1.0, got {version}")
+        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(raw)
+    # numpy parses the header as Python, and shows how that fails
+    except (ValueError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        raise DataError(f"{path}: {info.filename}: not an array ({error}); the file is damaged") from error
+    if dtype.hasobject or in_columns or not shape or any(size < 0 for size in shape):
+        raise DataError(f"{path}: {info.filename}: expected rows of numbers, got {dtype} {shape}; the file is damaged")
+    if raw.tell() - begin + math.prod(shape) * dtype.itemsize != info.file_size:
+        raise DataError(
+            f"{path}: {info.filename}: {dtype} {shape} does not fill its {info.file_size:,} bytes; the file is damaged"
+        )
     return _Stored(raw.tell(), dtype, shape)

@@ -20,7 +20,6 @@ from headrace.errors import ConfigError, DataError, StorageError, UnknownNameErr
 from headrace.files import put_in_place, storage_error, write_whole
 from headrace.recording._dataset import Episode, EpisodeDataset, Only
 from headrace.recording._fields import Field
-from headrace.recording._store import check_entry
 
 Format = Literal["robomimic", "lerobot", "minari"]
 FORMATS: tuple[Format, ...] = ("robomimic", "lerobot", "minari")
@@ -139,7 +138,7 @@ def _assemble(
         folder = partial / f"unit-{unit.index:05d}"
         if not folder.exists():
             for episode in unit.episodes:
-                check_entry(dataset.path, episode.entry)
+                episode.entry.check(dataset.path)
             part = partial / f"{folder.name}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()

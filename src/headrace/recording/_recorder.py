@@ -17,9 +17,9 @@ from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._fields import Array, as_array, check_choice, needs_frames
-from headrace.recording._pages import FinishedEpisode
-from headrace.recording._step_layout import StepLayout
-from headrace.recording._store import DatasetInfo, EpisodeStore
+from headrace.recording._info import DatasetInfo
+from headrace.recording._running import FinishedEpisode, StepLayout
+from headrace.recording._store import EpisodeStore
 from headrace.recording._writer import BackgroundWriter
 from headrace.types import ResetRecord, StepRecord
 
@@ -36,9 +36,11 @@ class RecorderCfg:
     min_length: int = 1
     """Shorter episodes are not kept."""
     queue_episodes: int | None = None
-    """Finished episodes that may wait for the disk before a step blocks; the number of environments where None."""
+    """Finished episodes that may not be on disk yet when a step returns; the number of environments where None."""
+    commit_within_s: float = 1.0
+    """Seconds after which a finished episode is on disk when a step returns; a step waits for those that are not."""
     stall_s: float = 60.0
-    """Seconds without progress after which a blocked step raises instead of waiting on."""
+    """Seconds without progress after which whoever waits for the disk gets an error."""
 
     def __post_init__(self) -> None:
         check_choice(self.fields)
@@ -48,6 +50,9 @@ class RecorderCfg:
             raise ConfigError(f"min_length: expected at least 1, got {self.min_length}")
         if self.queue_episodes is not None and self.queue_episodes < 1:
             raise ConfigError(f"queue_episodes: expected at least 1, got {self.queue_episodes}")
+        for name in ("commit_within_s", "stall_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: expected more than 0 seconds, got {getattr(self, name)}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +110,7 @@ class EpisodeRecorder:
         self._num_envs = 0
         self._episodes: NDArray[np.int64] = np.empty(0, np.int64)
         self._seeds: list[int] = []
+        self._instructions: list[str] = []
         self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._returns: NDArray[np.float64] = np.empty(0)
         self._first_states: Array | None = None
@@ -146,9 +152,10 @@ class EpisodeRecorder:
         if not self._num_envs:
             self._begin(record)
         env_ids = record.env_ids.cpu().numpy()
-        for slot in env_ids.tolist():
+        for row, slot in enumerate(env_ids.tolist()):
             self._forget(slot)
             self._seeds[slot] = record.seed
+            self._instructions[slot] = record.instructions[row] if record.instructions else ""
         self._episodes[env_ids] = record.episode_ids.cpu().numpy()
         if "states" in self.cfg.fields:
             if record.states is None:
@@ -198,10 +205,12 @@ class EpisodeRecorder:
             if self._writer is not None:
                 self._writer.close(self._ready)
         finally:
-            self._closed = True
-            self._drop_running()
-            self.store.close()
-            atexit.unregister(self._at_exit)
+            # a thread that still hangs in a write keeps the dataset locked until its process ends
+            if self._writer is None or not self._writer.alive:
+                self._closed = True
+                self._drop_running()
+                self.store.close()
+                atexit.unregister(self._at_exit)
 
     def __enter__(self) -> EpisodeRecorder:
         return self
@@ -224,10 +233,14 @@ class EpisodeRecorder:
         self._num_envs = int(first.shape[0])
         self._episodes = np.full(self._num_envs, -1, np.int64)
         self._seeds = [0] * self._num_envs
+        self._instructions = [""] * self._num_envs
         self._lengths = np.zeros(self._num_envs, np.int64)
         self._returns = np.zeros(self._num_envs)
         self._writer = BackgroundWriter(
-            self.store, capacity=self.cfg.queue_episodes or self._num_envs, stall_s=self.cfg.stall_s
+            self.store,
+            capacity=self.cfg.queue_episodes or self._num_envs,
+            within_s=self.cfg.commit_within_s,
+            stall_s=self.cfg.stall_s,
         )
 
     def _plan(self, record: StepRecord) -> StepLayout:
@@ -269,6 +282,7 @@ class EpisodeRecorder:
             success=success,
             diverged=diverged,
             episode_return=float(self._returns[slot]),
+            instruction=self._instructions[slot],
         )
         if self._keeps(meta):
             self._ready.append(
@@ -301,10 +315,8 @@ class EpisodeRecorder:
         return False
 
     def _hand_over(self) -> None:
-        # an interrupt between the two lines hands an episode over twice; the store writes it once
-        while self._ready and self._writer is not None:
-            self._writer.put(self._ready[0])
-            self._ready.popleft()
+        if self._writer is not None:
+            self._writer.put_all(self._ready)
 
     def _forget(self, slot: int) -> None:
         if self._lengths[slot]:

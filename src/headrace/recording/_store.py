@@ -15,10 +15,11 @@ dataset/
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
@@ -27,35 +28,28 @@ from headrace.files import (
     append,
     claim,
     lock,
+    read_json,
     storage_error,
     sync_directory,
     truncate,
     write_whole,
 )
 from headrace.recording._block_file import BlockBuffer
-from headrace.recording._episode_file import EpisodeMeta, write_episode_file
+from headrace.recording._episode_file import (
+    META_KINDS,
+    EpisodeMeta,
+    Kinds,
+    check_record,
+    is_count,
+    is_text,
+    write_episode_file,
+)
 from headrace.recording._fields import Array, Field
-from headrace.recording._journal import JournalEntry, as_line, read_journal
+from headrace.recording._info import INFO, DatasetInfo, info_text
 
-FORMAT = "headrace-dataset"
-VERSION = 1
 Group = Literal["episodes", "failed"]
 _GROUPS: tuple[Group, ...] = ("episodes", "failed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetInfo:
-    """Where the episodes of a dataset come from. Exports and replay read it."""
-
-    env_name: str = ""
-    """Task name, as ``headrace.make`` takes it."""
-    env_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of ``headrace.make``; anything that JSON can say."""
-    fps: float | None = None
-    """Environment steps per simulated second; LeRobot needs it."""
-    instruction: str = ""
-    """The task in words, for policies that read; the name of the task where empty."""
-    robot_type: str | None = None
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Writable(Protocol):
@@ -76,18 +70,65 @@ class Writable(Protocol):
         ...
 
 
-def read_info(path: Path) -> DatasetInfo:
-    """The ``dataset.json`` of a store."""
-    file = path / "dataset.json"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry(EpisodeMeta):
+    """A committed episode: what it is, and the file that must be there."""
+
+    file: str
+    """Path relative to the dataset: the group's directory and the episode's file name."""
+    size: int
+    """Bytes of the file."""
+    sha256: str
+
+    def as_line(self) -> bytes:
+        """The line of the journal, with its newline."""
+        fields = {**self.as_dict(), "file": self.file, "size": self.size, "sha256": self.sha256}
+        return json.dumps(fields).encode() + b"\n"
+
+    def check(self, dataset: Path) -> None:
+        """Compare the episode's file with this entry."""
+        FileHash(self.size, self.sha256).check(dataset / self.file)
+
+    @property
+    def failed_apart(self) -> bool:
+        """Whether the episode was put aside as failed."""
+        return self.file.startswith("failed/")
+
+
+_JOURNAL_KINDS: Kinds = {
+    **META_KINDS,
+    "file": ("a path in episodes/ or failed/", is_text),
+    "size": ("a whole number from 0", is_count),
+    "sha256": ("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value))),
+}
+
+
+def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
+    """Entries in order of commit, and the number of bytes that whole lines take.
+
+    A last line without its newline, or one that is not yet JSON, is the trace of a crash and is left out. A bad line
+    before others is damage.
+    """
+    entries: list[JournalEntry] = []
+    good = 0
     try:
-        content = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise DataError(f"{path}: no dataset.json; expected the folder that EpisodeRecorder wrote") from None
-    except ValueError as error:
-        raise DataError(f"{file}: not JSON ({error})") from error
-    if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
-        raise DataError(f"{file}: expected format {FORMAT} {VERSION}; update headrace")
-    return DatasetInfo(**content)
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}; this is not a whole dataset") from error
+    for number, line in enumerate(lines[:-1], start=1):
+        where = f"{path}, line {number}"
+        try:
+            content: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) - 1 and not lines[-1]:
+                break
+            raise DataError(f"{where}: not a journal line ({error}); the journal is damaged") from error
+        entry = JournalEntry(**check_record(content, _JOURNAL_KINDS, where))
+        if entry.file not in {f"{group}/{entry.file_name}" for group in _GROUPS}:
+            raise DataError(f"{where}: file: expected episodes/{entry.file_name}, got {entry.file!r}")
+        entries.append(entry)
+        good += len(line) + 1
+    return entries, good
 
 
 class EpisodeStore:
@@ -120,11 +161,10 @@ class EpisodeStore:
             raise
 
     def _open(self, info: DatasetInfo) -> None:
-        wanted = {"format": FORMAT, "version": VERSION, **asdict(info), "env_args": dict(info.env_args)}
-        text = json.dumps(wanted, indent=1)
-        file = self.path / "dataset.json"
+        text = info_text(info)
+        file = self.path / INFO
         if file.exists():
-            if json.loads(text) != json.loads(file.read_text()):
+            if json.loads(text) != read_json(file):
                 raise ConfigError(
                     f"{file}: was recorded with other settings; resume with the same DatasetInfo or choose another path"
                 )
@@ -137,7 +177,7 @@ class EpisodeStore:
         else:
             write_whole(self._journal, b"")
         for entry in self.entries:
-            check_entry(self.path, entry)
+            entry.check(self.path)
         self._keys = {entry.key for entry in self.entries}
         self._remove_leftovers()
 
@@ -174,7 +214,7 @@ class EpisodeStore:
             if fresh:
                 for group in sorted({entry.file.split("/")[0] for entry in fresh}):
                     sync_directory(self.path / group)
-                append(self._journal, b"".join(map(as_line, fresh)))
+                append(self._journal, b"".join(entry.as_line() for entry in fresh))
                 self.entries += fresh
         except OSError as error:
             failure = error
@@ -206,8 +246,3 @@ class EpisodeStore:
     def close(self) -> None:
         """Let others write here."""
         self._lock.close()
-
-
-def check_entry(path: Path, entry: JournalEntry) -> None:
-    """Compare a committed episode's file with its journal line."""
-    FileHash(entry.size, entry.sha256).check(path / entry.file)

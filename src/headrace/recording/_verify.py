@@ -14,7 +14,6 @@ from headrace.errors import DataError, require_extra
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._hdf5_parts import open_hdf5, row_counts
 from headrace.recording._mp4 import frame_times
-from headrace.recording._store import check_entry
 
 Kind = Literal["headrace", "robomimic", "lerobot", "minari"]
 
@@ -61,7 +60,13 @@ def verify_dataset(path: Path | str) -> Verdict:
         "minari": _check_minari,
     }
     counts = [0, 0]
-    problems = tuple(check[kind](path, counts))
+    try:
+        problems = tuple(check[kind](path, counts))
+    except DataError:
+        raise
+    # what the formats' own libraries raise for files that are cut or are of another kind
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise DataError(f"{path}: not a whole {kind} dataset: {error!r}; write it again") from error
     return Verdict(kind=kind, episodes=counts[0], steps=counts[1], problems=problems)
 
 
@@ -73,7 +78,7 @@ def _check_store(path: Path, counts: list[int]) -> Iterator[str]:
         yield "journal.jsonl: an episode has more than one line"
     for episode in dataset:
         try:
-            check_entry(path, episode.entry)
+            episode.entry.check(path)
             yield from _check_episode(episode)
         except DataError as error:
             yield str(error)

@@ -5,143 +5,161 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headrace.errors import HeadraceError, LifecycleError, StorageError
-from headrace.recording._pages import FinishedEpisode
+from headrace.recording._running import FinishedEpisode
 from headrace.recording._store import EpisodeStore
 
 _BATCH = 8
-"""Episodes that share one sync of the folder and of the journal."""
+"""Episodes that share one sync of the directory and of the journal."""
 _LINGER_S = 0.1
-"""How long a first episode waits for others to share the syncs with, while nobody waits for it."""
+"""How long a first episode waits for others to share the syncs with, while no caller waits for it."""
+_LOOK_S = 0.2
+"""How often a caller that waits looks whether the thread still makes progress."""
 
 
 class BackgroundWriter:
     """Commits episodes in the order given. Owns the store's writing from now on.
 
-    ``put`` returns at once while fewer than ``capacity`` episodes wait or are being written; then it blocks until one
-    is done. Nothing is dropped. If the disk takes nothing for ``stall_s`` seconds, ``put`` raises instead of waiting
-    on; the episodes stay queued.
+    When ``put_all`` returns, at most ``capacity`` episodes are not on disk yet, and none of them has waited for longer
+    than ``within_s``. Until then it blocks; nothing is dropped. If the disk takes nothing for ``stall_s`` seconds,
+    whoever waits gets an error instead of waiting on; the episodes stay queued. Whatever ends the thread is raised by
+    every later call.
     """
 
-    def __init__(self, store: EpisodeStore, *, capacity: int, stall_s: float) -> None:
+    def __init__(self, store: EpisodeStore, *, capacity: int, within_s: float, stall_s: float) -> None:
         self._store = store
         self.capacity = capacity
+        self._within_s = within_s
         self._stall_s = stall_s
-        self._queue: deque[FinishedEpisode] = deque()
-        self._busy: list[FinishedEpisode] = []
+        self._queue: deque[tuple[float, FinishedEpisode]] = deque()
+        self._busy: list[tuple[float, FinishedEpisode]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._waiting = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._done = 0
         self.waited_s = 0.0
         self._thread = threading.Thread(target=self._run, name="headrace-recorder", daemon=True)
         self._thread.start()
 
-    @property
-    def _awaited(self) -> bool:
-        return self._closing or self._waiting > 0
-
-    def put(self, episode: FinishedEpisode) -> None:
-        """Queue an episode; blocks while the queue is full."""
+    def put_all(self, episodes: deque[FinishedEpisode]) -> None:
+        """Take the episodes out of ``episodes`` one by one as there is room, then wait for those that are overdue."""
         with self._changed:
             if self._closing:
-                raise LifecycleError("recorder: closed; make a new one with resume=True to record on")
-            if len(self._queue) + len(self._busy) >= self.capacity:
-                self._wait_for_room()
-            self._raise_error()
-            self._queue.append(episode)
-            self._changed.notify_all()
+                raise LifecycleError("the recorder is closed; make a new one with resume=True to record on")
+            while episodes:
+                self._wait(lambda: self._waits < self.capacity)
+                # an interrupt between the two lines queues an episode twice; the store writes it once
+                self._queue.append((time.monotonic(), episodes[0]))
+                episodes.popleft()
+                self._changed.notify_all()
+            self._wait(lambda: time.monotonic() - self._oldest <= self._within_s)
 
-    def _wait_for_room(self) -> None:
+    @property
+    def _waits(self) -> int:
+        return len(self._queue) + len(self._busy)
+
+    @property
+    def _oldest(self) -> float:
+        first = self._busy or self._queue
+        return first[0][0] if first else time.monotonic()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        error = self._error
+        if isinstance(error, HeadraceError):
+            raise error
+        if error is not None:
+            raise StorageError(
+                f"{self._store.path}: writing episodes failed: {error!r}; {len(self._store.entries)} committed "
+                "episodes are safe. Remove the cause, then go on with resume=True"
+            ) from error
+
+    def held_bytes(self) -> int:
+        """Memory of the episodes that wait or are being written."""
+        with self._changed:
+            return sum(episode.held_bytes for _, episode in [*self._queue, *self._busy])
+
+    def drain(self) -> None:
+        """Return when everything queued so far is committed."""
+        with self._changed:
+            self._wait(lambda: not self._waits)
+
+    def close(self, remaining: Iterable[FinishedEpisode] = ()) -> None:
+        """Commit what is queued, then ``remaining``, and end the thread. Safe to call again, also after an interrupt.
+
+        The capacity does not count here: no more steps come, and the episodes are in memory anyway.
+        """
+        try:
+            with self._changed:
+                if not self._closing and self._error is None:
+                    self._queue.extend((time.monotonic(), episode) for episode in remaining)
+                self._closing = True
+                self._changed.notify_all()
+                self._wait(lambda: not self._waits)
+        finally:
+            if self._error is not None or not self._waits:
+                self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait, with the lock held, for the thread to get somewhere; raises what ended it, or that it stands still."""
+        self.check()
+        if ready():
+            return
         began = since = time.monotonic()
         seen = self._done
         self._waiting += 1
         self._changed.notify_all()
         try:
-            while len(self._queue) + len(self._busy) >= self.capacity and self._error is None:
-                self._changed.wait(0.2)
+            while self._error is None and not ready():
+                self._changed.wait(_LOOK_S)
                 now = time.monotonic()
                 if self._done != seen:
                     seen, since = self._done, now
                 elif now - since > self._stall_s:
                     raise StorageError(
-                        f"{self._store.path}: the disk took no episode for {self._stall_s:g} s; "
-                        f"{len(self._queue)} wait. Check the disk; committed episodes are safe"
+                        f"{self._store.path}: the disk took no episode for {self._stall_s:g} s; {self._waits} wait. "
+                        "Check the disk; committed episodes are safe"
                     )
         finally:
             self._waiting -= 1
             self.waited_s += time.monotonic() - began
-
-    def check(self) -> None:
-        """Raise what the thread ran into, if anything."""
-        self._raise_error()
-
-    def held_bytes(self) -> int:
-        """Memory of the episodes that wait or are being written."""
-        with self._changed:
-            return sum(episode.held_bytes for episode in [*self._queue, *self._busy])
-
-    def drain(self) -> None:
-        """Return when everything queued so far is committed."""
-        with self._changed:
-            self._waiting += 1
-            self._changed.notify_all()
-            try:
-                while (self._queue or self._busy) and self._error is None:
-                    self._changed.wait()
-            finally:
-                self._waiting -= 1
-            self._raise_error()
-
-    def close(self, remaining: Iterable[FinishedEpisode] = ()) -> None:
-        """Commit what is queued, then ``remaining``, and end the thread. Safe to call again, also after an interrupt.
-
-        The capacity does not count here: nobody steps any more, and the episodes are in memory anyway.
-        """
-        with self._changed:
-            if not self._closing and self._error is None:
-                self._queue.extend(remaining)
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+        self.check()
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._take_batch():
+                self._store.commit([episode for _, episode in self._busy])
+                with self._changed:
+                    self._done += len(self._busy)
+                    self._busy = []
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the thread that steps must hear of it)
             with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                # a batch is a part of the capacity, so that a blocked step waits for a few episodes, not for all
-                most = min(_BATCH, max(1, self.capacity // 2))
-                until = time.monotonic() + _LINGER_S
-                while len(self._queue) < most and not self._awaited and (left := until - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                count = min(len(self._queue), most)
-                self._busy = [self._queue.popleft() for _ in range(count)]
-            try:
-                self._store.commit(self._busy)
-            except (HeadraceError, OSError) as error:
-                self._fail(error)
-                return
-            with self._changed:
-                self._done += len(self._busy)
+                self._error = error
+                self._queue.clear()
                 self._busy = []
                 self._changed.notify_all()
 
-    def _fail(self, error: Exception) -> None:
+    def _take_batch(self) -> bool:
+        """Wait for episodes and take some; False when there are none and there will be none."""
         with self._changed:
-            self._error = error
-            self._queue.clear()
-            self._busy = []
-            self._changed.notify_all()
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            # a batch is a part of the capacity, so that a blocked step waits for a few episodes, not for all
+            most = min(_BATCH, max(1, self.capacity // 2))
+            until = time.monotonic() + min(_LINGER_S, self._within_s / 2)
+            while 0 < len(self._queue) < most and not (self._closing or self._waiting):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self._busy = [self._queue.popleft() for _ in range(min(len(self._queue), most))]
+            return bool(self._busy)

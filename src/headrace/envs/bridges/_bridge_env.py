@@ -275,7 +275,10 @@ class BridgeEnv(EpisodicEnv):
         self._hold(ids.numpy())
         self._active_set.unpark(ids)
         if self._observers:
-            record = ResetRecord(env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._shown(), states=None)
+            told = tuple([self._instructions[slot] for slot in ids.tolist()])
+            record = ResetRecord(
+                env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._shown(), states=None, instructions=told
+            )
             for observer in self._observers:
                 observer.after_reset(record)
         self.timer.stop()
