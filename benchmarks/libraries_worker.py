@@ -35,11 +35,11 @@ def main(library: str) -> int:
     import warnings
 
     warnings.simplefilter("ignore")  # the libraries' deprecations
-    from headrace.adapters._library import require_library
-    from headrace.adapters._settings import checked_library
-    from headrace.adapters._torch_state import library_run
 
-    require_library(checked_library(library))
+    from headrace.adapters import library as spec_of
+    from headrace.adapters import library_run
+
+    spec_of(library).require()
     sys.argv = ["python", "benchmarks/libraries.py"]  # bundles say what a user would type
     sections: dict[str, Section] = {}
     with library_run(seed=0):
@@ -130,12 +130,10 @@ def _small(value: Any) -> Any:
 
 
 def _described(library: str, settings: Any) -> Any:
-    from headrace.adapters._settings import DIFFERENCES, plain_settings
+    from headrace.adapters._checkpoint import plain_settings
     from headrace.bench import describe_library
 
-    return describe_library(
-        library, algorithm="PPO", settings=plain_settings(settings), differences=DIFFERENCES[library]
-    )
+    return describe_library(library, algorithm="PPO", settings=plain_settings(settings))
 
 
 def _peak_megabytes() -> float:
@@ -160,12 +158,12 @@ def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) 
 
 def _speed(library: str, task: str, folder: Path) -> Section:
     import headrace
-    from headrace.adapters._library import make_learner
-    from headrace.adapters._settings import PPOSettings
+    from headrace.adapters import make_learner
     from headrace.bench import TrainingBuilder
+    from headrace.rollout import PPOCfg
 
     num_envs, overrides = TASKS[task]
-    clock, learning, settings = _Clock(), list[float](), PPOSettings()
+    clock, learning, settings = _Clock(), list[float](), PPOCfg()
     builder = TrainingBuilder(clock=clock)
     builder.library = _described(library, settings)
     with _benchmark(builder, folder, task, num_envs, library=library, overrides=overrides):
@@ -193,13 +191,13 @@ def _learning(library: str, iterations: int, folder: Path) -> Section:
 def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
     """A training from its first step on; its bundle has the seconds to the threshold, null where it was not reached."""
     import headrace
-    from headrace.adapters._library import make_learner
-    from headrace.adapters._settings import PPOSettings
+    from headrace.adapters import make_learner
     from headrace.adapters._torch_state import library_run
     from headrace.bench import TrainingBuilder
+    from headrace.rollout import PPOCfg
 
     recent: deque[float] = deque(maxlen=WINDOW)
-    clock, settings = _Clock(), PPOSettings(seed=seed)
+    clock, settings = _Clock(), PPOCfg(seed=seed)
     builder = TrainingBuilder(clock=clock)
     builder.library = _described(library, settings)
     reached: float | None = None
@@ -224,11 +222,11 @@ def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
 
 def _overhead(library: str, folder: Path) -> Section:
     """Rollouts with the adapter and natively, in turn, in pairs whose order turns; collecting alone is timed."""
-    from headrace.adapters._settings import PPOSettings
     from headrace.bench import TrainingBuilder
+    from headrace.rollout import PPOCfg
     from libraries_nothing import ENVS, both_arms
 
-    settings, clock = PPOSettings(epochs=1), _Clock()  # learning is not timed here
+    settings, clock = PPOCfg(epochs=1), _Clock()  # learning is not timed here
     builder = TrainingBuilder(clock=clock)
     builder.library = _described(library, settings)
     with _benchmark(builder, folder, "nothing", ENVS, library=library):

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import headrace
-from headrace.adapters._library import make_learner
-from headrace.adapters._settings import PPOSettings
+from headrace.adapters import make_learner
 from headrace.adapters._torch_state import library_run
+from headrace.rollout import PPOCfg
 
 LIBRARIES = ("headrace", "rsl_rl", "rl_games", "skrl", "sb3")
 
@@ -38,7 +38,7 @@ def main() -> None:
         returns: list[float] = []
         collecting = learning = 0.0
         with library_run(seed=0):
-            learner = make_learner(library, env, PPOSettings())
+            learner = make_learner(library, env, PPOCfg())
             for iteration in range(arguments.iterations):
                 times = learner.iterate()
                 collecting, learning = collecting + times.collect, learning + times.learn

@@ -13,6 +13,7 @@ from headrace._gymnasium_ids import register_ids
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from headrace._jobs.train import TrainingResult, train
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
     from headrace.envs import (
         BatchEnv,
@@ -44,6 +45,7 @@ __all__ = [
     "TaskEntry",
     "TermTask",
     "TermTaskCfg",
+    "TrainingResult",
     "__version__",
     "bridge",
     "kernel_threads",
@@ -51,12 +53,14 @@ __all__ = [
     "register_task",
     "set_kernel_threads",
     "task_names",
+    "train",
 ]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
+        "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (
             *("BatchEnv", "EnvRecipe", "Rows", "Task", "TaskCfg", "TaskEntry", "TermTask", "TermTaskCfg"),

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.adapters._curves import TAGS, read_curves
-from headrace.adapters._settings import LibraryName, PPOSettings
+from headrace.adapters import library as spec_of
+from headrace.adapters import read_curves
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import library_run
 from headrace.errors import DataError
+from headrace.rollout import PPOCfg
 
 ENVS, STEPS, ITERATIONS = 8, 24, 3
-SHORT = PPOSettings(steps=STEPS, epochs=1, minibatches=2, hidden=(16,))
+SHORT = PPOCfg(steps=STEPS, epochs=1, minibatches=2, hidden=(16,))
 
 
 def _rsl_rl(core: LearnerEnv, folder: Path) -> None:
@@ -81,7 +82,7 @@ def _sb3(core: LearnerEnv, folder: Path) -> None:
     model.learn(ITERATIONS * STEPS * ENVS)
 
 
-TRAINERS: dict[LibraryName, Callable[[LearnerEnv, Path], None]] = {
+TRAINERS: dict[str, Callable[[LearnerEnv, Path], None]] = {
     "rsl_rl": _rsl_rl,
     "rl_games": _rl_games,
     "skrl": _skrl,
@@ -90,7 +91,7 @@ TRAINERS: dict[LibraryName, Callable[[LearnerEnv, Path], None]] = {
 
 
 @pytest.mark.parametrize("library", TRAINERS)
-def test_the_curve_a_library_logs_is_found_and_is_the_one_counted_here(library: LibraryName, tmp_path: Path) -> None:
+def test_the_curve_a_library_logs_is_found_and_is_the_one_counted_here(library: str, tmp_path: Path) -> None:
     """The library's own trainer and log over our environment: its last point is the mean of the episodes that ended."""
     with library_run(seed=1), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # the libraries' own, of their loggers
@@ -99,7 +100,7 @@ def test_the_curve_a_library_logs_is_found_and_is_the_one_counted_here(library: 
         finished = core.finished()
     curves = read_curves(tmp_path, library)
     assert len(curves.at) == len(curves.reward) == len(curves.length) >= 2
-    per_iteration = {"iterations": 1, "steps": STEPS, "frames": STEPS * ENVS}[TAGS[library].axis]
+    per_iteration = {"iterations": 1, "steps": STEPS, "frames": STEPS * ENVS}[spec_of(library).curves.axis]
     assert curves.at[-1] - curves.at[-2] == per_iteration
     # all four average over the last 100 episodes; fewer have ended. rl_games keeps a running mean in float32, skrl the
     # mean over the steps since it wrote last, in which the average moved
@@ -116,8 +117,8 @@ def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
 
     for name, value, moment in (("PPO_2", 5.0, 2_000.0), ("PPO_10", 7.0, 3_000.0), ("PPO_1", 3.0, 1_000.0)):
         with SummaryWriter(str(tmp_path / name)) as writer:
-            writer.add_scalar(TAGS["sb3"].reward, value, 64)
-            writer.add_scalar(TAGS["sb3"].length, 2 * value, 64)
+            writer.add_scalar(spec_of("sb3").curves.reward, value, 64)
+            writer.add_scalar(spec_of("sb3").curves.length, 2 * value, 64)
         for file in (tmp_path / name).iterdir():
             os.utime(file, (moment, moment))
     curves = read_curves(tmp_path, "sb3")

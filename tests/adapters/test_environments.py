@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import headrace
+from headrace.adapters import library as spec_of
+from headrace.adapters import make_learner
 from headrace.adapters._learner import CheckpointMeta
-from headrace.adapters._library import make_learner
-from headrace.adapters._settings import PPOSettings
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import library_run
+from headrace.rollout import PPOCfg
 from headrace.types import Step
 
 ENVS, LIMIT, STEPS, SCALE = 4, 14, 60, 0.1
@@ -193,12 +194,12 @@ def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_a
 
 @pytest.mark.parametrize("library", ADAPTERS)
 def test_a_critic_that_sees_more_learns_and_its_weights_travel(library: str, tmp_path: Path) -> None:
-    settings = PPOSettings(steps=4, epochs=1, minibatches=2, hidden=(16,))
+    settings = PPOCfg(steps=4, epochs=1, minibatches=2, hidden=(16,))
     with library_run(seed=1):
         env = headrace.make("pusher-camera", 2, seed=0, threads=1)
         learner = make_learner(library, env, settings)
         learner.iterate()
-        path = tmp_path / f"file{learner.suffix}"
+        path = tmp_path / f"file{spec_of(library).suffix}"
         name: Any = library
         learner.save(
             path, CheckpointMeta(library=name, task="pusher-camera", iteration=1, score=None, settings=settings)
@@ -212,7 +213,7 @@ def test_the_four_libraries_have_networks_of_the_same_size() -> None:
     sizes: dict[str, list[int]] = {}
     with library_run(seed=1):
         for library in ADAPTERS:
-            learner: Any = make_learner(library, headrace.make("cartpole", ENVS, seed=0, threads=1), PPOSettings())
+            learner: Any = make_learner(library, headrace.make("cartpole", ENVS, seed=0, threads=1), PPOCfg())
             match library:
                 case "rsl_rl":
                     modules = [learner.runner.alg.actor, learner.runner.alg.critic]

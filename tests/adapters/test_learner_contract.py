@@ -9,17 +9,19 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters._checkpoint import file_kind, read_meta
+from headrace.adapters import library as spec_of
+from headrace.adapters import library_names, make_learner
+from headrace.adapters._checkpoint import read_meta, recognize
 from headrace.adapters._learner import CheckpointMeta, Learner
-from headrace.adapters._library import make_learner
-from headrace.adapters._settings import LIBRARIES, LibraryName, PPOSettings
 from headrace.adapters._torch_state import library_run
+from headrace.rollout import PPOCfg
 from headrace.testing._learners import check_learner
 
-SHORT = PPOSettings(steps=24, epochs=2, minibatches=2, hidden=(16,))
+LIBRARIES = library_names()
+SHORT = PPOCfg(steps=24, epochs=2, minibatches=2, hidden=(16,))
 
 
-def meta_of(library: LibraryName, settings: PPOSettings = SHORT) -> CheckpointMeta:
+def meta_of(library: str, settings: PPOCfg = SHORT) -> CheckpointMeta:
     return CheckpointMeta(library=library, task="cartpole", iteration=3, score=12.5, settings=settings)
 
 
@@ -28,39 +30,41 @@ def cartpole(num_envs: int = 8) -> headrace.BatchEnv:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_learner_keeps_the_contract(library: LibraryName, tmp_path: Path) -> None:
+def test_learner_keeps_the_contract(library: str, tmp_path: Path) -> None:
     def make(env: headrace.BatchEnv) -> Learner:
         torch.manual_seed(3)
         return make_learner(library, env, SHORT)
 
     with library_run(seed=1):
-        suffix = make(cartpole()).suffix
+        suffix = spec_of(library).suffix
         results = check_learner(cartpole, make, meta_of(library), tmp_path, suffix=suffix)
     assert [result.check for result in results if result.not_claimed] == []
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_checkpoint_tells_its_library_task_iteration_and_settings(library: LibraryName, tmp_path: Path) -> None:
+def test_checkpoint_tells_its_library_task_iteration_and_settings(library: str, tmp_path: Path) -> None:
     with library_run(seed=1):
         learner = make_learner(library, cartpole(), SHORT)
-        path = tmp_path / f"file{learner.suffix}"
+        path = tmp_path / f"file{spec_of(library).suffix}"
         learner.save(path, meta_of(library))
-    kind = file_kind(path)
-    assert kind == library
-    assert read_meta(path, kind) == meta_of(library)
+    kind, spec = recognize(path)
+    assert kind == "library"
+    assert spec is not None
+    assert spec.name == library
+    assert read_meta(path, spec) == meta_of(library)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]  # nothing half-written is left beside it
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_pictures_are_learned_from_and_the_policy_plays_them(library: LibraryName, tmp_path: Path) -> None:
-    settings = PPOSettings(steps=4, epochs=1, minibatches=2)
+def test_pictures_are_learned_from_and_the_policy_plays_them(library: str, tmp_path: Path) -> None:
+    settings = PPOCfg(steps=4, epochs=1, minibatches=2)
     with library_run(seed=1):
         env = headrace.make("cartpole-camera", 2, seed=0, threads=1)
         learner = make_learner(library, env, settings)
         learner.iterate()
         actions = learner.policy()(env.observe())
         assert actions.shape == (2, 1)
-        path = tmp_path / f"file{learner.suffix}"
+        path = tmp_path / f"file{spec_of(library).suffix}"
         learner.save(path, meta_of(library, settings))
         other = make_learner(library, env, settings)
         other.load(path)
@@ -69,7 +73,7 @@ def test_pictures_are_learned_from_and_the_policy_plays_them(library: LibraryNam
 
 @pytest.mark.parametrize("library", ["headrace", "rl_games", "rsl_rl"])
 def test_recurrent_policy_forgets_ended_episodes_only(library: str) -> None:
-    settings = PPOSettings(steps=16, epochs=1, minibatches=2, memory="gru", memory_size=8)
+    settings = PPOCfg(steps=16, epochs=1, minibatches=2, memory="gru", memory_size=8)
     with library_run(seed=1):
         env = cartpole(4)
         learner = make_learner(library, env, settings)
@@ -92,7 +96,7 @@ def test_library_without_recurrent_ppo_says_so(library: str) -> None:
     from headrace.errors import ConfigError
 
     with library_run(), pytest.raises(ConfigError, match="no recurrent PPO"):
-        make_learner(library, cartpole(), PPOSettings(memory="gru"))
+        make_learner(library, cartpole(), PPOCfg(memory="gru"))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -111,7 +115,7 @@ def test_short_training_learns(library: str) -> None:
     """Fifteen iterations of cartpole: returns double at least. The whole way up is in the slow tests."""
     with library_run(seed=0):
         env = cartpole(64)
-        learner = make_learner(library, env, PPOSettings(epochs=4))
+        learner = make_learner(library, env, PPOCfg(epochs=4))
         returns: list[list[float]] = []
         for _ in range(14):
             learner.iterate()
@@ -126,7 +130,7 @@ def test_short_training_learns(library: str) -> None:
 def test_training_reaches_95_percent_of_the_best_return(library: str) -> None:
     with library_run(seed=0):
         env = headrace.make("cartpole", 64, seed=0, threads=1)
-        learner = make_learner(library, env, PPOSettings())
+        learner = make_learner(library, env, PPOCfg())
         recent: list[float] = []
         for _ in range(80):
             learner.iterate()
@@ -173,12 +177,12 @@ def test_sb3_loads_our_checkpoint_itself(tmp_path: Path) -> None:
         assert torch.equal(torch.from_numpy(chosen), learner.policy()(obs))
 
 
-def _library_loads_it(library: LibraryName, folder: Path, load: Callable[[Learner, Path], object]) -> None:
+def _library_loads_it(library: str, folder: Path, load: Callable[[Learner, Path], object]) -> None:
     with library_run(seed=2):
         env = cartpole()
         learner = make_learner(library, env, SHORT)
         learner.iterate()
-        path = folder / f"model{learner.suffix}"
+        path = folder / f"model{spec_of(library).suffix}"
         learner.save(path, meta_of(library))
         other = make_learner(library, cartpole(), SHORT)
         load(other, path)

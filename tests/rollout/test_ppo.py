@@ -11,14 +11,8 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs import BatchEnv
-from headrace.rollout._actor_critic import (
-    ImageNormalizer,
-    NetworkCfg,
-    Normalizer,
-    Policy,
-    load_actor_critic,
-    save_actor_critic,
-)
+from headrace.rollout._actor_critic import NetworkCfg, Policy, load_actor_critic, save_actor_critic
+from headrace.rollout._encoder import ImageNormalizer, Normalizer
 from headrace.rollout._ppo import PPO, PPOCfg
 
 
@@ -117,9 +111,10 @@ def test_what_is_loaded_acts_as_what_was_saved(memory: str, tmp_path: Path) -> N
     loaded = saved.policy
     assert (saved.task, saved.overrides) == ("cartpole", {"episode_length": 7})
     # the observation normalizer moved from where it began, and came along
-    assert isinstance(loaded.encoder, Normalizer)
-    assert loaded.encoder.count > 60
-    assert torch.equal(loaded.encoder.mean, learner.policy.encoder.mean)
+    theirs, ours = loaded.encoder.encoders[0], learner.policy.encoder.encoders[0]
+    assert isinstance(theirs, Normalizer)
+    assert theirs.count > 60
+    assert torch.equal(theirs.mean, ours.mean)
     obs, _ = env.reset()
     state = torch.randn_like(learner.policy.initial_state(4))
     for ours, theirs in zip(learner.policy.act(obs, state), loaded.act(obs, state), strict=True):
@@ -137,8 +132,9 @@ def test_files_that_are_not_policies_are_refused_with_the_reason(tmp_path: Path)
     good = torch.load(tmp_path / "good.pt", weights_only=True)
     bad = {
         "expected a file written by save_actor_critic": {"weights": {}},
-        "expected version 1 of the format, got 2": good | {"version": 2},
-        "do not fit": good | {"network": good["network"] | {"low": [-1.0] * 2, "high": [1.0] * 2}},
+        "expected version 2 of the format, got 3": good | {"version": 3},
+        "weights do not match the saved network sizes": good
+        | {"network": good["network"] | {"low": [-1.0] * 2, "high": [1.0] * 2}},
     }
     for reason, content in bad.items():
         torch.save(content, tmp_path / "bad.pt")

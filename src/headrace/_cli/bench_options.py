@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from headrace.errors import ConfigError
+from headrace._jobs.request import RunRequest
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
-
     from headrace.bench import Bundle, RunConfig, RunSettings
     from headrace.bench._schema import Kind
-    from headrace.bench._step_times import StartupClock
     from headrace.bench._targets import AnyEnv, Target
     from headrace.envs import TaskCfg
 
@@ -76,104 +71,61 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", help="a name for this run in comparisons and reports")
 
 
-def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
-    """Settings of presets, then of ``--set``."""
-    from headrace.bench._targets import read_preset
-
-    found: dict[str, object] = {}
-    for preset in arguments.preset:
-        found |= read_preset(preset)
+def environment_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`add_target_options` parsed, as the arguments of a job."""
+    overrides: dict[str, object] = {}
     if arguments.set:
         from headrace.envs._overrides import parse_assignments  # brings torch
 
-        found |= parse_assignments(arguments.set)
-    return found
+        overrides = parse_assignments(arguments.set)
+    names = ("task", "num_envs", "seed", "threads", "device", "sim")
+    return {name: getattr(arguments, name) for name in names} | {"overrides": overrides, "presets": arguments.preset}
 
 
-def run_config(arguments: argparse.Namespace, target: Target, overrides: dict[str, object]) -> RunConfig:
-    """The settings that a comparison will hold two runs to."""
-    from headrace.bench import RunConfig, environment_variables
-
-    ours = target.kind == "task"
-    return RunConfig(
-        physics_backend=arguments.sim if ours else target.physics,
-        rendering_backend=None,
-        presets=[preset.stem for preset in arguments.preset],
-        overrides={path: _plain(value) for path, value in sorted(overrides.items())},
-        device=arguments.device,
-        threads=arguments.threads,
-        actions=getattr(arguments, "actions", None),
-        environment=environment_variables(),
-    )
+def output_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`add_output_options` parsed, as the arguments of a job."""
+    return {
+        "output": arguments.output,
+        "formatters": arguments.formatter or ("schema",),
+        "label": arguments.label,
+    }
 
 
-def run_settings(arguments: argparse.Namespace, config: RunConfig) -> RunSettings:
-    """The identity of a run, as far as it is known before."""
-    from headrace.bench import RunSettings
-
-    return RunSettings(
-        task=arguments.task,
-        num_envs=arguments.num_envs,
-        seed=arguments.seed,
-        config=config,
-        label=arguments.label,
-    )
+def request_of(arguments: argparse.Namespace) -> RunRequest:
+    """The request of a command with both kinds of options."""
+    return RunRequest(**environment_of(arguments), **output_of(arguments))
 
 
 def checked_target(arguments: argparse.Namespace, *, ours_for: str | None = None) -> Target:
-    """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.
+    """See :meth:`RunRequest.target`."""
+    return request_of(arguments).target(ours_for=ours_for)
 
-    Args:
-        arguments: of the command line.
-        ours_for: the command, where it takes tasks of ours only.
-    """
-    from headrace.bench._targets import check_request, parse_target
 
-    target = parse_target(arguments.task)
-    check_request(target, num_envs=arguments.num_envs, sim=arguments.sim)
-    if ours_for is not None and target.kind == "gym":
-        raise ConfigError(f"{ours_for}: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
-    return target
+def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
+    """See :meth:`RunRequest.all_overrides`."""
+    return request_of(arguments).all_overrides()
+
+
+def run_config(arguments: argparse.Namespace, target: Target, overrides: dict[str, object]) -> RunConfig:
+    """See :meth:`RunRequest.config`."""
+    return request_of(arguments).config(target, overrides, actions=getattr(arguments, "actions", None))
+
+
+def run_settings(arguments: argparse.Namespace, config: RunConfig) -> RunSettings:
+    """See :meth:`RunRequest.settings`."""
+    return request_of(arguments).settings(config)
 
 
 def made_env(
     arguments: argparse.Namespace, target: Target, cfg: TaskCfg | None, overrides: dict[str, object]
 ) -> AnyEnv:
-    """The environment of a command, with the settings of ``target_cfg``."""
-    from headrace.bench._targets import make_target
-
-    return make_target(
-        target,
-        cfg,
-        arguments.num_envs,
-        seed=arguments.seed,
-        threads=arguments.threads,
-        device=arguments.device,
-        sim=arguments.sim,
-        overrides=overrides,
-    )
+    """See :meth:`RunRequest.make_env`."""
+    return request_of(arguments).make_env(target, cfg, overrides)
 
 
-def checked_output(
-    arguments: argparse.Namespace, target: Target, kind: Kind, *, framework: str | None = None
-) -> tuple[Path, tuple[str, ...]]:
-    """Where the result goes and in which forms; raises an error if it could not be written there."""
-    from headrace.bench._benchmark import check_output, run_id
-
-    given = cast("Path | None", arguments.output)
-    physics = arguments.sim if target.kind == "task" else target.physics
-    began = datetime.now(UTC)
-    name = run_id(framework=framework or kind, physics=physics, task=arguments.task, seed=arguments.seed, began=began)
-    folder = Path("runs") / name if given is None else given
-    return folder, check_output(folder, kind, arguments.formatter or ("schema",))
-
-
-def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManager[None]:
-    """Time the imports of ``target``; not, and null in the bundle, where this process has done them before."""
-    from headrace.bench._targets import environments_module
-
-    done = environments_module(target) in sys.modules
-    return nullcontext() if done else startup.phase("python_imports")
+def checked_output(arguments: argparse.Namespace, target: Target, kind: Kind) -> tuple[Path, tuple[str, ...]]:
+    """See :meth:`RunRequest.checked_output`."""
+    return request_of(arguments).checked_output(target, kind)
 
 
 @contextmanager
@@ -199,7 +151,7 @@ def progress_bar(description: str, total: int) -> Generator[Callable[[int], None
         yield update
 
 
-def show_bundle(bundle: Bundle, paths: list[Path]) -> None:
+def show_bundle(bundle: Bundle, paths: Sequence[Path]) -> None:
     """Print the summary box of a bundle, and the files it was written to."""
     from headrace.bench.formatters._summary import summary_table
 
@@ -207,12 +159,3 @@ def show_bundle(bundle: Bundle, paths: list[Path]) -> None:
     console.print(summary_table(bundle))
     for path in paths:
         console.print(Text(f"wrote {path}"), soft_wrap=True)
-
-
-def _plain(value: object) -> JsonValue:
-    """A setting as JSON: tuples as lists, what JSON does not know as text."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in cast("list[object]", value)]
-    return repr(value)

@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    from headrace.adapters._settings import checked_library
+    from headrace.adapters import library
     from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
     from headrace.bench._targets import target_cfg
 
@@ -67,7 +67,7 @@ def _play(arguments: argparse.Namespace) -> int:
         if (given := getattr(arguments, name)) is not None and given < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {given}")
     if arguments.library is not None:
-        checked_library(arguments.library)
+        library(arguments.library)
     if arguments.video is not None:
         require_extra("av", extra="record", purpose="--video")
         if arguments.video.exists():

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from headrace._cli import bench_options as options
+from headrace._jobs.request import imports_phase
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _runtime(arguments: argparse.Namespace) -> int:
     folder, forms = options.checked_output(arguments, target, "runtime")
 
     builder = RuntimeBuilder(arguments.num_envs, mode=arguments.timing)
-    with options.imports_phase(builder.startup, target):
+    with imports_phase(builder.startup, target):
         import_environments(target)
     with builder.startup.phase("task_config"):
         overrides = options.overrides_of(arguments)

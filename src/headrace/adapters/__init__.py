@@ -1,1 +1,48 @@
-"""RL libraries over ``BatchEnv``: a folder a library, imported by name when it is used."""
+"""RL libraries over our environments: one directory per library, each with its :class:`LibrarySpec`.
+
+``headrace.adapters.rsl_rl``, ``rl_games``, ``skrl``, ``sb3`` and ``torchrl`` have the environments that the libraries
+take; ``own`` is our own small PPO behind the same interface.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.adapters._curves import LoggedCurves, read_curves
+    from headrace.adapters._learner import CheckpointMeta, Finished, InferencePolicy, Learner, Times
+    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, library_names, make_learner
+    from headrace.adapters._stepping import LearnerEnv
+    from headrace.adapters._torch_state import library_run
+
+__all__ = [
+    "CheckpointMeta",
+    "CurveTags",
+    "Finished",
+    "InferencePolicy",
+    "Learner",
+    "LearnerEnv",
+    "LibrarySpec",
+    "LoggedCurves",
+    "Times",
+    "libraries",
+    "library",
+    "library_names",
+    "library_run",
+    "make_learner",
+    "read_curves",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    __all__,
+    {
+        "._curves": ("LoggedCurves", "read_curves"),
+        "._learner": ("CheckpointMeta", "Finished", "InferencePolicy", "Learner", "Times"),
+        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "library_names", "make_learner"),
+        "._stepping": ("LearnerEnv",),
+        "._torch_state": ("library_run",),
+    },
+)

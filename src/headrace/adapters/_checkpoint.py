@@ -1,4 +1,4 @@
-"""Checkpoint files: what they are, told without running anything in them, and how they are read and written."""
+"""Checkpoint files: recognized without executing anything in them, read and written."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
 from headrace.adapters._learner import CheckpointMeta
-from headrace.adapters._settings import LibraryName, PPOSettings, checked_library, plain_settings
+from headrace.adapters._library import LibrarySpec, libraries, library
 from headrace.errors import ConfigError, DataError
+from headrace.rollout import PPOCfg
 
-FileKind = Literal["headrace", "rl_games", "rsl_rl", "sb3", "skrl", "torchscript", "onnx", "chunk"]
+FileKind = Literal["library", "torchscript", "onnx", "chunk"]
 
 META_KEY = "headrace"
-"""Where our description is in a library's own dictionary; SB3's archive has it as a member of this name + .json."""
-_MARKS: tuple[tuple[LibraryName, frozenset[str]], ...] = (
-    ("rsl_rl", frozenset({"actor_state_dict", "critic_state_dict"})),
-    ("headrace", frozenset({"format", "network", "state_dict"})),
-    ("rl_games", frozenset({"model", "optimizer", "epoch"})),
-    ("skrl", frozenset({"policy", "value"})),
-)
+"""The name of our description in a checkpoint; in a zip archive it is a member of this name + .json."""
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, KeyError, ValueError, OSError)
+
+
+def plain_settings(settings: PPOCfg) -> dict[str, Any]:
+    """The settings as numbers, words and lists, for files."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
 
 
 def describe(meta: CheckpointMeta) -> dict[str, object]:
@@ -40,13 +40,21 @@ def describe(meta: CheckpointMeta) -> dict[str, object]:
     return found
 
 
-def file_kind(path: Path, *, trust: bool = False) -> FileKind:
+class RecognizedFile(NamedTuple):
+    """What a file is."""
+
+    kind: FileKind
+    library: LibrarySpec | None
+    """Whose checkpoint it is; None for other kinds."""
+
+
+def recognize(path: Path, *, trust: bool = False) -> RecognizedFile:
     """What a file is, from its content; anything damaged or unknown is a :class:`DataError`."""
     if not path.is_file():
-        got = "a folder; name a file in it, such as checkpoints/last" if path.is_dir() else "nothing there"
+        got = "a directory; name a file in it, such as checkpoints/last" if path.is_dir() else "nothing there"
         raise DataError(f"{path}: expected a checkpoint file, got {got}")
     if path.suffix == ".onnx":
-        return "onnx"
+        return RecognizedFile("onnx", None)
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -55,51 +63,48 @@ def file_kind(path: Path, *, trust: bool = False) -> FileKind:
         raise DataError(f"{path}: not a checkpoint, or cut off: {error}") from error
     if damaged is not None:
         raise DataError(f"{path}: the checkpoint is damaged: its part {damaged!r} does not match its checksum")
-    if "policy.pth" in names:
-        return "sb3"
     # a TorchScript file has its code in the archive, next to the pickle that every torch file has
     if any(name.split("/", 2)[1:2] == ["code"] for name in names):
-        return "torchscript"
-    keys = frozenset(read_weights(path, trust=trust, mapped=True))
-    if {"format", "cfg", "weights"} <= keys:
-        return "chunk"
-    for library, marks in _MARKS:
-        if marks <= keys:
-            return library
-    raise DataError(
-        f"{path}: no library wrote this: expected a checkpoint of {', '.join(name for name, _ in _MARKS)} or sb3, "
-        f"a TorchScript or ONNX file or a chunk policy, got the entries {sorted(keys)}"
-    )
+        return RecognizedFile("torchscript", None)
+    entries = frozenset(read_weights(path, trust=trust, mapped=True) if _is_torch_file(names) else names)
+    if {"format", "cfg", "weights"} <= entries:
+        return RecognizedFile("chunk", None)
+    matching = [spec for spec in libraries() if spec.marks <= entries]
+    if not matching:
+        raise DataError(
+            f"{path}: not a checkpoint of any known library: expected one of "
+            f"{', '.join(spec.name for spec in libraries())}, a TorchScript or ONNX file or a chunk policy, got the "
+            f"entries {sorted(entries)}"
+        )
+    return RecognizedFile("library", max(matching, key=lambda spec: len(spec.marks)))
 
 
-def read_meta(path: Path, kind: FileKind, *, trust: bool = False) -> CheckpointMeta | None:
-    """Our description in a checkpoint; None in one that the library wrote without us."""
-    found: object
-    if kind == "sb3":
-        with zipfile.ZipFile(path) as archive:
-            member = f"{META_KEY}.json"
-            found = json.loads(archive.read(member)) if member in archive.namelist() else None
-    elif kind in ("headrace", "rl_games", "rsl_rl", "skrl"):
-        content = read_weights(path, trust=trust, mapped=True)
-        found = (content.get("infos") or {}).get(META_KEY) if kind == "rsl_rl" else content.get(META_KEY)
-    else:
-        return None
+def read_meta(path: Path, spec: LibrarySpec, *, trust: bool = False) -> CheckpointMeta | None:
+    """Our description in a checkpoint of a library; None in one that the library wrote without us."""
+    with zipfile.ZipFile(path) as archive:
+        names, member = archive.namelist(), f"{META_KEY}.json"
+        found: Any = json.loads(archive.read(member)) if member in names else None
+    if _is_torch_file(names):
+        found = read_weights(path, trust=trust, mapped=True)
+        for key in spec.meta_key:
+            found = found.get(key) if isinstance(found, Mapping) else None
     if not isinstance(found, dict):
         return None
     entry = cast("dict[str, Any]", found)
     try:
-        settings = dict(entry["settings"])
-        settings["hidden"] = tuple(settings["hidden"])
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in entry["settings"].items()
+        }
         return CheckpointMeta(
-            library=checked_library(entry["library"]),
+            library=library(entry["library"]).name,
             task=entry["task"],
             iteration=entry["iteration"],
             score=entry["score"],
-            settings=PPOSettings(**settings),
+            settings=PPOCfg(**settings),
             overrides=dict(entry["overrides"]),
         )
-    except (KeyError, TypeError, ConfigError) as error:
-        raise DataError(f"{path}: its description cannot be read: {error!r}; it is of another version") from error
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise DataError(f"{path}: its description cannot be read: {error!r}; another version wrote it") from error
 
 
 def read_weights(path: Path, *, trust: bool, mapped: bool = False) -> Mapping[str, Any]:
@@ -107,15 +112,15 @@ def read_weights(path: Path, *, trust: bool, mapped: bool = False) -> Mapping[st
 
     Args:
         path: a file that ``torch.save`` wrote.
-        trust: unpickle whatever is in it, which can run code.
-        mapped: leave the tensors on disk, for a look at the rest.
+        trust: unpickle whatever is in it, which can execute arbitrary code.
+        mapped: leave the tensors on disk, to look at the rest only.
     """
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped or None)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path}: holds more than weights, and loading that can run code: {str(error).splitlines()[0]} "
-            "If you trust whoever wrote it, pass --trust-checkpoint (trust=True)"
+            f"{path}: holds more than weights, and loading it can execute arbitrary code: "
+            f"{str(error).splitlines()[0]} If you trust its author, pass --trust-checkpoint (trust=True)"
         ) from error
     except _UNREADABLE as error:
         raise DataError(f"{path}: the checkpoint is damaged or cut off: {error}") from error
@@ -124,12 +129,17 @@ def read_weights(path: Path, *, trust: bool, mapped: bool = False) -> Mapping[st
     return cast("dict[str, Any]", content)
 
 
-def checked_fit(path: Path, library: str, load: Callable[[], object]) -> None:
-    """Run ``load``; weights that do not fit the networks become an error that says what to do."""
+def checked_fit(path: Path, library_name: str, load: Callable[[], object]) -> None:
+    """Run ``load``; weights that do not match the networks become an error that says what to do."""
     try:
         load()
     except (RuntimeError, KeyError, ValueError, AttributeError, TypeError) as error:
         raise DataError(
-            f"{path}: its weights do not fit the networks that {library} was built with here: {error}\n"
+            f"{path}: its weights do not match the networks of {library_name} here: {error}\n"
             "Use the task and settings it was trained with; a policy of your own plays as module:name"
         ) from error
+
+
+def _is_torch_file(members: list[str]) -> bool:
+    """Whether an archive is what ``torch.save`` writes."""
+    return any(name.endswith("/data.pkl") for name in members)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from torch import Tensor
 
-from headrace.adapters._settings import LibraryName, PPOSettings
+from headrace.envs import BatchEnv
+from headrace.envs.bridges import BridgeEnv
+from headrace.rollout import PPOCfg
 from headrace.types import EpisodeEnds, Obs, StateDict
+
+AnyEnv: TypeAlias = BatchEnv | BridgeEnv
+"""A batch of environments of ours, or bridged ones."""
 
 
 class Times(NamedTuple):
@@ -32,7 +37,7 @@ class Finished:
 
     @classmethod
     def of(cls, ends: Sequence[EpisodeEnds]) -> Finished:
-        """The episodes of some steps, one record a step."""
+        """The episodes of some steps, one record per step."""
         known = bool(ends) and ends[0].success is not None
         return cls(
             env_ids=[number for end in ends for number in end.env_ids.tolist()],
@@ -49,12 +54,12 @@ class Finished:
 class CheckpointMeta:
     """What a checkpoint says of itself, beside the library's own content."""
 
-    library: LibraryName
+    library: str
     task: str
     iteration: int
     score: float | None
     """Mean return of recent training episodes, where some had ended."""
-    settings: PPOSettings
+    settings: PPOCfg
     overrides: Mapping[str, object] = field(default_factory=dict[str, object])
     """Of the task's settings, by path."""
 
@@ -80,17 +85,12 @@ class Learner(Protocol):
     """A library's PPO over one environment. Owns its networks and rollout memory, not the environment."""
 
     @property
-    def library(self) -> LibraryName:
+    def library(self) -> str:
         """As in ``--library``."""
         ...
 
     @property
-    def suffix(self) -> str:
-        """Of the library's checkpoint files."""
-        ...
-
-    @property
-    def settings(self) -> PPOSettings:
+    def settings(self) -> PPOCfg:
         """What it was built from."""
         ...
 
@@ -111,7 +111,8 @@ class Learner(Protocol):
 
         Args:
             path: written by :meth:`save` or by the library.
-            trust: unpickle whatever is in it, which can run code; otherwise a file with more than weights is refused.
+            trust: unpickle whatever is in it, which can execute arbitrary code; otherwise a file with more than weights
+                is refused.
         """
         ...
 

@@ -1,44 +1,196 @@
-"""Libraries by name: their learners, and whether they are installed."""
+"""What an RL library is to headrace, and the libraries that there are. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from headrace.adapters._settings import EXTRAS, LibraryName, PPOSettings, checked_library
-from headrace.errors import require_extra
+from headrace.errors import ConfigError, UnknownNameError, UnsupportedError, require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-    from headrace.adapters._learner import Learner
-    from headrace.envs import BatchEnv
+    from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner
+    from headrace.rollout import PPOCfg
+    from headrace.rollout._actor_critic import Memory
+    from headrace.rollout._groups import GroupKind, ReadGroups
 
-_LEARNERS: dict[LibraryName, str] = {
-    "headrace": "headrace.adapters.own:OwnLearner",
-    "rl_games": "headrace.adapters.rl_games:RlGamesLearner",
-    "rsl_rl": "headrace.adapters.rsl_rl:RslRlLearner",
-    "sb3": "headrace.adapters.sb3:Sb3Learner",
-    "skrl": "headrace.adapters.skrl:SkrlLearner",
+BUILT_IN = {
+    "headrace": "headrace.adapters.own:LIBRARY",
+    "rl_games": "headrace.adapters.rl_games:LIBRARY",
+    "rsl_rl": "headrace.adapters.rsl_rl:LIBRARY",
+    "sb3": "headrace.adapters.sb3:LIBRARY",
+    "skrl": "headrace.adapters.skrl:LIBRARY",
+}
+"""Name as in ``--library`` → where its :class:`LibrarySpec` is. ``headrace`` is our own small learner."""
+ENTRY_POINTS = "headrace.libraries"
+"""The group of entry points by which another package adds a library: name → ``module:SPEC``."""
+
+
+class CurveTags(NamedTuple):
+    """The TensorBoard tags of a library's learning curves, and what it counts along their x axis."""
+
+    reward: str
+    length: str
+    axis: Literal["iterations", "steps", "frames"]
+    """``steps`` of the batch; ``frames`` are steps times environments."""
+
+
+OWN_CURVES = CurveTags("Train/mean_reward", "Train/mean_episode_length", "iterations")
+"""The tags that every run is written under, so that runs of different libraries can be compared."""
+
+NOT_OURS: Mapping[str, str] = {
+    "target_kl": "its learning rate is constant here",
+    "max_learning_rate": "its learning rate is constant here",
+    "guess_weight": "its actor learns no guess of what the critic reads",
+    "image_features": "it has no layer between convolutions and hidden layers",
+}
+"""Settings that only our own learner honors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibrarySpec:
+    """One RL library: everything that the commands need to know of it, readable without importing it."""
+
+    name: str
+    """As in ``--library``."""
+    distribution: str
+    """The installed package whose version a bundle records."""
+    learner: str
+    """``module:Class`` of its :class:`headrace.adapters.Learner`; called with (environment, ``PPOCfg``)."""
+    suffix: str
+    """Of its checkpoint files."""
+    marks: frozenset[str]
+    """Entries by which its checkpoint files are recognized: keys of a torch file, else members of a zip archive."""
+    curves: CurveTags
+    reads: Mapping[Memory, frozenset[GroupKind]]
+    """Which observation groups it can read with which kind of memory; a kind that is missing is refused."""
+    module: str | None = None
+    """What it is imported as; None where the core is enough."""
+    extra: str | None = None
+    """The extra of headrace that installs it; None where the package that brings the adapter does."""
+    meta_key: tuple[str, ...] = ("headrace",)
+    """Where our description is in its torch files; an archive has it as the member ``headrace.json``."""
+    loader: str | None = None
+    """``module:function`` that reads a policy, (path, deterministic) → policy; None to load it into a learner."""
+    cannot_honor: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Settings of ``PPOCfg`` that it refuses to have changed, and why."""
+    differences: tuple[str, ...] = ()
+    """Where it computes something else than the settings suggest; recorded in every bundle."""
+
+    def require(self) -> None:
+        """Raise an error that names the extra where the library is missing. Nothing is imported where it is there."""
+        if self.module is not None and importlib.util.find_spec(self.module) is None:
+            require_extra(self.module, extra=self.extra or self.name, purpose=f"--library {self.name}")
+
+    def check_settings(self, settings: PPOCfg) -> None:
+        """Refuse settings that this library cannot honor, with those that it can and the libraries that can."""
+        defaults = type(settings)()
+        for name, reason in self.cannot_honor.items():
+            if getattr(settings, name) != getattr(defaults, name):
+                honored = [item.name for item in fields(settings) if item.name not in self.cannot_honor]
+                others = [spec.name for spec in libraries() if name not in spec.cannot_honor]
+                raise ConfigError(
+                    f"{name}: {self.name} cannot honor {name}={getattr(settings, name)!r}: {reason}. Leave it at "
+                    f"{getattr(defaults, name)!r}, or use a library that can: {', '.join(others) or 'there is none'}. "
+                    f"Settings that {self.name} honors: {', '.join(honored)}"
+                )
+        if settings.memory not in self.reads:
+            able = [spec.name for spec in libraries() if settings.memory in spec.reads]
+            raise ConfigError(
+                f"memory: {self.name} has no recurrent PPO with {settings.memory!r} here, expected one of "
+                f"{', '.join(self.reads)}; use {', '.join(able) or 'none'} for {settings.memory!r}"
+            )
+
+    def check_groups(self, groups: ReadGroups, memory: Memory = "none") -> None:
+        """Refuse observation groups that this library cannot read, by name."""
+        readable = self.reads[memory]
+        for kind, example in groups.kinds().items():
+            if kind not in readable:
+                able = [spec.name for spec in libraries() if kind in spec.reads.get(memory, ())]
+                raise UnsupportedError(
+                    f"observation group {example!r}: {self.name} cannot read {_KINDS[kind]}"
+                    f"{'' if memory == 'none' else f' with memory={memory!r}'}; use {', '.join(able) or 'none'}, or "
+                    f"choose what it reads with actor_groups and critic_groups from {', '.join(groups.all)}"
+                )
+
+
+_KINDS: dict[GroupKind, str] = {
+    "vector": "vectors",
+    "image": "images",
+    "several": "more than one group",
+    "critic": "groups of the critic alone",
 }
 
 
-def require_library(library: LibraryName) -> None:
-    """Raise an error that names the extra where a library is absent. Nothing is imported where it is there."""
-    needed = EXTRAS[library]
-    if needed is not None and importlib.util.find_spec(needed[0]) is None:
-        require_extra(needed[0], extra=needed[1], purpose=f"--library {library}")
+def library_names() -> list[str]:
+    """What ``--library`` takes: the built-in libraries, and those of installed packages."""
+    return sorted({**BUILT_IN, **_installed()})
 
 
-def make_learner(library: str, env: BatchEnv, settings: PPOSettings | None = None) -> Learner:
-    """A library's PPO over an environment, from the shared settings.
+def libraries() -> list[LibrarySpec]:
+    """Every library that there is, installed or not."""
+    return [library(name) for name in library_names()]
 
-    Make and use it inside :func:`headrace.adapters._torch_state.library_run`: libraries draw from torch's, numpy's and
-    Python's global random streams, and change global settings.
+
+@cache
+def library(name: str) -> LibrarySpec:
+    """A library by name; an unknown one raises an error that suggests the nearest."""
+    added = _installed()
+    if name in BUILT_IN:
+        return cast("LibrarySpec", resolve(BUILT_IN[name]))
+    if name not in added:
+        raise UnknownNameError("library", name, library_names())
+    found: object = added[name].load()
+    if not isinstance(found, LibrarySpec) or found.name != name:
+        got = f"one named {found.name!r}" if isinstance(found, LibrarySpec) else type(found).__name__
+        raise ConfigError(f"entry point {name!r} of {ENTRY_POINTS}: expected a LibrarySpec of that name, got {got}")
+    return found
+
+
+def make_learner(name: str, env: AnyEnv, settings: PPOCfg | None = None) -> Learner:
+    """A library's PPO over an environment. What the library cannot read or honor is refused.
+
+    Make and use it inside :func:`headrace.adapters.library_run`: libraries draw from torch's, numpy's and Python's
+    global random streams, and change global settings.
     """
-    name = checked_library(library)
-    require_library(name)
-    module, _, attribute = _LEARNERS[name].partition(":")
-    build = cast("Callable[[BatchEnv, PPOSettings], Learner]", getattr(importlib.import_module(module), attribute))
-    return build(env, settings or PPOSettings())
+    from headrace.rollout import PPOCfg
+    from headrace.rollout._groups import read_groups
+
+    spec, settings = library(name), settings or PPOCfg()
+    spec.require()
+    spec.check_settings(settings)
+    groups = read_groups(env.single_observation_space, settings.actor_groups, settings.critic_groups)
+    spec.check_groups(groups, settings.memory)
+    build = cast("Callable[[AnyEnv, PPOCfg], Learner]", resolve(spec.learner))
+    return build(env, settings)
+
+
+def read_policy(spec: LibrarySpec, path: Path, *, deterministic: bool) -> InferencePolicy | None:
+    """The policy of a checkpoint without a learner; None where the library needs one for it."""
+    if spec.loader is None:
+        return None
+    load = cast("Callable[..., InferencePolicy]", resolve(spec.loader))
+    return load(path, deterministic=deterministic)
+
+
+def resolve(target: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    for name in found:
+        if name in BUILT_IN:
+            raise ConfigError(
+                f"entry point {name!r} of {ENTRY_POINTS} ({found[name].value}): headrace has a library of that name; "
+                "rename the entry point"
+            )
+    return found

@@ -16,13 +16,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.adapters._checkpoint import FileKind, file_kind, read_meta, read_weights
+from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
 from headrace.adapters._learner import CheckpointMeta, InferencePolicy
-from headrace.adapters._library import make_learner, require_library
-from headrace.adapters._settings import LibraryName, PPOSettings
+from headrace.adapters._library import library as library_of
+from headrace.adapters._library import make_learner, read_policy
 from headrace.chunking import ChunkContext, ChunkPolicy, as_chunk_policy
 from headrace.envs import BatchEnv
 from headrace.errors import ConfigError, DataError, PolicyError, require_extra
+from headrace.rollout import PPOCfg
 from headrace.types import Obs
 
 PolicyKind = Literal["checkpoint", "torchscript", "onnx", "callable", "chunk"]
@@ -34,7 +35,7 @@ class PolicyFile:
 
     path: Path
     kind: FileKind
-    library: LibraryName | None
+    library: str | None
     meta: CheckpointMeta | None
     overrides: dict[str, object]
     """Of the task's settings that the policy was trained with."""
@@ -42,18 +43,18 @@ class PolicyFile:
 
 def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bool = False) -> PolicyFile:
     """What a file is; raises an error if it is damaged, of another library or of another task."""
-    kind = file_kind(path, trust=trust)
+    kind, spec = recognize(path, trust=trust)
     if kind in ("torchscript", "onnx"):
         if kind == "onnx":
             require_extra("onnxruntime", extra="onnx", purpose=f"playing {path.name}")
         return PolicyFile(path=path, kind=kind, library=None, meta=None, overrides={})
-    meta = read_meta(path, kind, trust=trust)
-    own = None if kind == "chunk" else kind
+    meta = None if spec is None else read_meta(path, spec, trust=trust)
+    own = None if spec is None else spec.name
     if library is not None and own != library:
         raise ConfigError(f"{path}: expected a checkpoint of {library}, got one of {own or 'a chunk policy'}")
-    if own is not None:
-        require_library(own)
-    content = read_weights(path, trust=trust, mapped=True) if kind in ("chunk", "headrace") else {}
+    if spec is not None:
+        spec.require()
+    content = read_weights(path, trust=trust, mapped=True) if kind == "chunk" or own == "headrace" else {}
     said = meta.task if meta is not None else cast("str | None", content.get("task"))
     if said is not None and said.rsplit(":", 1)[-1] != task.rsplit(":", 1)[-1]:
         raise ConfigError(f"{path}: expected a checkpoint of task {task!r}, got one of {said!r}; play that task")
@@ -63,10 +64,6 @@ def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bo
 
 def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: bool = False) -> InferencePolicy:
     """The policy of a file, for this environment. Use it inside ``library_run``."""
-    if file.kind == "headrace":
-        from headrace.adapters.own._learner import OwnPolicy
-
-        return _Checked(OwnPolicy.read(file.path, deterministic=deterministic), env)
     if file.kind == "torchscript":
         return _Checked(_Function(_torchscript(file.path)), env)
     if file.kind == "onnx":
@@ -75,9 +72,13 @@ def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: 
         from headrace.rollout import load_chunk_policy
 
         return _Checked(ChunkPlayer(as_chunk_policy(load_chunk_policy(file.path)), env), env)
-    settings = PPOSettings() if file.meta is None else file.meta.settings
+    assert file.library is not None
+    found = read_policy(library_of(file.library), file.path, deterministic=deterministic)
+    if found is not None:
+        return _Checked(found, env)
+    settings = PPOCfg() if file.meta is None else file.meta.settings
     # the learner is only the library's way to build its network: its rollout memory is as small as can be
-    learner = make_learner(file.kind, env, dataclasses.replace(settings, steps=settings.minibatches))
+    learner = make_learner(file.library, env, dataclasses.replace(settings, steps=settings.minibatches))
     learner.load(file.path, trust=trust)
     return _Checked(learner.policy(deterministic=deterministic), env)
 

@@ -1,16 +1,19 @@
-"""The side of an adapter that is the same for all libraries: actions from -1 to 1, scaled rewards, episodes counted."""
+"""What is the same in the adapters of all libraries: actions from -1 to 1, scaled rewards, counted episodes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.adapters._learner import Finished
-from headrace.envs import BatchEnv
-from headrace.errors import ConfigError, UnsupportedError
+from headrace.adapters._learner import AnyEnv, Finished
+from headrace.errors import ConfigError
+from headrace.rollout import PPOCfg
+from headrace.rollout._groups import as_float_rows, channels_first, is_image, read_groups
 from headrace.types import EpisodeEnds, Obs, StateDict, StepInfo
 
 
@@ -31,34 +34,36 @@ class Turn(NamedTuple):
 
 
 class LearnerEnv:
-    """A ``BatchEnv`` as learners want it. Borrows the environment: whoever made it closes it.
+    """A batch of environments as learners want it. Borrows the environment: whoever made it closes it.
 
-    The actor reads the group ``policy``; the critic reads ``critic`` where the task has it and the library can.
+    The actor reads every observation group but ``critic``; the critic reads ``critic`` where the task has it.
     """
 
-    def __init__(self, env: BatchEnv, *, reward_scale: float | None) -> None:
-        """Look at the spaces, and refuse what PPO cannot act on.
+    def __init__(
+        self,
+        env: AnyEnv,
+        *,
+        reward_scale: float | None = None,
+        actor_groups: Sequence[str] | None = None,
+        critic_groups: Sequence[str] | None = None,
+    ) -> None:
+        """Check the spaces; refuse what PPO cannot act on or a network cannot read.
 
         Args:
             env: to step.
-            reward_scale: what rewards are multiplied with; None where the library does that itself.
+            reward_scale: factor on rewards; None where the library does that itself.
+            actor_groups: observation groups that the actor reads; None for all but ``critic``.
+            critic_groups: those of the critic; None for ``critic`` where the task has it, else the actor's.
         """
-        space, seen = env.single_action_space, env.single_observation_space
+        space = env.single_action_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
-        if not isinstance(seen, spaces.Dict) or "policy" not in seen.spaces:
-            raise ConfigError(f"PPO: expected a task with an observation group 'policy', got {seen}")
         if env.autoreset != "same_step":
             raise ConfigError(f'PPO: expected an environment with autoreset="same_step", got {env.autoreset!r}')
         self.env = env
         self.num_envs, self.device = env.num_envs, env.device
         self.action_dim = space.shape[0]
-        self.groups: dict[str, tuple[int, ...]] = {
-            name: cast("tuple[int, ...]", group.shape) for name, group in seen.spaces.items()
-        }
-        self.critic_group = "critic" if "critic" in self.groups else "policy"
-        self.pictures = {name for name in ("policy", self.critic_group) if picture(self.groups[name])}
-        """The groups among those that are read."""
+        self.read = read_groups(env.single_observation_space, actor_groups, critic_groups)
         self.obs: Obs = {}
         """The newest observation; empty before :meth:`reset`."""
         # a number would be made into a tensor at every step, at twice the cost of the product
@@ -66,17 +71,29 @@ class LearnerEnv:
         self._ends: list[EpisodeEnds] = []
         self._bounds = _bounds(space, env.device)
         self._unit = self._bounds is not None and bool((self._bounds[0] == 0.0).all() & (self._bounds[1] == 1.0).all())
-        # cameras whose pictures neither actor nor critic reads are not drawn
-        drawn = set(env.task.pictures)
-        self._observe: tuple[Tensor, ...] = ()
-        if drawn and not drawn & {"policy", self.critic_group}:
-            self._observe = (torch.zeros(env.num_envs, dtype=torch.bool, device=env.device),)
         self._none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        # cameras whose images nobody reads are not drawn
+        self._observe = (self._none,) if self.read.draws_for_nobody else ()
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the actor's observation, one environment."""
-        return self.groups["policy"]
+    @classmethod
+    def of(cls, env: AnyEnv, settings: PPOCfg, *, scale_rewards: bool = True) -> LearnerEnv:
+        """The environment of a learner with these settings."""
+        return cls(
+            env,
+            reward_scale=settings.reward_scale if scale_rewards else None,
+            actor_groups=settings.actor_groups,
+            critic_groups=settings.critic_groups,
+        )
+
+    def rows(self, obs: Obs, groups: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Some groups as networks read them: float32, images channels first and from 0 to 1."""
+        return {name: as_float_rows(obs[name]) for name in groups}
+
+    def space(self, groups: Mapping[str, tuple[int, ...]]) -> spaces.Box | spaces.Dict:
+        """Of :meth:`rows` of one environment: a ``Box`` for one group, a ``Dict`` for several."""
+        seen = cast("spaces.Dict", self.env.single_observation_space)
+        found = {name: _row_space(seen[name], shape) for name, shape in groups.items()}
+        return next(iter(found.values())) if len(found) == 1 else spaces.Dict(cast("Any", found))
 
     def reset(self) -> Obs:
         """Begin episodes everywhere."""
@@ -124,31 +141,23 @@ class LearnerEnv:
         self.obs = self.env.observe()
 
 
-def true_next(turn: Turn, group: str) -> Tensor:
+def true_next(turn: Turn) -> Obs:
     """The observation that followed the action, (N, …): the last of its episode where that ended."""
     if "final_obs" not in turn.info or "_final_obs" not in turn.info:
-        return turn.obs[group]
-    final, ended = turn.info["final_obs"][group], turn.info["_final_obs"]
-    return torch.where(ended.reshape(-1, *([1] * (final.dim() - 1))), final, turn.obs[group])
+        return turn.obs
+    final, ended = turn.info["final_obs"], turn.info["_final_obs"]
+    return {
+        name: torch.where(ended.reshape(-1, *([1] * (rows.dim() - 1))), final[name], rows)
+        for name, rows in turn.obs.items()
+    }
 
 
-def picture(shape: tuple[int, ...]) -> bool:
-    """Whether a group of this shape is a picture; anything but a vector or a picture is refused."""
-    if len(shape) not in (1, 3):
-        raise UnsupportedError(f"observation group: expected a vector or a picture, got shape {shape}")
-    return len(shape) == 3
-
-
-def channels_first(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape of a picture with its channels first."""
-    first, second, third = shape
-    return (third, first, second) if third < first else (first, second, third)
-
-
-def float_picture(rows: Tensor) -> Tensor:
-    """Pictures (n, H, W, C) or (n, C, H, W), uint8 or float, as float32 (n, C, H, W), bytes divided by 255."""
-    rows = rows.to(torch.float32) / 255.0 if rows.dtype == torch.uint8 else rows
-    return rows.movedim(-1, 1) if rows.shape[-1] < rows.shape[1] else rows
+def _row_space(space: spaces.Space[Any], shape: tuple[int, ...]) -> spaces.Box:
+    if is_image(shape):
+        return spaces.Box(0.0, 1.0, channels_first(shape), np.float32)
+    if isinstance(space, spaces.Box) and space.dtype == np.float32:
+        return space
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
 def _bounds(space: spaces.Box, device: torch.device) -> tuple[Tensor, Tensor] | None:

@@ -14,6 +14,7 @@ import torch
 
 from headrace.adapters._checkpoint import read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Learner, Times
+from headrace.adapters._library import library
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
 
@@ -27,7 +28,7 @@ _SHARE = 50.0
 
 
 class Iteration(NamedTuple):
-    """One iteration, as the caller of :func:`train` is told."""
+    """One iteration, as the caller of :func:`train_iterations` is told."""
 
     number: int
     """From 1; a resumed training counts on."""
@@ -60,8 +61,9 @@ class CheckpointKeeper:
 
     def __init__(self, folder: Path, learner: Learner, task: str, overrides: Mapping[str, object]) -> None:
         self.folder, self._learner, self._task, self._overrides = folder, learner, task, overrides
-        self.last = folder / "checkpoints" / f"last{learner.suffix}"
-        self.best = folder / "checkpoints" / f"best{learner.suffix}"
+        suffix = library(learner.library).suffix
+        self.last = folder / "checkpoints" / f"last{suffix}"
+        self.best = folder / "checkpoints" / f"best{suffix}"
         self.kept: Kept | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best_score: float | None = None
@@ -111,7 +113,7 @@ class CheckpointKeeper:
         self._due = now + max(1.0, _SHARE * (now - begin))
 
 
-def train(
+def train_iterations(
     learner: Learner,
     keeper: CheckpointKeeper,
     iterations: int,
@@ -119,12 +121,12 @@ def train(
     *,
     first: int = 0,
 ) -> int:
-    """Train; returns the iterations that are done. Run it inside :func:`headrace.adapters._torch_state.library_run`.
+    """Train; returns the iterations that are done. Run it inside :func:`headrace.adapters.library_run`.
 
     Whatever is raised in an iteration goes on to the caller; the last checkpoint stays what it was before it.
 
     Args:
-        learner: made by :func:`headrace.adapters._library.make_learner`.
+        learner: made by :func:`headrace.adapters.make_learner`.
         keeper: saves it.
         iterations: how many to do.
         on_iteration: told of each; True stops.
@@ -154,7 +156,7 @@ def resumable(run: Path, library: str) -> Kept:
     return kept
 
 
-def resume(learner: Learner, run: Path) -> int:
+def resume_from(learner: Learner, run: Path) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
     kept = resumable(run, learner.library)
     state = read_weights(kept.last.with_name(STATE), trust=False)

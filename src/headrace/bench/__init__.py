@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         PolicyDescriptor,
         TrainingTime,
     )
-    from headrace.bench._libraries import LIBRARIES, describe_library
+    from headrace.bench._libraries import describe_library
     from headrace.bench._schema import (
         BUNDLES,
         SCHEMA_VERSION,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUNDLES",
     "FORMATTERS",
-    "LIBRARIES",
     "SCHEMA_VERSION",
     "Benchmark",
     "Bundle",
@@ -95,7 +94,7 @@ __getattr__, __dir__ = lazy_exports(
             *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
         ),
         "._comparison": ("CompareCfg", "Comparison", "compare"),
-        "._libraries": ("LIBRARIES", "describe_library"),
+        "._libraries": ("describe_library",),
         "._schema": (
             *("BUNDLES", "SCHEMA_VERSION", "Bundle", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle"),
             "TrainingBundle",

@@ -86,7 +86,7 @@ class TrainingBuilder:
         self.video_path: str | None = None
         self.step_timing: EnvironmentStepTiming | None = None
         self.extra: dict[str, JsonValue] = {}
-        self._alpha, self._series, self._rule, self._clock = ema_alpha, series, rule, clock
+        self._alpha, self._series, self.rule, self._clock = ema_alpha, series, rule, clock
         self._began: float | None = None
         self._ended: float | None = None
         self._done: list[_Iteration] = []
@@ -145,19 +145,19 @@ class TrainingBuilder:
                 successes=None if successes is None else sum(successes),
             )
         )
-        if self._rule is not None and self._stopped_at is None and len(self._done) >= self._rule.window:
-            recent = self._recent_success(self._rule.window)
-            if recent is not None and recent.rate >= self._rule.threshold:
+        if self.rule is not None and self._stopped_at is None and len(self._done) >= self.rule.window:
+            recent = self._recent_success(self.rule.window)
+            if recent is not None and recent.rate >= self.rule.threshold:
                 self._stopped_at = len(self._done)
         return self._stopped_at is not None
 
     @property
     def stop_reason(self) -> str | None:
         """For ``Benchmark.complete``: why the rule ended the training; None if it did not."""
-        if self._rule is None or self._stopped_at is None:
+        if self.rule is None or self._stopped_at is None:
             return None
         return (
-            f"success rate reached {self._rule.threshold:g} over {self._rule.window} iterations "
+            f"success rate reached {self.rule.threshold:g} over {self.rule.window} iterations "
             f"after iteration {self._stopped_at}"
         )
 
@@ -170,7 +170,7 @@ class TrainingBuilder:
         """The bundle of what has been collected so far."""
         wall = self._wall()
         collection, learning = sum(it.collection_s for it in self._done), sum(it.learning_s for it in self._done)
-        rule = self._rule
+        rule = self.rule
         return TrainingBundle(
             run=origin.run,
             versions=origin.versions,

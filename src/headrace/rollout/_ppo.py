@@ -10,40 +10,78 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.envs import BatchEnv
-from headrace.errors import ConfigError, LifecycleError
+from headrace.envs.bridges import BridgeEnv
+from headrace.errors import ConfigError, LifecycleError, UnknownNameError
 from headrace.learning import Estimate, gae, rollout_values
 from headrace.replay import ArraySpec, Rollout, RolloutBuffer
-from headrace.rollout._actor_critic import NetworkCfg, Policy
+from headrace.rollout._actor_critic import Memory, NetworkCfg, Policy
+from headrace.rollout._groups import read_groups
+from headrace.types import Step, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOCfg(NetworkCfg):
-    """Settings of the learner, and sizes of its policy."""
+    """Settings of PPO and sizes of its networks, for our own learner and for every library.
+
+    A library refuses a setting that it cannot honor: ``headrace.adapters.LibrarySpec`` has the list of each.
+    """
 
     steps: int = 32
+    """Steps of each environment per iteration."""
     epochs: int = 5
     minibatches: int = 4
-    """Into how many groups of environments a rollout is split; each is learned from as one slice."""
+    """Into how many parts the steps · num_envs of a rollout are split."""
+    learning_rate: float = 1e-3
+    """Of Adam. Constant, except in our own learner, where it is the value that adaptation begins with."""
     gamma: float = 0.99
     lam: float = 0.95
     clip: float = 0.2
-    learning_rate: float = 1e-3
+    value_weight: float = 0.5
+    """Of the mean squared error of the value, which is not clipped."""
+    entropy_weight: float = 0.0
+    max_grad_norm: float = 1.0
+    reward_scale: float = 0.1
+    """Factor on the rewards that a learner sees. Reported returns are not scaled."""
     target_kl: float = 0.01
     """How far an epoch may move the policy: beyond twice this the learning rate falls, below half of it it rises."""
     max_learning_rate: float = 1e-2
-    """How far it may rise; 1e-3 for pictures."""
-    entropy_weight: float = 0.0
+    """Upper limit of the adapted learning rate; use 1e-3 for images."""
     guess_weight: float = 1.0
     """Of the error in ``Policy.guess``, where there is one."""
-    max_grad_norm: float = 1.0
+    actor_groups: tuple[str, ...] | None = None
+    """Observation groups that the actor reads; None for all but ``critic``."""
+    critic_groups: tuple[str, ...] | None = None
+    """Observation groups that the critic reads; None for ``critic`` where the task has it, else the actor's."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "minibatches", "memory_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "initial_std", "reward_scale", "max_grad_norm"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        for name in ("gamma", "lam"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+        if self.memory not in get_args(Memory):
+            raise UnknownNameError("memory", self.memory, get_args(Memory))
+
+    def minibatch_size(self, num_envs: int) -> int:
+        """Steps per minibatch; raises where they do not divide evenly."""
+        size, rest = divmod(self.steps * num_envs, self.minibatches)
+        if rest or not size:
+            raise ConfigError(
+                f"minibatches: expected a divisor of steps · num_envs = {self.steps * num_envs}, got {self.minibatches}"
+            )
+        return size
 
 
 class Report(NamedTuple):
@@ -59,24 +97,29 @@ class Report(NamedTuple):
 class PPO:
     """Steps an environment and improves a policy on what it saw. Owns the policy, its memory and the rollout buffer."""
 
-    def __init__(self, env: BatchEnv, cfg: PPOCfg | None = None) -> None:
+    def __init__(self, env: BatchEnv | BridgeEnv, cfg: PPOCfg | None = None) -> None:
         self.env, self.cfg = env, cfg or PPOCfg()
         space, seen = env.single_action_space, env.single_observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
         if env.num_envs < self.cfg.minibatches:
             raise ConfigError(f"PPO: expected num_envs >= {self.cfg.minibatches} minibatches, got {env.num_envs}")
-        groups = {name: cast("tuple[int, ...]", group.shape) for name, group in cast("spaces.Dict", seen).items()}
+        self._read = read = read_groups(seen, self.cfg.actor_groups, self.cfg.critic_groups)
+        critic_groups = read.critic if read.critic_only else None
+        nobody = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self._observe = (nobody,) if read.draws_for_nobody else ()
         self._random = torch.Generator(env.device).manual_seed(self.cfg.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cfg.seed)
-            self.policy = Policy(groups, space.low.tolist(), space.high.tolist(), self.cfg).to(env.device)
+            bounds = space.low.tolist(), space.high.tolist()
+            self.policy = Policy(read.actor, *bounds, self.cfg, critic_groups).to(env.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.learning_rate)
         log_prob = {"log_prob": ArraySpec((), torch.float32)}
-        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, seen, space, extras=log_prob)
+        kept = spaces.Dict({name: cast("spaces.Dict", seen)[name] for name in read.all})
+        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, kept, space, extras=log_prob)
         self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
         self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        self._obs, _ = env.reset()
+        self._obs = read.of(env.reset()[0])
 
     def learn(self, iterations: int) -> Iterator[Report]:
         """Collect and improve, ``iterations`` times, with a report after each."""
@@ -96,13 +139,23 @@ class PPO:
             seen, _, self._state = self.policy.features(self._obs, self._state, self._fresh, active)
             chosen = self.policy.distribution(seen)
             action = torch.normal(chosen.mean, chosen.stddev, generator=self._random)
-            step = self.env.step(action.clamp(self.policy.low, self.policy.high))
+            step = self._step(action.clamp(self.policy.low, self.policy.high))
             self.buffer.extend(self._obs, action, step, active, {"log_prob": chosen.log_prob(action).sum(-1)})
             self._obs = step.obs
             self._fresh = torch.where(active, step.terminated | step.truncated, self._fresh)
             self.steps += int(active.sum())
             returns += [step.info["ends"].returns.cpu()] if "ends" in step.info else []
         return torch.cat(returns)
+
+    def _step(self, action: Tensor) -> Step:
+        """A step, with the groups that are read."""
+        step = self.env.step(action, *self._observe)
+        if not self._read.unread:
+            return step
+        info = step.info
+        if "final_obs" in info:
+            info = cast("StepInfo", {**info, "final_obs": self._read.of(info["final_obs"])})
+        return step._replace(obs=self._read.of(step.obs), info=info)
 
     def improve(self, rollout: Rollout, state: Tensor, fresh: Tensor) -> tuple[float, float]:
         """Learn from a rollout that began with this memory; gives the last epoch's KL and value loss."""
@@ -159,7 +212,8 @@ class PPO:
         objective = torch.min(ratio * gain, ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip) * gain)
         wanted = policy.value_scale(goal.value_target[:, envs][live][:, None])
         value_error = (policy.critic(watched[live]) - wanted).square()
-        loss = 0.5 * value_error.mean() - objective.mean() - self.cfg.entropy_weight * chosen.entropy().sum(-1).mean()
+        loss = self.cfg.value_weight * value_error.mean() - objective.mean()
+        loss = loss - self.cfg.entropy_weight * chosen.entropy().sum(-1).mean()
         if policy.guess is not None:
             loss = loss + self.cfg.guess_weight * (policy.guess(seen[live]) - watched[live]).square().mean()
         self.optimizer.zero_grad()

@@ -1,5 +1,37 @@
 """Our own small PPO as a learner like the others. Needs the core alone."""
 
-from headrace.adapters.own._learner import OwnLearner
+from __future__ import annotations
 
-__all__ = ["OwnLearner"]
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+from headrace.adapters._library import OWN_CURVES, LibrarySpec
+
+if TYPE_CHECKING:
+    from headrace.adapters.own._learner import OwnLearner, OwnPolicy
+    from headrace.rollout._groups import GroupKind
+
+__all__ = ["LIBRARY", "OwnLearner", "OwnPolicy"]
+
+_ANYTHING: frozenset[GroupKind] = frozenset({"vector", "image", "several", "critic"})
+
+LIBRARY = LibrarySpec(
+    name="headrace",
+    distribution="headrace",
+    learner="headrace.adapters.own:OwnLearner",
+    suffix=".pt",
+    marks=frozenset({"format", "network", "state_dict"}),
+    loader="headrace.adapters.own._learner:read_policy",
+    curves=OWN_CURVES,
+    reads={"none": _ANYTHING, "gru": _ANYTHING, "min_gru": _ANYTHING},
+    cannot_honor={"reward_scale": "it normalizes value targets instead, whatever the scale of the rewards"},
+    differences=(
+        "the learning rate adapts to the KL divergence of an epoch; learning_rate is where it begins",
+        "minibatches are whole slices of environments, not shuffled steps",
+        "value targets are normalized; rewards are not scaled",
+        "images go through a layer of image_features before the hidden layers",
+    ),
+)
+"""What the commands need to know of it."""
+
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._learner": ("OwnLearner", "OwnPolicy")})

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import CheckpointMeta, Finished, Times
-from headrace.adapters._settings import LibraryName, PPOSettings
-from headrace.envs import BatchEnv
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
 from headrace.files import write_whole
 from headrace.rollout._actor_critic import Policy, load_actor_critic, save_actor_critic
 from headrace.rollout._ppo import PPO, PPOCfg
@@ -22,30 +20,13 @@ from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
 class OwnLearner:
     """A :class:`headrace.adapters.Learner`."""
 
-    library: LibraryName = "headrace"
-    suffix = ".pt"
+    library = "headrace"
 
-    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         self.settings = settings
-        cfg = PPOCfg(
-            steps=settings.steps,
-            epochs=settings.epochs,
-            minibatches=settings.minibatches,
-            gamma=settings.gamma,
-            lam=settings.lam,
-            clip=settings.clip,
-            learning_rate=settings.learning_rate,
-            entropy_weight=settings.entropy_weight,
-            max_grad_norm=settings.max_grad_norm,
-            hidden=settings.hidden,
-            memory=settings.memory,
-            memory_size=settings.memory_size,
-            initial_std=settings.initial_std,
-            seed=settings.seed,
-        )
         self._env, self._tally = env, _Tally()
         env.attach(self._tally)
-        self.ppo = _Resumable(env, cfg)
+        self.ppo = _Resumable(env, settings)
 
     def iterate(self) -> Times:
         """One turn of ``PPO.learn``."""
@@ -104,27 +85,27 @@ class OwnPolicy:
         self._state: Tensor | None = None
         self._ended: Tensor | None = None
 
-    @classmethod
-    def read(cls, path: Path, *, deterministic: bool) -> OwnPolicy:
-        """From a file, without a learner. Nothing in it is executed."""
-        return cls(load_actor_critic(path).policy, deterministic=deterministic)
-
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
         """Actions (N, A) within the environment's bounds."""
         policy = self._policy
         if self._state is None:
-            self._state = policy.initial_state(len(obs["policy"]))
+            self._state = policy.initial_state(len(obs[policy.encoder.names[0]]))
         ended, self._ended = self._ended, None
         if self._deterministic:
             action, self._state = policy.act(obs, self._state, ended)
             return action
-        seen, _, self._state = policy.features(obs, self._state, ended)
+        seen, self._state = policy.actor_features(obs, self._state, ended)
         return policy.distribution(seen).sample().clamp(policy.low, policy.high)
 
     def reset(self, ended: Tensor) -> None:
         """Forget what was seen in episodes that ended."""
         self._ended = ended
+
+
+def read_policy(path: Path, *, deterministic: bool) -> OwnPolicy:
+    """A policy from a file, without a learner. Nothing in it is executed."""
+    return OwnPolicy(load_actor_critic(path).policy, deterministic=deterministic)
 
 
 class _Tally:
@@ -166,4 +147,4 @@ class _Resumable(PPO):
         self._random.set_state(state["random"])
         self._state, self._fresh = state["memory"].clone(), state["fresh"].clone()
         self.steps = int(state["steps"])
-        self._obs = self.env.observe()
+        self._obs = self._read.of(self.env.observe())

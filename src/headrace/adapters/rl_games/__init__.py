@@ -1,10 +1,44 @@
 """rl_games 1.6: environment and learner. Needs ``headrace[rl-games]``."""
 
-import warnings
+from __future__ import annotations
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # importing it imports parts of torch.jit, which warn
+import warnings
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+
+if TYPE_CHECKING:
     from headrace.adapters.rl_games._env import RlGamesEnv
     from headrace.adapters.rl_games._learner import RlGamesLearner
 
-__all__ = ["RlGamesEnv", "RlGamesLearner"]
+__all__ = ["LIBRARY", "RlGamesEnv", "RlGamesLearner"]
+
+LIBRARY = LibrarySpec(
+    name="rl_games",
+    distribution="rl-games",
+    module="rl_games",
+    extra="rl-games",
+    learner="headrace.adapters.rl_games:RlGamesLearner",
+    suffix=".pth",
+    marks=frozenset({"model", "optimizer", "epoch"}),
+    curves=CurveTags("rewards/iter", "episode_lengths/iter", "iterations"),
+    reads={
+        "none": frozenset({"vector", "image", "several", "critic"}),
+        "gru": frozenset({"vector", "several", "critic"}),
+    },
+    cannot_honor=NOT_OURS,
+    differences=(
+        "a truncated episode bootstraps from the value of the last observation but one",
+        "minibatches are the same runs of steps in each epoch, not shuffled",
+    ),
+)
+"""What the commands need to know of it."""
+
+_get, __dir__ = lazy_exports(__name__, __all__, {"._env": ("RlGamesEnv",), "._learner": ("RlGamesLearner",)})
+
+
+def __getattr__(name: str) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # importing it imports parts of torch.jit, which warn
+        return _get(name)

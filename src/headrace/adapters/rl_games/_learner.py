@@ -18,14 +18,15 @@ from rl_games.common.tr_helpers import DefaultRewardsShaper
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import CheckpointMeta, Finished, Times
-from headrace.adapters._settings import LibraryName, PPOSettings
-from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rl_games._env import RlGamesEnv
-from headrace.envs import BatchEnv
-from headrace.errors import ConfigError
+from headrace.adapters.rl_games._network import NETWORK
 from headrace.files import write_whole
+from headrace.rollout import PPOCfg
+from headrace.rollout._encoder import GroupEncoder
+from headrace.rollout._groups import Shapes, is_image
 from headrace.types import Obs, StateDict
 
 _PREFIX = "_orig_mod."
@@ -35,16 +36,11 @@ _PREFIX = "_orig_mod."
 class RlGamesLearner:
     """A :class:`headrace.adapters.Learner`."""
 
-    library: LibraryName = "rl_games"
-    suffix = ".pth"
+    library = "rl_games"
 
-    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         self.settings = settings
-        self._core = LearnerEnv(env, reward_scale=None)
-        if settings.memory != "none" and picture(self._core.shape):
-            raise ConfigError(
-                f"memory: expected none for pictures with rl_games, got {settings.memory!r}; use rsl_rl or headrace"
-            )
+        self._core = LearnerEnv.of(env, settings, scale_rewards=False)
         self._env = RlGamesEnv(self._core)
         # it prints as it builds, makes folders, and opens an event file with a thread of its own
         with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -61,9 +57,21 @@ class RlGamesLearner:
         agent = self.agent
         agent.update_epoch()
         _, play_time, update_time, *_ = agent.train_epoch()
+        self._update_statistics()
         agent.dataset.update_values_dict(None)
         agent.frame += agent.curr_frames
         return Times(play_time, update_time)
+
+    def _update_statistics(self) -> None:
+        """Show the rollout to our encoders, where they are in use: their statistics are not rl_games' own."""
+        seen = self.agent.experience_buffer.tensor_dict
+        networks = [(self.agent.model.a2c_network, seen["obses"])]
+        if self.agent.has_central_value:
+            networks.append((self.agent.central_value_net.model.a2c_network, seen["states"]))
+        for network, obs in networks:
+            for encoder in (network.actor_cnn, network.critic_cnn):
+                if isinstance(encoder, GroupEncoder):
+                    encoder.update(obs, torch.ones(seen["dones"].shape[:2], dtype=torch.bool, device=self._core.device))
 
     def finished(self) -> Finished:
         """The episodes that ended since the last call."""
@@ -141,12 +149,12 @@ def _quiet() -> Generator[None]:
         yield
 
 
-def agent_params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[str, Any]:
+def agent_params(settings: PPOCfg, env: RlGamesEnv, folder: str) -> dict[str, Any]:
     """The shared settings as the ``params`` of rl_games; ``folder`` is for what it writes."""
     core = env.core
     size = settings.minibatch_size(core.num_envs)
     shared: dict[str, Any] = {
-        "normalize_input": settings.normalize_obs and not picture(core.shape),
+        "normalize_input": settings.normalize_obs and _one_vector(core.read.actor),
         "minibatch_size": size,
         "mini_epochs": settings.epochs,
         "learning_rate": settings.learning_rate,
@@ -184,24 +192,28 @@ def agent_params(settings: PPOSettings, env: RlGamesEnv, folder: str) -> dict[st
         "print_stats": False,
     }
     if env.has_states:
-        seen = core.groups[core.critic_group]
-        network = _network(settings, seen, actor=False) | {"central_value": True}
+        network = _network(settings, core.read.critic, actor=False) | {"central_value": True}
         config["central_value_config"] = shared | {
             "network": network,
-            "normalize_input": settings.normalize_obs and not picture(seen),
+            "normalize_input": settings.normalize_obs and _one_vector(core.read.critic),
         }
     return {
         "algo": {"name": "a2c_continuous"},
         "model": {"name": "continuous_a2c_logstd"},
-        "network": _network(settings, core.shape, actor=True),
+        "network": _network(settings, core.read.actor, actor=True),
         "torch_threads": 0,
         "config": config,
     }
 
 
-def _network(settings: PPOSettings, shape: tuple[int, ...], *, actor: bool) -> dict[str, Any]:
+def _one_vector(groups: Shapes) -> bool:
+    """Whether rl_games' own normalization is used; our encoder has one per group."""
+    return len(groups) == 1 and not any(map(is_image, groups.values()))
+
+
+def _network(settings: PPOCfg, groups: Shapes, *, actor: bool) -> dict[str, Any]:
     network: dict[str, Any] = {
-        "name": "actor_critic",
+        "name": "actor_critic" if len(groups) == 1 else NETWORK,
         "separate": actor,
         "mlp": {"units": list(settings.hidden), "activation": "elu", "initializer": {"name": "default"}},
     }
@@ -215,7 +227,16 @@ def _network(settings: PPOSettings, shape: tuple[int, ...], *, actor: bool) -> d
                 "fixed_sigma": True,
             }
         }
-    if picture(shape):
+    if len(groups) > 1:
+        network["cnn"] = {
+            "type": "groups",
+            "activation": "elu",
+            "initializer": {"name": "default"},
+            "permute_input": False,
+            "convs": [],
+            "normalize": settings.normalize_obs,
+        }
+    elif any(map(is_image, groups.values())):
         convolutions = [
             {"filters": 16, "kernel_size": 8, "strides": 4, "padding": 0},
             {"filters": 32, "kernel_size": 4, "strides": 2, "padding": 0},

@@ -1,6 +1,38 @@
 """rsl_rl 5.5: environment and learner. Needs ``headrace[rsl-rl]``."""
 
-from headrace.adapters.rsl_rl._env import RslRlEnv
-from headrace.adapters.rsl_rl._learner import RslRlLearner
+from __future__ import annotations
 
-__all__ = ["RslRlEnv", "RslRlLearner"]
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+
+if TYPE_CHECKING:
+    from headrace.adapters.rsl_rl._env import RslRlEnv
+    from headrace.adapters.rsl_rl._learner import RslRlLearner
+
+__all__ = ["LIBRARY", "RslRlEnv", "RslRlLearner"]
+
+LIBRARY = LibrarySpec(
+    name="rsl_rl",
+    distribution="rsl-rl-lib",
+    module="rsl_rl",
+    extra="rsl-rl",
+    learner="headrace.adapters.rsl_rl:RslRlLearner",
+    suffix=".pt",
+    marks=frozenset({"actor_state_dict", "critic_state_dict"}),
+    meta_key=("infos", "headrace"),
+    curves=CurveTags("Train/mean_reward", "Train/mean_episode_length", "iterations"),
+    reads={
+        "none": frozenset({"vector", "image", "several", "critic"}),
+        "gru": frozenset({"vector", "several", "critic"}),
+    },
+    cannot_honor=NOT_OURS,
+    differences=(
+        "a truncated episode bootstraps from the value of the last observation but one",
+        "max_grad_norm holds for actor and critic separately",
+    ),
+)
+"""What the commands need to know of it."""
+
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("RslRlEnv",), "._learner": ("RslRlLearner",)})

@@ -1,4 +1,4 @@
-"""``rsl_rl.env.VecEnv`` over ``BatchEnv``."""
+"""``rsl_rl.env.VecEnv`` over a batch of environments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from headrace.adapters._stepping import LearnerEnv, float_picture
+from headrace.adapters._stepping import LearnerEnv
+from headrace.envs import BatchEnv
+
+_UNKNOWN = 2**31 - 1
+"""What a bridge says of the length of its episodes: nothing."""
 
 
 class RslRlEnv(VecEnv):
-    """Observation groups as a ``TensorDict``, pictures as float32 (N, C, H, W); ``time_outs`` marks truncations.
+    """Observation groups as a ``TensorDict``, images as float32 (N, C, H, W); ``time_outs`` marks truncations.
 
     rsl_rl never resets an environment: the first episodes begin here.
     """
@@ -22,10 +26,10 @@ class RslRlEnv(VecEnv):
         self.core = core
         self.num_envs = core.num_envs
         self.num_actions = core.action_dim
-        self.max_episode_length = core.env.task.cfg.episode_length
+        # rsl_rl reads it only to spread the first episodes' lengths, which our learner does not ask for
+        self.max_episode_length = core.env.task.cfg.episode_length if isinstance(core.env, BatchEnv) else _UNKNOWN
         self.device = core.device
         self.cfg = {}
-        self._read = sorted({"policy", core.critic_group})
         self._outside = torch.inference_mode(False)
         self._no_dones = torch.zeros(core.num_envs, dtype=torch.int64, device=core.device)
         self._size = torch.Size([core.num_envs])
@@ -53,6 +57,6 @@ class RslRlEnv(VecEnv):
 
     def grouped(self, obs: dict[str, Tensor]) -> TensorDict:
         """The groups that actor and critic read."""
-        chosen = {name: float_picture(obs[name]) if name in self.core.pictures else obs[name] for name in self._read}
+        chosen = self.core.rows(obs, self.core.read.all)
         # the constructor checks and copies what is known to fit, which takes 3 % of a step
         return TensorDict._new_unsafe(chosen, self._size, device=self.device)  # pyright: ignore[reportPrivateUsage]

@@ -12,26 +12,25 @@ from rsl_rl.runners import OnPolicyRunner
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import CheckpointMeta, Finished, Times
-from headrace.adapters._settings import LibraryName, PPOSettings
-from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rsl_rl._env import RslRlEnv
-from headrace.envs import BatchEnv
 from headrace.files import write_whole
+from headrace.rollout import PPOCfg
+from headrace.rollout._groups import Shapes, is_image
 from headrace.types import Obs, StateDict
 
 
 class RslRlLearner:
     """A :class:`headrace.adapters.Learner`."""
 
-    library: LibraryName = "rsl_rl"
-    suffix = ".pt"
+    library = "rsl_rl"
 
-    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         self.settings = settings
         settings.minibatch_size(env.num_envs)
-        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._core = LearnerEnv.of(env, settings)
         self._env = RslRlEnv(self._core)
         with contextlib.redirect_stdout(io.StringIO()):  # prints its networks
             self.runner = OnPolicyRunner(self._env, runner_config(settings, self._core), device=str(env.device))
@@ -119,12 +118,12 @@ class _Watch:
         pass
 
 
-def runner_config(settings: PPOSettings, core: LearnerEnv) -> dict[str, Any]:
+def runner_config(settings: PPOCfg, core: LearnerEnv) -> dict[str, Any]:
     """The shared settings as the configuration of ``OnPolicyRunner``."""
     return {
         "num_steps_per_env": settings.steps,
         "save_interval": 1,
-        "obs_groups": {"actor": ["policy"], "critic": [core.critic_group]},
+        "obs_groups": {"actor": list(core.read.actor), "critic": list(core.read.critic)},
         "algorithm": {
             "class_name": "PPO",
             "num_learning_epochs": settings.epochs,
@@ -140,18 +139,19 @@ def runner_config(settings: PPOSettings, core: LearnerEnv) -> dict[str, Any]:
             "schedule": "fixed",
             "desired_kl": None,
         },
-        "actor": _model(settings, core.shape)
+        "actor": _model(settings, core.read.actor)
         | {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": settings.initial_std}},
-        "critic": _model(settings, core.groups[core.critic_group]),
+        "critic": _model(settings, core.read.critic),
     }
 
 
-def _model(settings: PPOSettings, shape: tuple[int, ...]) -> dict[str, Any]:
+def _model(settings: PPOCfg, groups: Shapes) -> dict[str, Any]:
     layers: dict[str, Any] = {"hidden_dims": list(settings.hidden), "activation": "elu"}
-    if picture(shape):
+    images = [name for name, shape in groups.items() if is_image(shape)]
+    layers["obs_normalization"] = settings.normalize_obs and len(images) < len(groups)
+    if images:
         convolutions = {"output_channels": [16, 32], "kernel_size": [8, 4], "stride": [4, 2], "activation": "elu"}
         return layers | {"class_name": "CNNModel", "cnn_cfg": convolutions}
-    layers["obs_normalization"] = settings.normalize_obs
     if settings.memory == "none":
         return layers | {"class_name": "MLPModel"}
     memory = {"rnn_type": settings.memory, "rnn_hidden_dim": settings.memory_size, "rnn_num_layers": 1}

@@ -1,6 +1,31 @@
-"""Stable-Baselines3: environment, learner and replay plug, each imported from its module. Needs ``headrace[sb3]``."""
+"""Stable-Baselines3: environment and learner, and a replay plug in its own module. Needs ``headrace[sb3]``."""
 
-from headrace.adapters.sb3._env import Sb3Env
-from headrace.adapters.sb3._learner import Sb3Learner
+from __future__ import annotations
 
-__all__ = ["Sb3Env", "Sb3Learner"]
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+
+if TYPE_CHECKING:
+    from headrace.adapters.sb3._env import Sb3Env
+    from headrace.adapters.sb3._learner import Sb3Learner
+
+__all__ = ["LIBRARY", "Sb3Env", "Sb3Learner"]
+
+LIBRARY = LibrarySpec(
+    name="sb3",
+    distribution="stable-baselines3",
+    module="stable_baselines3",
+    extra="sb3",
+    learner="headrace.adapters.sb3:Sb3Learner",
+    suffix=".zip",
+    marks=frozenset({"policy.pth", "policy.optimizer.pth"}),
+    curves=CurveTags("rollout/ep_rew_mean", "rollout/ep_len_mean", "frames"),
+    reads={"none": frozenset({"vector", "image", "several", "critic"})},
+    cannot_honor=NOT_OURS,
+    differences=("advantages are normalized per minibatch", "no recurrent policies"),
+)
+"""What the commands need to know of it."""
+
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("Sb3Env",), "._learner": ("Sb3Learner",)})

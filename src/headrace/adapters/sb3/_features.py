@@ -6,10 +6,12 @@ from typing import cast
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from torch import Tensor, nn
+from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
+from torch import Tensor
 
-from headrace.rollout._actor_critic import Normalizer
+from headrace.rollout._encoder import GroupEncoder, Normalizer
+from headrace.rollout._groups import Shapes
 
 
 class NormalizedVector(BaseFeaturesExtractor):
@@ -26,16 +28,51 @@ class NormalizedVector(BaseFeaturesExtractor):
 
 
 class Convolutions(BaseFeaturesExtractor):
-    """Two convolutions over pictures (n, C, H, W), which SB3 has divided by 255."""
+    """Two convolutions over images (n, C, H, W), which SB3 has divided by 255."""
 
     def __init__(self, observation_space: spaces.Box) -> None:
-        channels = observation_space.shape[0]
-        layers = nn.Sequential(nn.Conv2d(channels, 16, 8, 4), nn.ELU(), nn.Conv2d(16, 32, 4, 2), nn.ELU(), nn.Flatten())
-        with torch.no_grad():
-            width = layers(torch.zeros(1, *observation_space.shape)).shape[1]
-        super().__init__(observation_space, width)
-        self.layers = layers
+        encoder = GroupEncoder({"image": observation_space.shape}, normalize=False)
+        super().__init__(observation_space, encoder.width)
+        self.layers = encoder.encoders[0]
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features (n, …)."""
         return cast("Tensor", self.layers(observations))
+
+
+class GroupFeatures(BaseFeaturesExtractor):
+    """Several observation groups through our encoder."""
+
+    def __init__(self, observation_space: spaces.Dict, groups: Shapes, normalize: bool) -> None:
+        encoder = GroupEncoder(groups, normalize=normalize)
+        super().__init__(observation_space, encoder.width)
+        self.encoder = encoder
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Features (n, …)."""
+        return self.encoder(observations)
+
+    def update(self, observations: dict[str, Tensor]) -> None:
+        """Let the statistics take in rows (n, …) of each group."""
+        rows = len(observations[self.encoder.names[0]])
+        self.encoder.update(observations, torch.ones(rows, dtype=torch.bool))
+
+
+class GroupPolicy(MultiInputActorCriticPolicy):
+    """SB3's ``MultiInputPolicy`` whose actor and critic each read their own groups.
+
+    ``features_extractor_kwargs`` has ``actor_groups`` and ``critic_groups`` (name → shape), and ``normalize``.
+    """
+
+    def make_features_extractor(self) -> GroupFeatures:
+        """The actor's, then the critic's: the order in which SB3 asks for them."""
+        options = self.features_extractor_kwargs
+        groups = options["critic_groups" if "pi_features_extractor" in self._modules else "actor_groups"]
+        return GroupFeatures(cast("spaces.Dict", self.observation_space), groups, options["normalize"])
+
+    def _build_mlp_extractor(self) -> None:
+        super()._build_mlp_extractor()
+        width = cast("GroupFeatures", self.vf_features_extractor).features_dim
+        # the actor's has the size of the actor's features on both sides
+        critic = MlpExtractor(width, self.net_arch, self.activation_fn, device=self.device)
+        self.mlp_extractor.value_net = critic.value_net

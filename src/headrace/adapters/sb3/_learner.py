@@ -16,15 +16,15 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe
-from headrace.adapters._learner import CheckpointMeta, Finished, Times
-from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
-from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.sb3._env import Sb3Env
-from headrace.adapters.sb3._features import Convolutions, NormalizedVector
-from headrace.envs import BatchEnv
+from headrace.adapters.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
 from headrace.errors import DataError
 from headrace.files import write_whole
+from headrace.rollout import PPOCfg
+from headrace.rollout._groups import ReadGroups, is_image
 from headrace.types import Obs, StateDict
 
 _STATES = ("policy", "policy.optimizer")
@@ -35,16 +35,15 @@ _LEFT_OUT = ("system_info.txt",)
 class Sb3Learner:
     """A :class:`headrace.adapters.Learner`."""
 
-    library: LibraryName = "sb3"
-    suffix = ".zip"
+    library = "sb3"
 
-    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
-        check_memory(settings, self.library)
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         self.settings = settings
-        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._core = LearnerEnv.of(env, settings)
         self._env = Sb3Env(self._core)
+        self._several = len(self._core.read.all) > 1
         self.model = PPO(
-            "MlpPolicy",
+            GroupPolicy if self._several else "MlpPolicy",
             self._env,
             learning_rate=settings.learning_rate,
             n_steps=settings.steps,
@@ -56,7 +55,7 @@ class Sb3Learner:
             ent_coef=settings.entropy_weight,
             vf_coef=settings.value_weight,
             max_grad_norm=settings.max_grad_norm,
-            policy_kwargs=_policy(settings, self._core.shape),
+            policy_kwargs=_policy(settings, self._core.read),
             device=str(env.device),
         )
         # without a folder: SB3's own would leave an empty one in the temporary directory
@@ -70,11 +69,19 @@ class Sb3Learner:
         model.collect_rollouts(self._env, self._callback, model.rollout_buffer, self.settings.steps)
         between = time.perf_counter()
         model.train()
-        features = model.policy.features_extractor
-        if isinstance(features, NormalizedVector):
-            rows = torch.as_tensor(model.rollout_buffer.observations, device=self._core.device)
-            features.normalizer.update(rows.reshape(-1, rows.shape[-1]))
+        self._update_statistics()
         return Times(between - begin, time.perf_counter() - between)
+
+    def _update_statistics(self) -> None:
+        """Show the rollout, which training has left flat, to the normalizers, which are ours and not SB3's."""
+        seen: Any = self.model.rollout_buffer.observations
+        policy = self.model.policy
+        for features in {policy.pi_features_extractor, policy.vf_features_extractor}:
+            if isinstance(features, NormalizedVector):
+                rows = torch.as_tensor(seen, device=self._core.device)
+                features.normalizer.update(rows.reshape(-1, rows.shape[-1]))
+            elif isinstance(features, GroupFeatures):
+                features.update({name: torch.as_tensor(seen[name]) for name in features.encoder.names})
 
     def finished(self) -> Finished:
         """The episodes that ended since the last call."""
@@ -95,7 +102,7 @@ class Sb3Learner:
         write_whole(path, write)
 
     def load(self, path: Path, *, trust: bool = False) -> None:
-        """Policy, statistics and optimizer. What SB3 pickles beside them is not read, so there is nothing to trust."""
+        """Policy, statistics and optimizer. What SB3 pickles with them is not read: nothing needs trust."""
         del trust
         try:
             with zipfile.ZipFile(path) as archive:
@@ -115,7 +122,7 @@ class Sb3Learner:
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
         self._core.load_state_dict(state["env"])
-        self.model._last_obs = self._env.array(self._core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
+        self.model._last_obs = self._env.arrays(self._core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
         load_random_state(state["random"])
 
     def policy(self, *, deterministic: bool = True) -> Sb3Policy:
@@ -136,14 +143,14 @@ class Sb3Policy:
 
     def __call__(self, obs: Obs) -> Tensor:
         """Actions (N, A) within the environment's bounds."""
-        chosen, _ = self._model.predict(self._env.array(obs), deterministic=self._deterministic)
+        chosen, _ = self._model.predict(self._env.arrays(obs), deterministic=self._deterministic)
         return self._env.core.rescaled(torch.from_numpy(chosen).to(self._env.core.device))
 
     def reset(self, ended: Tensor) -> None:
         """Nothing is remembered."""
 
 
-def _policy(settings: PPOSettings, shape: tuple[int, ...]) -> dict[str, Any]:
+def _policy(settings: PPOCfg, read: ReadGroups) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "net_arch": {"pi": list(settings.hidden), "vf": list(settings.hidden)},
         "activation_fn": nn.ELU,
@@ -151,6 +158,9 @@ def _policy(settings: PPOSettings, shape: tuple[int, ...]) -> dict[str, Any]:
         "ortho_init": False,
         "optimizer_kwargs": {"eps": 1e-8},
     }
-    if picture(shape):
+    if len(read.all) > 1:
+        groups = {"actor_groups": read.actor, "critic_groups": read.critic, "normalize": settings.normalize_obs}
+        return chosen | {"features_extractor_kwargs": groups, "share_features_extractor": False}
+    if any(map(is_image, read.all.values())):
         return chosen | {"features_extractor_class": Convolutions, "share_features_extractor": False}
     return chosen | ({"features_extractor_class": NormalizedVector} if settings.normalize_obs else {})

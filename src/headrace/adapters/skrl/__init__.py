@@ -1,6 +1,31 @@
 """skrl 2.1: environment and learner. Needs ``headrace[skrl]``."""
 
-from headrace.adapters.skrl._env import SkrlEnv
-from headrace.adapters.skrl._learner import SkrlLearner
+from __future__ import annotations
 
-__all__ = ["SkrlEnv", "SkrlLearner"]
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+
+if TYPE_CHECKING:
+    from headrace.adapters.skrl._env import SkrlEnv
+    from headrace.adapters.skrl._learner import SkrlLearner
+
+__all__ = ["LIBRARY", "SkrlEnv", "SkrlLearner"]
+
+LIBRARY = LibrarySpec(
+    name="skrl",
+    distribution="skrl",
+    module="skrl",
+    extra="skrl",
+    learner="headrace.adapters.skrl:SkrlLearner",
+    suffix=".pt",
+    marks=frozenset({"policy", "value"}),
+    curves=CurveTags("Reward / Total reward (mean)", "Episode / Total timesteps (mean)", "steps"),
+    reads={"none": frozenset({"vector", "image", "several", "critic"})},
+    cannot_honor=NOT_OURS,
+    differences=("no recurrent policies",),
+)
+"""What the commands need to know of it."""
+
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("SkrlEnv",), "._learner": ("SkrlLearner",)})

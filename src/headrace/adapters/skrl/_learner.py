@@ -7,34 +7,32 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from gymnasium import spaces
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import CheckpointMeta, Finished, Times
-from headrace.adapters._settings import LibraryName, PPOSettings, check_memory
-from headrace.adapters._stepping import LearnerEnv, picture
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.skrl._env import SkrlEnv
-from headrace.adapters.skrl._models import Actor, Critic, Interface
-from headrace.envs import BatchEnv
+from headrace.adapters.skrl._models import Actor, Critic, Interface, update_statistics
 from headrace.files import write_whole
+from headrace.rollout import PPOCfg
 from headrace.types import Obs, StateDict
 
 
 class SkrlLearner:
     """A :class:`headrace.adapters.Learner`."""
 
-    library: LibraryName = "skrl"
-    suffix = ".pt"
+    library = "skrl"
 
-    def __init__(self, env: BatchEnv, settings: PPOSettings) -> None:
-        check_memory(settings, self.library)
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         settings.minibatch_size(env.num_envs)
         self.settings = settings
-        self._core = LearnerEnv(env, reward_scale=settings.reward_scale)
+        self._core = LearnerEnv.of(env, settings)
         self._env = SkrlEnv(self._core)
         seen, states, actions = self._env.observation_space, self._env.state_space, self._env.action_space
         parts = Interface(seen, states, actions, env.device), settings
@@ -63,6 +61,10 @@ class SkrlLearner:
         between = time.perf_counter()
         agent.post_interaction(timestep=self._steps, timesteps=0)  # learns, as the rollout is full now
         agent.tracking_data.clear()  # nobody writes it to a file, and it only grows
+        memory = cast("RandomMemory", agent.memory)
+        seen = memory.get_tensor_by_name("observations")
+        update_statistics(agent.models["policy"], seen)
+        update_statistics(agent.models["value"], memory.get_tensor_by_name("states") if env.has_state else seen)
         return Times(between - begin, time.perf_counter() - between)
 
     def _turn(self, states: Tensor | None) -> Tensor | None:
@@ -147,11 +149,11 @@ class SkrlPolicy:
         """Nothing is remembered."""
 
 
-def agent_config(settings: PPOSettings, env: SkrlEnv) -> PPO_CFG:
+def agent_config(settings: PPOCfg, env: SkrlEnv) -> PPO_CFG:
     """The shared settings as the configuration of skrl's PPO, which writes nothing."""
     more: dict[str, Any] = {}
     for name, space in (("observation", env.observation_space), ("state", env.state_space)):
-        if settings.normalize_obs and space is not None and not picture(space.shape):
+        if settings.normalize_obs and isinstance(space, spaces.Box) and len(space.shape) == 1:
             more[f"{name}_preprocessor"] = RunningStandardScaler
             more[f"{name}_preprocessor_kwargs"] = {"size": space, "device": env.device, "clip_threshold": 10.0}
     return PPO_CFG(

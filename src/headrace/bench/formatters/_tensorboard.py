@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from headrace.adapters._curves import TAGS
+from headrace.adapters._library import OWN_CURVES, library, library_names
 from headrace.bench._metrics import metrics
 from headrace.bench._schema import Bundle, StartupBundle, TrainingBundle
 from headrace.errors import require_extra
@@ -54,10 +54,10 @@ def _add(writer: SummaryWriter, tag: str, series: Sequence[float | None], at: It
 
 
 def _add_as_the_library_does(bundle: TrainingBundle, writer: SummaryWriter) -> None:
-    """Reward and length once more under the names of the library and along its axis, beside those all runs share."""
+    """Reward and length once more under the names of the library and along its axis, besides those of all runs."""
     learning = bundle.learning
-    tags = {str(name): tags for name, tags in TAGS.items()}.get(bundle.run.framework or "")
-    if tags is None or tags == TAGS["headrace"] or learning.frames is None:
+    name = bundle.run.framework
+    if name not in library_names() or learning.frames is None or (tags := library(name).curves) == OWN_CURVES:
         return
     at = list(range(1, len(learning.frames) + 1))
     if tags.axis != "iterations":

@@ -1,0 +1,131 @@
+"""What every measured job is asked for: an environment to run on, and where the result goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from headrace.bench import RunConfig, RunSettings
+    from headrace.bench._schema import Actions, Kind
+    from headrace.bench._step_times import StartupClock
+    from headrace.bench._targets import AnyEnv, Target
+    from headrace.envs import TaskCfg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """An environment by name, with its settings, and the files of the result."""
+
+    task: str
+    """A task name, ``module:NAME``, or ``gym:ID``."""
+    num_envs: int = 64
+    seed: int = 0
+    threads: int | None = None
+    device: str = "cpu"
+    sim: str = "mujoco"
+    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
+    presets: Sequence[Path] = ()
+    """YAML files of overrides, applied before :attr:`overrides`."""
+    output: Path | None = None
+    """Directory of the result; None for ``runs/<run id>``."""
+    formatters: Sequence[str] = ("schema",)
+    label: str | None = None
+
+    def target(self, *, ours_for: str | None = None) -> Target:
+        """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.
+
+        Args:
+            ours_for: the job, where it takes tasks of ours only.
+        """
+        from headrace.bench._targets import check_request, parse_target
+
+        target = parse_target(self.task)
+        check_request(target, num_envs=self.num_envs, sim=self.sim)
+        if ours_for is not None and target.kind == "gym":
+            raise ConfigError(f"{ours_for}: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
+        return target
+
+    def all_overrides(self) -> dict[str, object]:
+        """Settings of the presets, then the overrides."""
+        from headrace.bench._targets import read_preset
+
+        found: dict[str, object] = {}
+        for preset in self.presets:
+            found |= read_preset(preset)
+        return found | dict(self.overrides)
+
+    def config(self, target: Target, overrides: Mapping[str, object], *, actions: Actions | None = None) -> RunConfig:
+        """The settings that a comparison holds two runs to."""
+        from headrace.bench import RunConfig, environment_variables
+
+        return RunConfig(
+            physics_backend=self.sim if target.kind == "task" else target.physics,
+            rendering_backend=None,
+            presets=[preset.stem for preset in self.presets],
+            overrides={path: _plain(value) for path, value in sorted(overrides.items())},
+            device=self.device,
+            threads=self.threads,
+            actions=actions,
+            environment=environment_variables(),
+        )
+
+    def settings(self, config: RunConfig) -> RunSettings:
+        """The identity of the run, as far as it is known before."""
+        from headrace.bench import RunSettings
+
+        return RunSettings(task=self.task, num_envs=self.num_envs, seed=self.seed, config=config, label=self.label)
+
+    def make_env(self, target: Target, cfg: TaskCfg | None, overrides: Mapping[str, object]) -> AnyEnv:
+        """The environment, with the settings of ``target_cfg``."""
+        from headrace.bench._targets import make_target
+
+        return make_target(
+            target,
+            cfg,
+            self.num_envs,
+            seed=self.seed,
+            threads=self.threads,
+            device=self.device,
+            sim=self.sim,
+            overrides=overrides,
+        )
+
+    def checked_output(
+        self, target: Target, kind: Kind, *, framework: str | None = None
+    ) -> tuple[Path, tuple[str, ...]]:
+        """Where the result goes and in which forms; raises an error if it could not be written there."""
+        from headrace.bench._benchmark import check_output, run_id
+
+        physics = self.sim if target.kind == "task" else target.physics
+        name = run_id(
+            framework=framework or kind, physics=physics, task=self.task, seed=self.seed, began=datetime.now(UTC)
+        )
+        directory = Path("runs") / name if self.output is None else self.output
+        return directory, check_output(directory, kind, self.formatters)
+
+
+def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManager[None]:
+    """Time the imports of ``target``; not, and null in the bundle, where this process has done them before."""
+    from headrace.bench._targets import environments_module
+
+    done = environments_module(target) in sys.modules
+    return nullcontext() if done else startup.phase("python_imports")
+
+
+def _plain(value: object) -> JsonValue:
+    """A setting as JSON: tuples as lists, what JSON does not know as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast("list[object]", value)]
+    return repr(value)

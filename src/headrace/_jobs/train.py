@@ -1,0 +1,216 @@
+"""``headrace.train``: train a policy with one of the RL libraries, and write checkpoints and a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace._jobs.request import RunRequest, imports_phase
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.adapters import LibrarySpec
+    from headrace.adapters._training import CheckpointKeeper, Iteration
+    from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
+    from headrace.bench._targets import AnyEnv
+    from headrace.rollout import PPOCfg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What a training left behind."""
+
+    directory: Path
+    """Its checkpoints and its bundle are in here."""
+    bundle: TrainingBundle
+    """Learning curves, times, versions; the content of ``training.json``."""
+    paths: tuple[Path, ...]
+    """The files that the bundle was written to."""
+    last: Path
+    """The checkpoint of the last whole iteration."""
+    best: Path
+    """The checkpoint with the highest mean return of recent episodes."""
+
+
+def train(
+    task: str,
+    *,
+    library: str = "headrace",
+    iterations: int = 100,
+    num_envs: int = 64,
+    seed: int = 0,
+    settings: PPOCfg | None = None,
+    stop: SuccessRule | None = None,
+    resume: str | Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    presets: Sequence[str | Path] = (),
+    threads: int | None = None,
+    device: str = "cpu",
+    sim: str = "mujoco",
+    output: str | Path | None = None,
+    formatters: Sequence[str] = ("schema",),
+    label: str | None = None,
+    ema_alpha: float = 0.1,
+    series: bool = True,
+    on_begin: Callable[[Path], None] | None = None,
+    on_iteration: Callable[[Iteration], None] | None = None,
+) -> TrainingResult:
+    """Train PPO on a task. Checkpoints and ``training.json`` are written also after Ctrl-C or a crash.
+
+    Args:
+        task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
+            environment over a bridge.
+        library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
+            library that an installed package adds.
+        iterations: rollouts to learn from.
+        num_envs: environments in the batch.
+        seed: of environments, networks and library.
+        settings: of PPO; a setting that the library cannot honor is refused.
+        stop: when to stop early; None for never.
+        resume: directory of an earlier run to go on from.
+        overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
+        presets: YAML files of overrides, applied before ``overrides``.
+        threads: physics threads; None for all cores.
+        device: of the tensors.
+        sim: the physics: ``mujoco`` or ``warp``.
+        output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
+        formatters: forms of the result; ``schema`` is the bundle.
+        label: a name for this run in comparisons and reports.
+        ema_alpha: weight of the newest value in the smoothed curves.
+        series: False to keep only the final values of the curves.
+        on_begin: called with the output directory once everything is checked.
+        on_iteration: called after each iteration.
+    """
+    from headrace.adapters import library as library_of
+    from headrace.adapters._checkpoint import plain_settings
+    from headrace.adapters._training import INDEX, resumable
+    from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
+    from headrace.bench._targets import import_environments, target_cfg
+
+    request = RunRequest(
+        task=task,
+        num_envs=num_envs,
+        seed=seed,
+        threads=threads,
+        device=device,
+        sim=sim,
+        overrides=overrides or {},
+        presets=[Path(preset) for preset in presets],
+        output=None if output is None else Path(output),
+        formatters=formatters,
+        label=label,
+    )
+    target = request.target()
+    if iterations < 1:
+        raise ConfigError(f"iterations: expected at least 1, got {iterations}")
+    builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
+    spec = library_of(library)
+    with imports_phase(builder.startup, target):
+        spec.require()
+        import_environments(target)
+    with builder.startup.phase("task_config"):
+        changed = request.all_overrides()
+        cfg = target_cfg(target, changed)
+    ppo = _checked_settings(spec, settings, seed, num_envs)
+    if resume is not None:
+        resumable(Path(resume), spec.name)
+    directory, forms = request.checked_output(target, "training", framework=spec.name)
+    if (directory / INDEX).exists():
+        raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
+    if on_begin is not None:
+        on_begin(directory)
+    builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
+    described = dataclasses.replace(
+        request.settings(request.config(target, changed)), framework=spec.name, max_iterations=iterations
+    )
+    with Benchmark(builder, described, output=directory, formatters=forms) as run:
+        with builder.startup.phase("env_creation"):
+            env = request.make_env(target, cfg, changed)
+        with closing(env):
+            training = _Training(builder, env, spec, ppo, on_iteration)
+            keeper = training.run(directory, task, changed, iterations, None if resume is None else Path(resume))
+        if builder.stop_reason is not None:
+            run.complete(builder.stop_reason)
+    bundle = run.bundle
+    assert isinstance(bundle, TrainingBundle)
+    return TrainingResult(
+        directory=directory, bundle=bundle, paths=tuple(run.paths), last=keeper.last, best=keeper.best
+    )
+
+
+def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, seed: int, num_envs: int) -> PPOCfg:
+    from headrace.rollout import PPOCfg
+
+    ppo = dataclasses.replace(settings or PPOCfg(), seed=seed)
+    ppo.minibatch_size(num_envs)
+    spec.check_settings(ppo)
+    return ppo
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """The loop over iterations, and the builder that takes them down."""
+
+    builder: TrainingBuilder
+    env: AnyEnv
+    spec: LibrarySpec
+    settings: PPOCfg
+    on_iteration: Callable[[Iteration], None] | None
+
+    def run(
+        self, directory: Path, task: str, overrides: Mapping[str, object], iterations: int, resume: Path | None
+    ) -> CheckpointKeeper:
+        from headrace.adapters import library_run, make_learner
+        from headrace.adapters._training import CheckpointKeeper, resume_from, train_iterations
+
+        self._check_success_measure()
+        with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
+            first = 0 if resume is None else resume_from(it, resume)
+            keeper = CheckpointKeeper(directory, it, task, overrides)
+            self.builder.begin()
+            try:
+                train_iterations(it, keeper, iterations, lambda done: self._after(done, keeper), first=first)
+            finally:
+                self._name_checkpoint(keeper)
+            self.builder.end()
+        return keeper
+
+    def _check_success_measure(self) -> None:
+        from headrace.envs import BatchEnv
+
+        if self.builder.rule is None or not isinstance(self.env, BatchEnv):
+            return  # a bridged environment says with its first ended episode whether it has one
+        if self.env.task.success_measure is None:
+            raise ConfigError("stop (--check-success): expected a task with a success measure, got one without")
+
+    def _after(self, done: Iteration, keeper: CheckpointKeeper) -> bool:
+        self._name_checkpoint(keeper)
+        if self.on_iteration is not None:
+            self.on_iteration(done)
+        return self.builder.iteration(
+            frames=self.settings.steps * self.env.num_envs,
+            collection_s=done.times.collect,
+            learning_s=done.times.learn,
+            rewards=done.finished.returns,
+            lengths=done.finished.lengths,
+            successes=done.finished.success if done.finished.returns else None,
+        )
+
+    def _name_checkpoint(self, keeper: CheckpointKeeper) -> None:
+        """Let the bundle name the newest checkpoint."""
+        from headrace.bench import CheckpointInfo
+
+        kept = keeper.kept
+        if kept is not None:
+            self.builder.checkpoint = CheckpointInfo(
+                path=str(kept.last),
+                source="saved",
+                library=kept.library,
+                task=kept.task,
+                iteration=kept.iteration,
+                score=kept.score,
+            )
