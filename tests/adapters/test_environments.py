@@ -155,14 +155,14 @@ def test_actions_are_cut_and_scaled_to_the_bounds(low: float, high: float) -> No
 def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_are_not_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``pusher-camera`` has a vector for the actor, more for the critic, and a picture that nobody here reads."""
+    """``pusher-camera`` has a vector for the actor, more for the critic, and an image that nobody is told to read."""
     from headrace.adapters.rl_games import RlGamesEnv
     from headrace.adapters.rsl_rl import RslRlEnv
     from headrace.adapters.sb3 import Sb3Env
     from headrace.adapters.skrl import SkrlEnv
 
     env = headrace.make("pusher-camera", 2, seed=0, threads=1)
-    core = LearnerEnv(env, reward_scale=None)
+    core = LearnerEnv(env, actor_groups=["policy"])
     zeros = torch.zeros(2, core.action_dim)
     rsl_rl, rl_games, skrl, sb3 = RslRlEnv(core), RlGamesEnv(core), SkrlEnv(core), Sb3Env(core)
     core.reset()
@@ -188,7 +188,8 @@ def test_groups_are_handed_over_where_the_library_reads_them_and_other_cameras_a
     assert state is not None
     assert torch.equal(state, core.obs["critic"])
     sb3.step_async(zeros.numpy())
-    assert sb3.step_wait()[0].shape == (2, 17)
+    seen = sb3.step_wait()[0]
+    assert {name: rows.shape for name, rows in seen.items()} == {"policy": (2, 17), "critic": (2, 23)}
     assert sum(drawn) == 0
 
 

@@ -106,7 +106,7 @@ def train(
     )
     target = request.target()
     if iterations < 1:
-        raise ConfigError(f"iterations: expected at least 1, got {iterations}")
+        raise ConfigError(f"iterations (--iterations): expected at least 1, got {iterations}")
     builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
     spec = library_of(library)
     with imports_phase(builder.startup, target):

@@ -154,7 +154,8 @@ def true_next(turn: Turn) -> Obs:
 
 def _row_space(space: spaces.Space[Any], shape: tuple[int, ...]) -> spaces.Box:
     if is_image(shape):
-        return spaces.Box(0.0, 1.0, channels_first(shape), np.float32)
+        bound = 1.0 if space.dtype == np.uint8 else np.inf
+        return spaces.Box(0.0 if space.dtype == np.uint8 else -bound, bound, channels_first(shape), np.float32)
     if isinstance(space, spaces.Box) and space.dtype == np.float32:
         return space
     return spaces.Box(-np.inf, np.inf, shape, np.float32)

@@ -1,21 +1,23 @@
-"""The contract of a learner over a ``BatchEnv``: what every adapter of an RL library must hold."""
+"""The contract of a learner over a batch of environments: what every adapter of an RL library must hold."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from headrace.envs import BatchEnv
+from headrace.envs.bridges import BridgeEnv
 from headrace.testing._contract import CheckResult
 from headrace.types import Obs, ResetRecord, StateDict, StepRecord
 
 Meta = TypeVar("Meta", contravariant=True)
+AnyEnv: TypeAlias = BatchEnv | BridgeEnv
 
 
 class ActingPolicy(Protocol):
@@ -86,12 +88,13 @@ class CheckedLearner(Protocol[Meta]):
 
 
 def check_learner(
-    make_env: Callable[[], BatchEnv],
-    make_learner: Callable[[BatchEnv], CheckedLearner[Meta]],
+    make_env: Callable[[], AnyEnv],
+    make_learner: Callable[[AnyEnv], CheckedLearner[Meta]],
     meta: Meta,
     folder: Path,
     *,
     suffix: str,
+    reads: Collection[str] | None = None,
     resumes_exactly: bool = True,
 ) -> list[CheckResult]:
     """Run every check on a learner; the first broken claim raises an AssertionError that says which.
@@ -102,6 +105,7 @@ def check_learner(
         meta: passed to ``save``.
         folder: for checkpoints.
         suffix: of its checkpoint files.
+        reads: the observation groups that its policy reads, and no others; None for all but ``critic``.
         resumes_exactly: False for libraries that cannot; the results then say that it was not checked.
     """
     path = folder / f"checkpoint{suffix}"
@@ -118,9 +122,10 @@ def check_learner(
     learner.load_state_dict(begun)
     learner.iterate()
     after = learner.policy()(obs).clone()
+    _check_actions(actions, env)
+    _check_groups(learner, obs, {name for name in obs if name != "critic"} if reads is None else reads)
     learner.close()
     env.close()
-    _check_actions(actions, env)
     assert not torch.equal(actions, after), "iterate: expected learning to change the policy, got the same actions"
 
     other_env = make_env()
@@ -138,7 +143,10 @@ def check_learner(
         )
     other.close()
     other_env.close()
-    names = ("time_split", "episodes_counted", "actions_in_bounds", "checkpoint_round_trip", "resumes_exactly")
+    names = (
+        *("time_split", "episodes_counted", "actions_in_bounds", "observation_groups_read"),
+        *("checkpoint_round_trip", "resumes_exactly"),
+    )
     reason = "the library cannot go on exactly where it was"
     left_out = {} if resumes_exactly else {"resumes_exactly": reason}
     return [CheckResult(check=name, not_claimed=left_out.get(name)) for name in names]
@@ -168,7 +176,21 @@ def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
     assert not again.returns, f"finished: expected each episode once, got {len(again.returns)} a second time"
 
 
-def _check_actions(actions: Tensor, env: BatchEnv) -> None:
+def _check_groups(learner: CheckedLearner[Meta], obs: Obs, reads: Collection[str]) -> None:
+    """Turn each group upside down: the actions change if the policy reads it, and not otherwise."""
+    before = learner.policy()(obs).clone()
+    for name, rows in obs.items():
+        turned = {**obs, name: 255 - rows if rows.dtype == torch.uint8 else 1 - rows}
+        changed = not torch.equal(before, learner.policy()(turned))
+        if name in reads:
+            assert changed, f"observation group {name!r}: expected the policy to read it, got the same actions without"
+        else:
+            assert not changed, (
+                f"observation group {name!r}: expected that the policy does not read it, got that it does"
+            )
+
+
+def _check_actions(actions: Tensor, env: AnyEnv) -> None:
     space = env.single_action_space
     assert actions.shape == (env.num_envs, *(space.shape or ())), f"policy: got actions of shape {actions.shape}"
     assert not actions.requires_grad, "policy: expected actions without gradients"
