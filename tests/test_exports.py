@@ -11,7 +11,7 @@ import pytest
 
 import headrace
 
-STAGES = ("buffers", "envs", "learning", "recording", "replay", "sim", "testing", "vision")
+STAGES = ("buffers", "envs", "learning", "recording", "replay", "serving", "sim", "testing", "vision")
 
 
 def test_the_export_list_is_sorted_and_complete() -> None:

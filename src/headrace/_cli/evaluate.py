@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
-import os
-import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
+from headrace._cli.remote_policy import add_remote_options, open_remote
 from headrace.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
-    from headrace.chunking import Admission, PolicyLike
+    from headrace.chunking import Admission
     from headrace.envs import BatchEnv
     from headrace.recording import VideoObserver
     from headrace.rollout import Evaluation
@@ -39,8 +37,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
     parser.add_argument(
         "--policy",
-        help="a checkpoint that 'headrace imitate' wrote, or module:name of a policy object, class or function "
-        "(default: the policy that we ship for TASK)",
+        help="a checkpoint that 'headrace imitate' wrote, module:name of a policy object, class or function, or the "
+        "address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship for TASK)",
     )
     parser.add_argument("--episodes", type=int, default=100, help="how many, with ids from 0 (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments in the batch (default: 16)")
@@ -62,6 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
     )
+    add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
 
 
@@ -70,6 +69,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from headrace.envs import make
     from headrace.envs._overrides import parse_assignments
     from headrace.rollout import evaluate
+    from headrace.rollout._policy_source import load_policy_source
 
     overrides = parse_assignments(arguments.set)
     rule = _rule(arguments.admission)
@@ -85,7 +85,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         overrides=overrides,
     )
     shape = env.single_action_space.shape or (0,)
-    policy = as_chunk_policy(_policy(arguments.policy, arguments.task), horizon=arguments.horizon, action_dim=shape[0])
+    remote = open_remote(arguments, env)
+    if remote is None:
+        loaded = load_policy_source(arguments.policy, task=arguments.task)
+        policy = as_chunk_policy(loaded, horizon=arguments.horizon, action_dim=shape[0])
+        batching = Batching(mode="strict" if arguments.strict else "fast", size=arguments.batch_size)
+    else:
+        policy, batching = remote.policy, None
     usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
     video = _film(env, arguments.video)
     try:
@@ -98,8 +104,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             offset=arguments.offset,
             latency=arguments.latency,
             admission=rule,
-            engine=arguments.engine,
-            batching=Batching(mode="strict" if arguments.strict else "fast", size=arguments.batch_size),
+            engine=arguments.engine if remote is None else remote,
+            batching=batching,
             ensemble_decay=arguments.ensemble,
         )
     except PolicyError as error:
@@ -107,6 +113,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             _show(cast("Evaluation", error.finished), arguments.csv)
         raise
     finally:
+        if remote is not None:
+            remote.close()
         if video is not None:
             video.close()
         env.close()
@@ -141,38 +149,9 @@ def _show(found: Evaluation, table: Path | None) -> None:
 def _rule(words: str) -> Admission:
     """A rule by its registered name, or from ``module:name``: an object, or a class made without arguments."""
     from headrace.chunking import admission_names, make_admission
+    from headrace.rollout._policy_source import import_named
 
     module, _, attribute = words.partition(":")
     if module in admission_names() or not attribute.isidentifier():
         return make_admission(words)
-    return cast("Admission", _imported("--admission", module, attribute))
-
-
-def _policy(name: str | None, task: str) -> PolicyLike:
-    """A policy from ``module:name`` (a class is made without arguments) or a checkpoint, or the task's shipped one."""
-    from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
-
-    if name is None:
-        shipped = shipped_policies()
-        if task not in shipped:
-            known = ", ".join(sorted(shipped))
-            raise ConfigError(
-                f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, or a "
-                "checkpoint that 'headrace imitate' wrote"
-            )
-        return load_chunk_policy(task)
-    module, colon, attribute = name.partition(":")
-    if not colon or Path(name).is_file():
-        return load_chunk_policy(name)
-    return cast("PolicyLike", _imported("--policy", module, attribute))
-
-
-def _imported(option: str, module: str, attribute: str) -> object:
-    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"{option}: '{module}:{attribute}' cannot be loaded: {error}") from error
-    return found() if isinstance(found, type) else found
+    return cast("Admission", import_named("--admission", module, attribute))

@@ -23,6 +23,7 @@ from headrace._cli import (
     report,
     run,
     runtime,
+    serve,
     startup,
     sweep,
     tasks,
@@ -43,6 +44,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
   headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
+  headrace serve pusher-solid             serve a chunk policy to clients elsewhere, batching over them
   headrace imitate pusher-solid --out F   record an expert and train such a policy
   headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
   headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
@@ -60,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(handler=helping(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     modules = (
-        *(tasks, run, view, train, play, evaluate, imitate, record),
+        *(tasks, run, view, train, play, evaluate, serve, imitate, record),
         *(runtime, startup, compare, sweep, report),
         *(demo, doctor, completion),
     )

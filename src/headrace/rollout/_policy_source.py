@@ -1,0 +1,48 @@
+"""A chunk policy from what a user writes on the command line: a task, a checkpoint, or ``module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import cast
+
+from headrace.chunking import PolicyLike
+from headrace.errors import ConfigError
+from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
+
+
+def load_policy_source(source: str | None, *, task: str | None = None) -> PolicyLike:
+    """The policy that ``source`` names; a class is made without arguments.
+
+    Args:
+        source: a checkpoint that ``headrace imitate`` wrote, ``module:name`` of a policy object, class or function, or
+            ``lerobot:DIR`` with a checkpoint directory of LeRobot. None for the policy that we ship for ``task``.
+        task: a task's name.
+    """
+    if source is None:
+        shipped = shipped_policies()
+        if task not in shipped:
+            known = ", ".join(sorted(shipped))
+            raise ConfigError(
+                f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, "
+                "lerobot:DIR, or a checkpoint that 'headrace imitate' wrote"
+            )
+        return load_chunk_policy(task)
+    module, colon, attribute = source.partition(":")
+    if not colon or Path(source).is_file():
+        return load_chunk_policy(source)
+    return cast("PolicyLike", import_named("--policy", module, attribute))
+
+
+def import_named(option: str, module: str, attribute: str) -> object:
+    """What ``module:attribute`` names, looked for in the current directory, too; a class is made without arguments."""
+    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ConfigError(f"{option}: '{module}:{attribute}' cannot be loaded: {error}") from error
+    return found() if isinstance(found, type) else found

@@ -1,0 +1,282 @@
+"""One connection to a policy server: a websocket (openpi and its relatives) or a ZMQ socket (GR00T)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from headrace.errors import ConfigError, PolicyError, require_extra
+from headrace.serving._wire import FRAME_LIMIT
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+_SLICE = 0.1
+"""Seconds between looks at whether the engine was closed, where a library cannot be woken."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCfg:
+    """How a server is talked to."""
+
+    timeout: float = 120.0
+    """Seconds that an answer may take, from the moment the request was sent."""
+    reconnect: float = 30.0
+    """Seconds in which a server must be there, at the start and after a lost connection; tries are spaced by a
+    growing, random pause. A request whose connection was lost is sent again."""
+    ping_interval: float | None = 20.0
+    """Seconds between keep-alive pings; None for none."""
+    ping_timeout: float | None = None
+    """Seconds in which a ping must be answered; None waits for ever, since stock openpi servers answer no ping while
+    their model runs or compiles."""
+    frame_limit: int = FRAME_LIMIT
+    """Bytes of the largest frame that is read."""
+    api_key: str | None = None
+    """Sent as ``Authorization: Api-Key …`` (openpi) or ``api_token`` (GR00T)."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "reconnect", "frame_limit"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"remote {name}: expected more than 0, got {getattr(self, name)}")
+
+
+class LinkLost(Exception):  # noqa: N818  # not an error of the caller: the request is sent again
+    """The connection is gone: reconnect and send again."""
+
+
+class LinkClosed(Exception):  # noqa: N818  # the engine's own doing
+    """The engine was closed meanwhile."""
+
+
+class Link(Protocol):
+    """A connection. Used by one thread; ``abort`` may come from another."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not lost."""
+        ...
+
+    def open(self) -> bytes | str | None:
+        """Connect; the server's first frame where it speaks first. Raises ``LinkLost`` where nobody answers."""
+        ...
+
+    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
+        """Send the frames, and wait for as many answers in their order."""
+        ...
+
+    def abort(self) -> None:
+        """Make a call under way raise ``LinkClosed`` soon."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect; ``open`` connects again."""
+        ...
+
+
+class WebsocketLink:
+    """A websocket without compression, as openpi's client opens it."""
+
+    def __init__(self, uri: str, cfg: RemoteCfg) -> None:
+        self._uri, self._cfg = uri, cfg
+        self._library: Any = require_extra("websockets.sync.client", extra="serve", purpose="a remote policy")
+        self._errors: Any = require_extra("websockets.exceptions", extra="serve", purpose="a remote policy")
+        self._held = contextlib.ExitStack()
+        self._connection: Any = None
+        self._closing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not lost."""
+        return self._connection is not None
+
+    def open(self) -> bytes | str | None:
+        """Connect, and read the metadata that the server sends first."""
+        self.close()
+        cfg = self._cfg
+        headers = {"Authorization": f"Api-Key {cfg.api_key}"} if cfg.api_key else None
+        try:
+            connection = self._library.connect(
+                self._uri,
+                compression=None,
+                max_size=cfg.frame_limit,
+                additional_headers=headers,
+                open_timeout=cfg.reconnect,
+                close_timeout=1.0,
+                ping_interval=cfg.ping_interval,
+                ping_timeout=cfg.ping_timeout,
+                proxy=None,
+            )
+            self._connection = self._held.enter_context(connection)
+            return self._connection.recv(timeout=cfg.reconnect)
+        except self._errors.InvalidStatus as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                raise PolicyError(
+                    f"server {self._uri}: refused the API key (status {status}); pass api_key=…"
+                ) from error
+            raise LinkLost(f"the server answered with status {status}") from error
+        except self._errors.InvalidURI as error:
+            raise ConfigError(f"server {self._uri}: expected ws://HOST:PORT, got {error}") from error
+        except (OSError, EOFError, TimeoutError, self._errors.WebSocketException) as error:
+            self.close()
+            raise LinkLost(str(error) or type(error).__name__) from error
+
+    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
+        """Send the frames, and wait for as many answers; fewer where the server closed after a text, its error."""
+        deadline = time.monotonic() + timeout
+        answers: list[bytes | str] = []
+        try:
+            for frame in frames:
+                self._connection.send(frame)
+            for _ in frames:
+                answers.append(self._connection.recv(timeout=max(deadline - time.monotonic(), 0.001)))
+        except TimeoutError as error:
+            self.close()  # an answer that comes later must not be taken for that of the next request
+            raise PolicyError(
+                f"server {self._uri}: no answer within {timeout:g} s; raise RemoteCfg(timeout=…) for a slow model"
+            ) from error
+        except (OSError, EOFError, self._errors.ConnectionClosed) as error:
+            # what a server says before it closes may still lie unread, if it closed while more was being sent
+            with contextlib.suppress(OSError, EOFError, TimeoutError, self._errors.ConnectionClosed):
+                while len(answers) < len(frames):
+                    answers.append(self._connection.recv(timeout=0))
+            self.close()
+            if self._closing:
+                raise LinkClosed from error
+            if answers and isinstance(answers[-1], str):
+                return answers
+            closed = getattr(error, "rcvd", None)
+            if closed is not None and closed.code == 1009:
+                raise PolicyError(
+                    f"server {self._uri}: the request is larger than the server takes ({closed.reason})"
+                ) from error
+            sent = getattr(error, "sent", None)
+            if sent is not None and sent.code in (1009, 1007, 1002):
+                raise PolicyError(
+                    f"server {self._uri}: broken or oversized answer ({sent.reason or error}); the limit is "
+                    f"{self._cfg.frame_limit:,} bytes, RemoteCfg(frame_limit=…)"
+                ) from error
+            raise LinkLost(str(error) or type(error).__name__) from error
+        return answers
+
+    def abort(self) -> None:
+        """Shut the socket down under a call that waits."""
+        self._closing = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection = None
+        held, self._held = self._held, contextlib.ExitStack()
+        with contextlib.suppress(OSError, EOFError, self._errors.WebSocketException):
+            held.close()
+
+
+class ZmqLink:
+    """A REQ socket, rebuilt after whatever goes wrong: it allows nothing but send and receive in turn."""
+
+    def __init__(self, uri: str, cfg: RemoteCfg) -> None:
+        self._uri, self._cfg = uri, cfg
+        self._zmq: Any = require_extra("zmq", extra="serve", purpose="a GR00T server")
+        self._context: Any = None
+        self._socket: Any = None
+        self._monitor: Any = None
+        self._closing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not lost."""
+        return self._socket is not None
+
+    def open(self) -> bytes | str | None:
+        """Connect; the server says nothing until it is asked."""
+        self.close()
+        zmq = self._zmq
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.REQ)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self._cfg.frame_limit)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECTED)
+        try:
+            self._socket.connect(self._uri)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"server {self._uri}: expected tcp://HOST:PORT, got {error}") from error
+        connected = self._await_event(zmq.EVENT_CONNECTED, min(self._cfg.reconnect, 1.0))
+        if not connected:
+            self.close()
+            raise LinkLost("nobody listens there")
+        return None
+
+    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
+        """Send each frame and wait for its answer."""
+        zmq = self._zmq
+        deadline = time.monotonic() + timeout
+        answers: list[bytes | str] = []
+        for frame in frames:
+            self._socket.send(frame)
+            while not self._socket.poll(int(1000 * _SLICE)):
+                if self._closing:
+                    raise LinkClosed
+                if self._await_event(zmq.EVENT_DISCONNECTED, 0.0):
+                    self.close()
+                    raise LinkLost("the server closed the connection")
+                if time.monotonic() > deadline:
+                    self.close()
+                    raise PolicyError(
+                        f"server {self._uri}: no answer within {timeout:g} s; raise RemoteCfg(timeout=…) for a slow "
+                        "model, and look whether it is a GR00T server"
+                    )
+            answers.append(bytes(self._socket.recv()))
+        return answers
+
+    def abort(self) -> None:
+        """A call under way looks at this a few times a second."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Disconnect, and end the library's threads."""
+        if self._context is None:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+        self._context = self._socket = self._monitor = None
+
+    def _await_event(self, event: int, seconds: float) -> bool:
+        from zmq.utils.monitor import recv_monitor_message
+
+        deadline = time.monotonic() + seconds
+        while self._monitor.poll(max(int(1000 * (deadline - time.monotonic())), 0)):
+            if recv_monitor_message(self._monitor)["event"] == event:
+                return True
+        return False
+
+
+def persist(attempt: Callable[[], T], *, seconds: float, closing: threading.Event, server: str) -> T:
+    """Try until it works or the seconds are over; pauses grow and are random, so that clients do not come together."""
+    deadline = time.monotonic() + seconds
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return attempt()
+        except LinkLost as error:
+            if closing.is_set():
+                raise LinkClosed from error
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PolicyError(
+                    f"server {server}: no connection within {seconds:g} s ({error}); start the server, check the "
+                    "address, or raise RemoteCfg(reconnect=…)"
+                ) from error
+            closing.wait(min(left, pause * random.uniform(0.5, 1.5)))
+            pause = min(2 * pause, _LONGEST_PAUSE)

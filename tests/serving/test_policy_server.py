@@ -1,0 +1,288 @@
+"""``PolicyServer`` with our own client: equal bits, shared batches, clients that go, keys and health."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from remote_rows import ACTION_DIM, HORIZON, make_request
+from served_policies import STRICT, Denoiser
+from test_batcher import Gate, Remembering
+from test_serving_wire import FRAMES
+from websockets.sync.client import connect
+
+import headrace
+from headrace.chunking import Batching, ChunkContext
+from headrace.errors import ConfigError, PolicyError, StorageError
+from headrace.rollout import EpisodeResult, evaluate
+from headrace.serving import PolicyServer, RemoteCfg, RemoteEngine, ServeCfg
+from headrace.serving._wire import pack, unpack_map
+from headrace.types import Obs
+
+SERVE = ServeCfg(port=0, batching=STRICT)
+FAST = ServeCfg(port=0, batching=Batching(), max_wait=0.0)
+OBS_DIM = {"cartpole": 4, "cartpole-told": 4, "cartpole-camera": 48 * 48 * 6}
+
+
+def play(task: str, num_envs: int, episodes: range, **how: object) -> list[EpisodeResult]:
+    overrides = {"episode_length": 60}  # eight chunks: what is compared is the order of requests, not skill
+    env = headrace.make(task, num_envs, threads=1, autoreset="disabled", final_obs=False, overrides=overrides)
+    policy = how.pop("policy", None) or Denoiser(OBS_DIM[task], 1)
+    found = evaluate(env, policy, episodes=episodes, execute=8, seed=11, progress=False, **how)
+    env.close()
+    return found.episodes
+
+
+@pytest.mark.parametrize("task", ["cartpole", "cartpole-told", "cartpole-camera"])
+def test_tables_are_equal_to_the_bit_inline_in_a_thread_a_process_and_from_one_or_two_clients_of_a_server(
+    task: str,
+) -> None:
+    episodes = range(10)
+    inline = play(task, 5, episodes, batching=STRICT)
+    assert play(task, 3, episodes, batching=STRICT, engine="thread") == inline
+    if task == "cartpole-told":
+        assert play(task, 4, episodes, batching=STRICT, engine="process") == inline
+    with PolicyServer(Denoiser(OBS_DIM[task], 1), SERVE) as server:
+        with RemoteEngine(server.address) as engine:
+            assert engine.strict_size == 8
+            assert play(task, 4, episodes, policy=engine.policy, engine=engine) == inline
+        with RemoteEngine(server.address, images="png") as engine:
+            assert play(task, 7, episodes, policy=engine.policy, engine=engine) == inline
+        halves: dict[int, list[EpisodeResult]] = {}
+
+        def half(first: int) -> None:
+            with RemoteEngine(server.address) as engine:
+                halves[first] = play(task, 3, range(first, first + 5), policy=engine.policy, engine=engine)
+
+        threads = [threading.Thread(target=half, args=(first,)) for first in (0, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert halves[0] + halves[5] == inline
+        assert server.stats.shared > 0, "some batches must have had rows of both clients"
+
+
+def test_two_client_processes_with_different_seeds_share_a_server_and_get_the_tables_of_inline_runs() -> None:
+    policy = Denoiser(4, 1)
+    program = Path(__file__).parent / "served_policies.py"
+    with PolicyServer(policy, SERVE) as server:
+        clients = [
+            subprocess.Popen(
+                [sys.executable, str(program), server.address, "cartpole-told", "0", "6", "3", str(seed)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for seed in (11, 12)
+        ]
+        tables = [json.loads(client.communicate(timeout=300)[0]) for client in clients]
+    for seed, table in zip((11, 12), tables, strict=True):
+        overrides = {"episode_length": 60}
+        env = headrace.make("cartpole-told", 4, threads=1, autoreset="disabled", final_obs=False, overrides=overrides)
+        alone = evaluate(env, policy, episodes=6, execute=8, seed=seed, batching=STRICT, progress=False)
+        assert table == [[e.episode_id, e.seed, e.reward, e.length, e.success, e.diverged] for e in alone.episodes]
+
+
+def test_a_fast_server_says_that_it_is_not_strict() -> None:
+    with PolicyServer(Gate(), FAST) as server, RemoteEngine(server.address) as engine:
+        assert engine.strict_size is None
+    with PolicyServer(Gate(), SERVE) as server, RemoteEngine(server.address, images="jpeg") as engine:
+        assert engine.strict_size is None, "lossy pictures are not those of an inline run"
+
+
+def test_a_failing_policy_shows_its_traceback_and_finished_episodes_are_kept() -> None:
+    def sick(obs: Obs, context: ChunkContext) -> torch.Tensor:
+        if (context.episode_ids == 5).any():
+            raise RuntimeError("the model is out of memory")
+        return torch.zeros(len(context), 8, 1)
+
+    sick.horizon, sick.action_dim = 8, 1  # type: ignore[attr-defined]
+    with PolicyServer(sick, FAST) as server, RemoteEngine(server.address) as engine:
+        with pytest.raises(PolicyError, match=r"(?s)it says:.*in sick.*the model is out of memory") as error:
+            play("cartpole", 2, range(8), policy=engine.policy, engine=engine)
+    finished = error.value.finished.episodes  # type: ignore[union-attr]
+    assert len(finished) >= 3
+    assert 5 not in [episode.episode_id for episode in finished]
+
+
+def test_a_server_killed_in_mid_evaluation_and_started_again_leaves_no_trace_in_the_table() -> None:
+    inline = play("cartpole", 3, range(6), batching=STRICT)
+    calls = threading.Semaphore(0)
+
+    class Counted(Denoiser):
+        def forward(self, obs: Obs, context: ChunkContext) -> torch.Tensor:
+            calls.release()
+            return super().forward(obs, context)
+
+    first = PolicyServer(Counted(4, 1), SERVE).start()
+
+    def restart() -> None:
+        for _ in range(8):
+            calls.acquire(timeout=60.0)
+        first.close()
+        again.append(PolicyServer(Denoiser(4, 1), ServeCfg(port=first.port, batching=STRICT)).start())
+
+    again: list[PolicyServer] = []
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    with RemoteEngine(first.address) as engine:
+        assert play("cartpole", 3, range(6), policy=engine.policy, engine=engine) == inline
+    restarting.join()
+    assert again[0].stats.rows > 0
+    again[0].close()
+
+
+def test_a_server_that_comes_back_with_another_policy_is_an_error() -> None:
+    first = PolicyServer(Denoiser(4, 1), SERVE).start()
+    with RemoteEngine(first.address, cfg=RemoteCfg(reconnect=10.0)) as engine:
+        first.close()
+        with PolicyServer(Denoiser(4, 1, horizon=9), ServeCfg(port=first.port, batching=STRICT)):
+            with pytest.raises(PolicyError, match="came back with another policy"):
+                play("cartpole", 2, range(2), policy=engine.policy, engine=engine)
+
+
+def test_a_client_that_disappears_loses_only_its_rows() -> None:
+    policy = Gate(closed=True)
+    with PolicyServer(policy, FAST) as server:
+        staying, going = RemoteEngine(server.address), RemoteEngine(server.address)
+        staying.submit(make_request(1))
+        assert policy.entered.acquire(timeout=30.0)
+        going.submit(make_request(2, first_episode=20))
+        while server.stats.requests < 2:
+            pass
+        going.close()
+        while server.clients > 1:
+            pass
+        policy.allowed.release(10)
+        assert staying.poll(wait=True) is not None
+        staying.submit(make_request(1, first_episode=1))
+        assert staying.poll(wait=True) is not None
+        staying.close()
+        assert policy.batches == [[0], [1]]
+        assert server.stats.dropped == 1
+
+
+def test_a_policy_with_memory_is_told_over_the_wire_when_episodes_begin_and_end() -> None:
+    class Leaning(Remembering):
+        horizon, action_dim = 8, 1
+
+        def __call__(self, obs: Obs, context: ChunkContext) -> torch.Tensor:
+            return torch.zeros(len(context), 8, 1)
+
+    policy = Leaning()
+    with PolicyServer(policy, FAST) as server, RemoteEngine(server.address, connections=3) as engine:
+        assert engine.capacity == 1, "the chunks of an episode come in their order"
+        play("cartpole", 2, range(5), policy=engine.policy, engine=engine)
+    assert sorted(policy.begun) == sorted(policy.ended) == [(11, episode) for episode in range(5)]
+
+
+def test_health_is_answered_to_everybody_and_a_key_is_asked_of_clients() -> None:
+    with PolicyServer(Gate(), ServeCfg(port=0, api_key="secret")) as server:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz", timeout=10.0) as answer:
+            assert (answer.status, answer.read()) == (200, b"OK\n")
+        for key in (None, "wrong"):
+            with pytest.raises(PolicyError, match="refused the API key"):
+                RemoteEngine(server.address, cfg=RemoteCfg(api_key=key))
+        with RemoteEngine(server.address, cfg=RemoteCfg(api_key="secret")) as engine:
+            engine.submit(make_request(1))
+            assert engine.poll(wait=True) is not None
+
+
+def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
+    assert ServeCfg().host == "127.0.0.1"
+    with PolicyServer(Gate(), SERVE) as server, pytest.raises(StorageError, match="cannot listen on"):
+        PolicyServer(Gate(), ServeCfg(port=server.port)).start()
+
+
+def test_the_metadata_has_sizes_and_strictness() -> None:
+    with PolicyServer(Gate(), SERVE, name="gate") as server, connect(server.address, compression=None) as client:
+        told = unpack_map(client.recv())
+    assert told["action_horizon"] == HORIZON
+    ours = told["headrace"]
+    assert (ours["policy"], ours["horizon"], ours["action_dim"]) == ("gate", HORIZON, ACTION_DIM)
+    assert (ours["obs_steps"], ours["strict_size"], ours["memory"]) == (1, 8, False)
+
+
+def test_a_request_in_openpis_frames_is_answered_in_openpis_frames() -> None:
+    seen: list[tuple[Obs, ChunkContext]] = []
+
+    def policy(obs: Obs, context: ChunkContext) -> torch.Tensor:
+        seen.append((obs, context))
+        return context.noise(2, 3)
+
+    policy.horizon, policy.action_dim = 2, 3  # type: ignore[attr-defined]
+    frame = (FRAMES / "openpi_request.bin").read_bytes()
+    with PolicyServer(policy, FAST) as server, connect(server.address, compression=None) as client:
+        client.recv()
+        replies = []
+        for extra in ({}, {}, {"episode/seed": 3, "episode/id": 9, "episode/chunk": 2}):
+            client.send(pack({**unpack_map(frame), **extra}) if extra else frame)
+            replies.append(unpack_map(client.recv()))
+    assert [reply["actions"].shape for reply in replies] == [(2, 3)] * 3
+    assert set(replies[1]["server_timing"]) == {"infer_ms", "prev_total_ms"}
+    obs, context = seen[0]
+    assert {name: tuple(values.shape) for name, values in obs.items()} == {"image": (1, 4, 6, 3), "policy": (1, 2)}
+    assert context.instructions == ("push the cube",)
+    identities = [(int(c.seeds), int(c.episode_ids), int(c.chunk_index)) for _, c in seen]
+    assert identities == [(0, 0, 0), (0, 0, 1), (3, 9, 2)]
+    assert not np.array_equal(replies[0]["actions"], replies[1]["actions"])
+
+
+BAD_REQUESTS: dict[str, tuple[object, str]] = {
+    "garbage": (b"\xc1", "expected msgpack"),
+    "a text": ("hello", "expected a map"),
+    "a list": (b"\x91\x01", "expected a map"),
+    "nothing": (pack({}), "expected an observation"),
+    "no numbers": (pack({"observation/state": "left"}), "expected an array of numbers"),
+    "a prompt that is no text": (pack({"observation/state": np.zeros(2), "prompt": 3}), "expected a text"),
+    "two states": (pack({"observation/state": np.zeros(2), "policy": np.zeros(2)}), "two keys for the group"),
+    "no context": (pack({"headrace": {"protocol": 1}, "obs": {}}), "expected a context map"),
+    "another protocol": (pack({"headrace": {"protocol": 9}, "obs": {}}), "expected protocol 1"),
+    "a negative episode": (pack({"observation/state": np.zeros(2), "episode/id": -4}), "expected a number from 0"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_REQUESTS)
+def test_a_bad_request_is_told_to_its_client_and_the_server_goes_on(kind: str) -> None:
+    bad, message = BAD_REQUESTS[kind]
+    with PolicyServer(Gate(), FAST) as server:
+        with connect(server.address, compression=None) as client:
+            client.recv()
+            client.send(bad)
+            told = client.recv(timeout=10.0)
+            assert isinstance(told, str)
+            assert message in told
+        with RemoteEngine(server.address) as engine:
+            engine.submit(make_request(2))
+            assert engine.poll(wait=True) is not None
+
+
+def test_a_context_of_the_wrong_size_is_refused() -> None:
+    with PolicyServer(Gate(), FAST) as server, connect(server.address, compression=None) as client:
+        client.recv()
+        arrays = make_request(2).context.to_arrays()
+        arrays["left_over"] = np.zeros((2, 1, 1), np.float32)
+        client.send(pack({"headrace": {"protocol": 1, "context": arrays}, "obs": {}}))
+        assert "expected left_over torch.float32 (2, 4, 3)" in str(client.recv(timeout=10.0))
+
+
+def test_a_request_over_the_limit_is_refused_by_name() -> None:
+    with PolicyServer(Gate(), ServeCfg(port=0, frame_limit=10_000)) as server, RemoteEngine(server.address) as engine:
+        obs = {"policy": torch.zeros(1, 100_000)}
+        engine.submit(make_request(1, obs=obs))
+        with pytest.raises(PolicyError, match="larger than the server takes"):
+            engine.poll(wait=True)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for wrong in ({"max_rows": 0}, {"max_wait": -1.0}, {"frame_limit": 0}):
+        with pytest.raises(ConfigError, match="serve: expected"):
+            ServeCfg(**wrong)  # type: ignore[arg-type]
