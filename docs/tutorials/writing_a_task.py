@@ -9,27 +9,30 @@ already picked out. Row i of every tensor belongs to one environment; a suspende
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 import headrace
 from headrace.envs import Rows, Task, TaskCfg, TaskEntry, register_task
-from headrace.envs._action_terms import Effort
-from headrace.envs._randomization import Randomization, Uniform
-from headrace.envs._term_library import ActionL2, JointVelocities, PushJoints, Upright
-from headrace.envs._term_task import TermTask
-from headrace.envs._terms import (
+from headrace.envs.terms import (
+    ActionL2,
+    Effort,
     IntervalEvent,
+    JointVelocities,
     ObservationTerm,
+    PushJoints,
     Ramp,
+    Randomization,
     ResetEvent,
     RewardTerm,
     SuccessTerm,
+    TermTask,
     TermTaskCfg,
+    Uniform,
+    Upright,
 )
-from headrace.sim._mujoco_api import load_model
+from headrace.sim import load_model
 
 # The model: a pole on a hinge, and a motor too weak to lift it in one go. Any MJCF does, as text or as a file.
 
@@ -56,7 +59,7 @@ class SwingUpCfg(TaskCfg):
     effort_weight: float = -0.01
 
 
-class SwingUp(Task):
+class SwingUp(Task[SwingUpCfg]):
     success_measure = "the pole points up at the end"
 
     def __init__(self, cfg: SwingUpCfg) -> None:
@@ -72,8 +75,7 @@ class SwingUp(Task):
         return {"policy": torch.cat((angle.cos(), angle.sin(), rows.get("qvel")), dim=1)}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
-        weight = cast("SwingUpCfg", self.cfg).effort_weight
-        return self._upright(rows) + weight * (actions * actions).sum(dim=1)
+        return self._upright(rows) + self.cfg.effort_weight * (actions * actions).sum(dim=1)
 
     def success(self, rows: Rows) -> Tensor:
         return self._upright(rows) > 0.9
@@ -99,10 +101,10 @@ for _ in range(100):
     obs, reward, terminated, truncated, info = env.step(swing(obs["policy"]))
 assert float(obs["policy"][:, 0].max()) > 0.0  # some pole is above the horizontal by now
 
-# ## The second way: a table of terms
+# ## The second way: terms
 #
 # The same task, without a class. A term is a function of rows; the common ones are ready-made, in
-# ``headrace.envs._term_library``, as small records whose fields are settings. Your own can be plain functions.
+# ``headrace.envs.terms``, as small records whose fields are settings. Your own can be plain functions.
 
 
 def cos_and_sin(rows: Rows) -> Tensor:
@@ -125,7 +127,7 @@ class PointsUp:
         return Upright(body=self.body)(rows) > self.least
 
 
-def swing_up_table() -> TermTaskCfg:
+def swing_up_terms() -> TermTaskCfg:
     return TermTaskCfg(
         model=SWING_UP_XML,
         decimation=2,
@@ -150,22 +152,22 @@ def swing_up_table() -> TermTaskCfg:
 # the same numbers, bit for bit.
 
 by_class = headrace.make("swing-up", num_envs=4, seed=1)
-by_table = headrace.make(TermTask(swing_up_table()), num_envs=4, seed=1)
-first, second = by_class.reset()[0]["policy"], by_table.reset()[0]["policy"]
+by_terms = headrace.make(TermTask(swing_up_terms()), num_envs=4, seed=1)
+first, second = by_class.reset()[0]["policy"], by_terms.reset()[0]["policy"]
 for _ in range(250):
     assert torch.equal(first, second)
-    a, b = by_class.step(swing(first)), by_table.step(swing(second))
+    a, b = by_class.step(swing(first)), by_terms.step(swing(second))
     assert torch.equal(a.reward, b.reward)
     first, second = a.obs["policy"], b.obs["policy"]
 
-# ## What a table adds in a line
+# ## What a term adds in a line
 #
 # Noise on an observation, a push now and then, a mass that differs between episodes, and a curriculum: the mass is
 # nominal in episode 0 and has its whole range from episode 1,000 on.
 
 
 def harder_swing_up() -> TermTaskCfg:
-    plain = swing_up_table()
+    plain = swing_up_terms()
     return TermTaskCfg(
         model=plain.model,
         decimation=plain.decimation,
@@ -196,9 +198,9 @@ def harder_swing_up() -> TermTaskCfg:
     )
 
 
-register_task(TaskEntry(name="swing-up-table", task=TermTask, cfg=harder_swing_up, summary="swing up, disturbed"))
+register_task(TaskEntry(name="swing-up-terms", task=TermTask, cfg=harder_swing_up, summary="swing up, disturbed"))
 env = headrace.make(
-    "swing-up-table",
+    "swing-up-terms",
     num_envs=3,
     overrides={"rewards.effort.weight": -0.1, "events.push.interval": (10, 15), "success.condition.least": 0.8},
 )
@@ -212,7 +214,7 @@ assert {group: tuple(values.shape) for group, values in obs.items()} == {"policy
 
 
 def episode_five(num_envs: int) -> list[Tensor]:
-    envs = headrace.make("swing-up-table", num_envs=num_envs, seed=7)
+    envs = headrace.make("swing-up-terms", num_envs=num_envs, seed=7)
     seen, _ = envs.reset(options={"episode_ids": torch.arange(5, 5 + num_envs)})
     return [seen["policy"][0], *(envs.step(torch.ones(num_envs, 1)).obs["policy"][0] for _ in range(50))]
 

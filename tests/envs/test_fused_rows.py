@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace
-from headrace.envs import Rows
 from headrace.envs._actions import taken_actions
 from headrace.envs._held_observations import HeldObservations
 from headrace.errors import ActionError
@@ -81,7 +80,7 @@ def test_actions_are_taken_as_in_plain_torch(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("ids", [None, [0, 2, 5], [4]])
 def test_joined_fields_are_those_side_by_side(env: headrace.BatchEnv, ids: list[int] | None) -> None:
-    rows = Rows(env.sim, env._episodes, None if ids is None else torch.tensor(ids))
+    rows = env.rows(ids)
     parts = [rows.get("qpos")[:, 2:], rows.get("cinert")[:, 1:].flatten(1), rows.get("qvel")]
     joined = rows.join(("qpos", slice(2, None)), ("cinert", slice(1, None)), "qvel")
     assert torch.equal(joined, torch.cat(parts, dim=1))
@@ -94,7 +93,7 @@ def test_rows_are_contiguous_and_those_of_the_field(env: headrace.BatchEnv, inde
     field = env.sim.field("xipos")
     part = field if index is None else field[:, list(index) if isinstance(index, tuple) else index]
     for rows, expected in ((None, part), (ids, part[ids])):
-        got = Rows(env.sim, env._episodes, rows).get("xipos", index)
+        got = env.rows(rows).get("xipos", index)
         assert got.is_contiguous()
         assert torch.equal(got, expected)
 

@@ -9,20 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_examples import eventful_cartpole
+from term_examples import eventful_cartpole
 
 from headrace import testing
 from headrace.envs import BatchEnv, Rows, make
-from headrace.envs._randomization import LogUniform, Randomization, Uniform
-from headrace.envs._term_task import TermTask
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.terms import LogUniform, Randomization, TermTask, Uniform
 from headrace.errors import ConfigError
 
 _FIELDS = ("body_mass", "body_inertia", "dof_damping", "opt.gravity")
 
 
 def now(env: BatchEnv) -> Rows:
-    return Rows(env.sim, env._episodes, None)
+    return env.rows()
 
 
 def eventful(num_envs: int, **options) -> BatchEnv:

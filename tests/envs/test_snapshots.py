@@ -100,9 +100,9 @@ def test_a_snapshot_carries_seed_ids_suspension_and_parking() -> None:
     assert other.active.tolist() == [False, False, False]
     other.resume([1])
     assert other.active.tolist() == [False, True, False]
-    # the next ones of each slot: i + k·N, and every slot has begun one
+    # the next ids: the last ones + num_envs
     other.reset(options={"reset_mask": torch.tensor([True, False, True])})
-    assert other.episode_ids.tolist() == [3, 20, 5]
+    assert other.episode_ids.tolist() == [13, 20, 33]
 
 
 def test_a_snapshot_may_be_loaded_where_threads_differ() -> None:
@@ -139,9 +139,9 @@ DAMAGED = {
     "of another size": lambda s: with_(s, 4, "num_envs"),
     "without physics state": lambda s: without(s, "sim", "state"),
     "with short physics state": lambda s: with_(s, s["sim"]["state"][:, :5], "sim", "state"),
-    "without step counts": lambda s: without(s, "slots", "steps"),
-    "without memory": lambda s: without(s, "slots", "memory.torso_x"),
-    "with short step counts": lambda s: with_(s, s["slots"]["steps"][:2], "slots", "steps"),
+    "without step counts": lambda s: without(s, "episodes", "steps"),
+    "without memory": lambda s: without(s, "episodes", "memory.torso_x"),
+    "with short step counts": lambda s: with_(s, s["episodes"]["steps"][:2], "episodes", "steps"),
     "with short flags": lambda s: with_(s, s["suspended"][:1], "suspended"),
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace._kernels.threads import stop_workers
 from headrace.envs._actions import taken_actions
-from headrace.envs._episode_state import Verdict
+from headrace.envs._episode_state import StepOutcome
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
 from headrace.envs._recipe import Autoreset
@@ -65,7 +65,8 @@ class BatchEnv(EpisodicEnv):
             sim: where to do it; the environment closes it.
             seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
             threads: for the cameras; None for all cores.
-            autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+            autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
+                environment is inactive until its reset.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
             episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
@@ -159,8 +160,8 @@ class BatchEnv(EpisodicEnv):
         failed = self.sim.step(ids, self.task.cfg.decimation)
         self.timer.start("task")
         rows.renew()
-        verdict, diverged = self._judge(ids, rows, chosen, failed)
-        step, ended = self._close(ids, verdict, diverged, wanted)
+        outcome, diverged = self._judge(ids, rows, chosen, failed)
+        step, ended = self._close(ids, outcome, diverged, wanted)
         try:
             if seen is not None:
                 self._show(ids, seen, actions, step)
@@ -185,6 +186,14 @@ class BatchEnv(EpisodicEnv):
                 self._held.draw(rows, self._episodes)
         return self._held.rows(rows)
 
+    def rows(self, ids: Ids | None = None) -> Rows:
+        """The rows that a task's functions are given, of some environments (None: all): ``task.observe(env.rows())``.
+
+        What is read through them is a copy; what is written changes the environments.
+        """
+        self._check_ready("rows")
+        return Rows(self.sim, self._episodes, None if ids is None else check_ids(ids, self.num_envs, self.device))
+
     # --- saving, looking, ending -------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
@@ -195,7 +204,7 @@ class BatchEnv(EpisodicEnv):
     def _snapshot(self) -> StateDict:
         return self._bookkeeping(self.task.identity) | {
             "sim": self.sim.state_dict(),
-            "board": self._held.state_dict(),
+            "observations": self._held.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -204,7 +213,7 @@ class BatchEnv(EpisodicEnv):
         checked = checked_snapshot(state, self.task.identity, self.num_envs)
         check_layout(checked, self._snapshot())
         self.sim.load_state_dict(checked["sim"])
-        self._held.load_state_dict(checked["board"])
+        self._held.load_state_dict(checked["observations"])
         self._load_bookkeeping(checked)
 
     def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
@@ -227,7 +236,7 @@ class BatchEnv(EpisodicEnv):
 
     def _judge(
         self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None
-    ) -> tuple[Verdict, Tensor | None]:
+    ) -> tuple[StepOutcome, Tensor | None]:
         """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
         self._episodes.advance(ids)
         obs = self.task.observe(rows)
@@ -235,20 +244,20 @@ class BatchEnv(EpisodicEnv):
         terminated = self.task.terminated(rows)
         unfit = None if failed is None else torch.isin(rows.ids, failed.to(self.device))
         diverged = self._held.post(rows.ids, obs, reward, unfit)
-        verdict = self._episodes.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
-        return verdict, diverged
+        outcome = self._episodes.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
+        return outcome, diverged
 
     def _close(
-        self, ids: Tensor | None, verdict: Verdict, diverged: Tensor | None, wanted: Tensor | None
+        self, ids: Tensor | None, outcome: StepOutcome, diverged: Tensor | None, wanted: Tensor | None
     ) -> tuple[Step, Rows | None]:
         """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
         ended, ended_ids = None, None
-        if verdict.ended.shape[0]:
-            ended_ids = verdict.ended if ids is None else ids.index_select(0, verdict.ended)
+        if outcome.ended.shape[0]:
+            ended_ids = outcome.ended if ids is None else ids.index_select(0, outcome.ended)
             ended = Rows(self.sim, self._episodes, ended_ids)
             success = self.task.success(ended)
-            gone = None if diverged is None else diverged.index_select(0, verdict.ended)
+            gone = None if diverged is None else diverged.index_select(0, outcome.ended)
             ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
             info = {"ends": ends, "episode": totals, "_episode": mask}
             self.divergences += 0 if gone is None else int(gone.sum())
@@ -267,7 +276,7 @@ class BatchEnv(EpisodicEnv):
             elif self._wants_final_obs:
                 info["final_obs"] = obs
                 info["_final_obs"] = self._mask_of(ended_ids)
-        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended
+        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended
 
     def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
         """bool (N,): active and wanted, or at the end of an episode."""
@@ -304,7 +313,7 @@ class BatchEnv(EpisodicEnv):
             observer.after_step(record)
 
     def _begin(self, rows: Rows, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
-        """Start an episode in each of ``rows``, with the given identities or the slots' next ones.
+        """Start an episode in each of ``rows``, with the given identities or their next ones.
 
         Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names.
         """

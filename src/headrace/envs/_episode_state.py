@@ -1,4 +1,4 @@
-"""The bookkeeping of a batch: which episode each slot is in, how far, and what it has earned."""
+"""The bookkeeping of a batch: which episode each environment is in, how far, and what it has earned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_FLAGS = np.empty(0, np.bool_)
 _NO_LIMIT = 2**62
 
 
-class Verdict(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step made of the rows that acted, as fresh tensors over all N environments."""
 
     reward: Tensor
@@ -91,7 +91,7 @@ class EpisodeState:
         diverged: Tensor | None,
         limit: int = _NO_LIMIT,
         truncated: Tensor | None = None,
-    ) -> Verdict:
+    ) -> StepOutcome:
         """Add rewards to returns and decide which episodes end.
 
         Args:
@@ -114,7 +114,7 @@ class EpisodeState:
         diverged: Tensor | None,
         limit: int,
         truncated: Tensor | None = None,
-    ) -> Verdict:
+    ) -> StepOutcome:
         """:meth:`finish` in torch operations."""
         too_long = self.steps.index_select(0, ids) >= limit
         truncated = too_long if truncated is None else truncated | too_long
@@ -123,7 +123,7 @@ class EpisodeState:
             terminated = terminated & ~diverged
             truncated = truncated | diverged
         self.returns.index_add_(0, ids, reward)
-        return Verdict(
+        return StepOutcome(
             reward=self._scattered(ids, reward.to(torch.float32)),
             terminated=self._scattered(ids, terminated),
             truncated=self._scattered(ids, truncated),
@@ -188,7 +188,7 @@ class EpisodeState:
         diverged: Tensor | None,
         limit: int,
         truncated: Tensor | None,
-    ) -> Verdict:
+    ) -> StepOutcome:
         rows = ids.numpy()
         gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
         ended = np.empty(len(rows), np.int64)
@@ -202,7 +202,7 @@ class EpisodeState:
             *self._arrays[2:],
             *(gain, over, cut, ended),
         )
-        return Verdict(*map(torch.from_numpy, (gain, over, cut, ended[:count])))
+        return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count])))
 
     def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
         rows = ids.numpy()

@@ -20,7 +20,7 @@ AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMo
 
 
 class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
-    """N slots with episodes in them, any subset of which can act; what steps them is the subclass's.
+    """N environments with episodes in them, any subset of which can act; what steps them is the subclass's.
 
     Owns the bookkeeping of the episodes and of who acts. Properties give copies.
     """
@@ -36,7 +36,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         final_obs: bool,
         episode_stride: int | None,
     ) -> None:
-        """Lay out the bookkeeping of ``num_envs`` slots; ``memory`` is what a task keeps per environment."""
+        """Lay out the bookkeeping of ``num_envs`` environments; ``memory`` is what a task keeps per environment."""
         self.num_envs = num_envs
         self.device = device
         self.autoreset: Autoreset = autoreset
@@ -130,7 +130,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
             "num_envs": self.num_envs,
             "seed": self._episodes.seed,
             "divergences": self.divergences,
-            "slots": {name: values.clone() for name, values in self._episodes.tensors().items()},
+            "episodes": {name: values.clone() for name, values in self._episodes.tensors().items()},
             "suspended": self._active_set.suspended.clone(),
             "parked": self._active_set.parked.clone(),
             "instructions": list(self._instructions),
@@ -139,7 +139,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
     def _load_bookkeeping(self, state: StateDict) -> None:
         """Go on from a snapshot that is known to be fine; the environments themselves have been put back."""
         for name, values in self._episodes.tensors().items():
-            values.copy_(state["slots"][name])
+            values.copy_(state["episodes"][name])
         self._episodes.seed = int(state["seed"])
         self.divergences = int(state["divergences"])
         self._active_set.suspended.copy_(state["suspended"])
@@ -154,8 +154,8 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
             return
         if len(texts) != len(ids):
             raise ShapeError(f"instructions: expected one text for each of {len(ids)} rows, got {len(texts)}")
-        for slot, text in zip(ids.tolist(), texts, strict=True):
-            self._instructions[slot] = text
+        for env_id, text in zip(ids.tolist(), texts, strict=True):
+            self._instructions[env_id] = text
 
     def _idle_step(self, wanted: Tensor | None) -> Step:
         """A step in which nobody acts."""

@@ -1,4 +1,4 @@
-"""The board: the observation that each environment shows until it shows another."""
+"""The held observations: what each environment showed last."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ class HeldObservations:
         for camera in self._cameras.values():
             camera.begin(ids.cpu())
 
-    def draw(self, ids: Tensor, slots: EpisodeState) -> None:
-        """Render the pictures of ``ids`` (n,), which are in the episodes of ``slots``."""
+    def draw(self, ids: Tensor, episodes: EpisodeState) -> None:
+        """Render the pictures of ``ids`` (n,), which are in the episodes of ``episodes``."""
         if not len(ids):
             return
         for name, camera in self._cameras.items():
-            camera.draw(ids.cpu(), self._held[name], slots)
+            camera.draw(ids.cpu(), self._held[name], episodes)
 
     def copy(self) -> Obs:
         """All rows, fresh."""

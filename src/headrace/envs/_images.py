@@ -61,10 +61,10 @@ class EnvImages:
         self._count[rows] = np.minimum(self._count[rows] + 1, self.spec.frames)
         self._stack.skip(ids)
 
-    def draw(self, ids: Tensor, board: Tensor, slots: EpisodeState) -> None:
-        """Write the stacks of ``ids`` (n,) into their rows of ``board``, uint8 or float32 (N, …).
+    def draw(self, ids: Tensor, held: Tensor, episodes: EpisodeState) -> None:
+        """Write the stacks of ``ids`` (n,) into their rows of ``held``, uint8 or float32 (N, …).
 
-        What was not rendered yet is rendered now, with the looks of the episodes that ``slots`` are in.
+        What was not rendered yet is rendered now, with the looks of their episodes.
         """
         missing = self._stack.missing(ids)
         if len(missing):
@@ -73,13 +73,13 @@ class EnvImages:
             lags = np.minimum(missing.lags.numpy(), self._count[envs] - 1)
             places = envs * self.spec.frames + (self._head[envs] - lags) % self.spec.frames
             wanted, where = np.unique(places, return_inverse=True)
-            episodes = slots.episode_ids.cpu().numpy()[wanted // self.spec.frames]
-            frames = self._rendered(self._poses.reshape(-1, self._poses.shape[-1])[wanted], slots.seed, episodes)
+            episode_ids = episodes.episode_ids.cpu().numpy()[wanted // self.spec.frames]
+            frames = self._rendered(self._poses.reshape(-1, self._poses.shape[-1])[wanted], episodes.seed, episode_ids)
             self.frames_drawn += len(wanted)
             # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
             in_order = np.array_equal(wanted, places)
             self._stack.fill(missing, torch.from_numpy(frames if in_order else frames[where]))
-        self._stack.show(ids, board)
+        self._stack.show(ids, held)
 
     def state_dict(self) -> StateDict:
         """Poses and positions; pixels are drawn again when they are needed."""

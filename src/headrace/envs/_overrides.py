@@ -68,7 +68,7 @@ def _replaced(node: object, path: list[str], value: object, whole: str) -> objec
 def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: str) -> object:
     """``value`` if it can stand in for ``old``.
 
-    It can if it has the same type, if it is an integer where a float is, if both are functions (terms of a table), or
+    It can if it has the same type, if it is an integer where a float is, if both are functions (terms), or
     if the annotation of the setting allows for its type beside that of ``old``, such as None.
     """
     if isinstance(old, tuple) and isinstance(value, tuple):

@@ -32,7 +32,7 @@ class EnvRecipe:
     """
 
     source: str
-    """A registered task name, or ``gym:ID`` for a bridged Gymnasium environment."""
+    """A task name, ``module:NAME`` for a task of your own, or ``gym:ID`` for a bridged Gymnasium environment."""
     _: KW_ONLY
     num_envs: int = 1
     seed: int = 0

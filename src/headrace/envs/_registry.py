@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import cast
 
 import torch
 
 from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
-from headrace.envs._recipe import Autoreset, EnvRecipe, SimName
+from headrace.envs._recipe import GYMNASIUM, Autoreset, EnvRecipe, SimName
 from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, DeviceError, UnknownNameError
 from headrace.sim import MujocoSim, Simulation
@@ -33,6 +36,8 @@ class TaskEntry:
 
 
 _TASKS: dict[str, TaskEntry] = {}
+ENTRY_POINTS = "headrace.tasks"
+"""Entry points by which installed packages add tasks: ``my-task = "my_package.tasks:MY_TASK"``, a ``TaskEntry``."""
 
 
 def register_task(entry: TaskEntry) -> None:
@@ -43,14 +48,25 @@ def register_task(entry: TaskEntry) -> None:
 
 
 def task_names() -> list[str]:
-    """The names of all registered tasks, sorted."""
-    return sorted(_TASKS)
+    """The names of all registered tasks, those of installed packages included, sorted."""
+    return sorted({*_TASKS, *_entry_points()})
 
 
 def task_entry(name: str) -> TaskEntry:
-    """The entry of a task; an unknown name raises an error that suggests the nearest."""
+    """The entry of a task; an unknown name raises an error that suggests the nearest.
+
+    ``module:NAME`` imports the module first: NAME is a ``TaskEntry`` in it, or a task that it registers.
+    """
+    module, colon, own = name.rpartition(":")
+    if colon:
+        found = getattr(_imported(module, name), own, None)
+        if isinstance(found, TaskEntry):
+            return found
+        name = own
+    if name not in _TASKS and name in _entry_points():
+        _TASKS[name] = _loaded(_entry_points()[name])
     if name not in _TASKS:
-        raise UnknownNameError("task", name, _TASKS)
+        raise UnknownNameError("task", name, task_names())
     return _TASKS[name]
 
 
@@ -82,13 +98,14 @@ def make(
     """Make a batch of environments whose arrays are torch tensors.
 
     Args:
-        task: a registered name (``headrace tasks`` lists them), or a task of your own.
+        task: a registered name (``headrace tasks`` lists them), ``module:NAME``, or a task of your own.
         num_envs: how many environments, N.
         seed: with an episode's id, all that its randomness depends on.
         threads: native physics threads; None for all cores. Results do not depend on it.
         device: where the tensors are: ``cpu`` for ``sim="mujoco"``, a CUDA device or ``cpu`` for ``sim="warp"``.
         sim: the physics: ``mujoco`` (native, the default) or ``warp`` (MuJoCo Warp; needs ``headrace[warp]``).
-        autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+        autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
+            environment is inactive until its reset.
         final_obs: False for callers that never bootstrap.
         overrides: task settings by path, for example ``{"ctrl_cost_weight": 0.1}``; with a registered name only.
         episode_stride: from an environment's episode id to its next one; None for ``num_envs``. Workers that share a
@@ -111,6 +128,8 @@ def make(
             raise ConfigError("overrides: expected a registered task name with them, got a task; change its settings")
         chosen = task
     else:
+        if task.startswith(GYMNASIUM):
+            raise ConfigError(f"make: {task!r} is a Gymnasium environment; use EnvRecipe({task!r}, …).make()")
         chosen = make_task(task, task_cfg(task, overrides))
     physics = _make_sim(chosen, num_envs, threads, as_device(device), sim)
     env = BatchEnv(
@@ -138,6 +157,29 @@ def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.devi
     raise UnknownNameError("sim", sim, ("mujoco", "warp"))
 
 
+@functools.cache
+def _entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _loaded(point: EntryPoint) -> TaskEntry:
+    whose = f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
+    try:
+        entry: object = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{whose} cannot be loaded: {error}; reinstall or remove its package") from error
+    if not isinstance(entry, TaskEntry):
+        raise ConfigError(f"{whose}: expected a TaskEntry, got {type(entry).__name__}")
+    return entry
+
+
+def _imported(module: str, text: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"task {text!r}: module {module!r} cannot be imported: {error}") from error
+
+
 def _resolved(target: object) -> object:
     if not isinstance(target, str):
         return target
@@ -155,10 +197,10 @@ _builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionl
 _builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")
 _builtin(
     *("cartpole-camera-terms", "cartpole_terms", "TermTask", "cartpole_camera_terms"),
-    "cartpole-camera written as a table of terms",
+    "cartpole-camera written as terms",
 )
 _builtin("cartpole-discrete", "cartpole", "CartpoleDiscrete", "CartpoleCfg", "cartpole with two actions")
-_builtin("cartpole-terms", "cartpole_terms", "TermTask", "cartpole_terms", "cartpole written as a table of terms")
+_builtin("cartpole-terms", "cartpole_terms", "TermTask", "cartpole_terms", "cartpole written as terms")
 _builtin("humanoid", "humanoid", "Humanoid", "HumanoidCfg", "walk forward on two legs (Gymnasium Humanoid-v5)")
 _builtin(
     *("inverted-pendulum", "inverted_pendulum", "InvertedPendulum", "InvertedPendulumCfg"),

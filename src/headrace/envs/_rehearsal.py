@@ -19,10 +19,10 @@ from headrace.sim import Simulation
 
 def rehearse(task: Task, sim: Simulation) -> None:
     """Call each row function once on environment 0, check what it returns, and put the simulation back."""
-    slots = EpisodeState(sim.num_envs, sim.device, task.memory)
-    slots.episode_ids.zero_()
+    episodes = EpisodeState(sim.num_envs, sim.device, task.memory)
+    episodes.episode_ids.zero_()
     ids = torch.zeros(1, dtype=torch.int64, device=sim.device)
-    rows = Rows(sim, slots, ids)
+    rows = Rows(sim, episodes, ids)
     sim.reset(ids)
     task.reset(rows)
     sim.forward(ids)

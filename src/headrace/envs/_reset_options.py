@@ -20,7 +20,7 @@ class ResetRequest:
     ids: Tensor | None
     """int64 (m,), ascending; None for all."""
     episode_ids: Tensor | None
-    """int64 (m,); None for the slots' next ones."""
+    """int64 (m,); None for their next ones."""
     observe: Tensor | None
     """int64 (k,): environments whose cameras are drawn if they are reset; None for all."""
 

@@ -26,9 +26,9 @@ class Rows:
     part, so that no arithmetic depends on how many do.
     """
 
-    def __init__(self, sim: Simulation, slots: EpisodeState, ids: Tensor | None) -> None:
+    def __init__(self, sim: Simulation, episodes: EpisodeState, ids: Tensor | None) -> None:
         self._sim = sim
-        self._episodes = slots
+        self._episodes = episodes
         self._ids = ids
         # on the CPU rows are gathered and scattered by numpy, whose calls take a third of the time of torch's
         self._on_cpu = sim.device.type == "cpu"

@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.errors import DataError
 from headrace.types import StateDict
 
-_KEYS = ("task", "num_envs", "seed", "divergences", "sim", "slots", "suspended", "parked", "board")
+_KEYS = ("task", "num_envs", "seed", "divergences", "sim", "episodes", "suspended", "parked", "observations")
 
 
 def checked_snapshot(state: StateDict, task: str, num_envs: int) -> StateDict:

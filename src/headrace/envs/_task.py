@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
@@ -33,8 +34,11 @@ class TaskCfg:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
 
-class Task:
-    """A task in the direct form: subclass it, load a model, override the row functions.
+Cfg = TypeVar("Cfg", bound=TaskCfg, covariant=True, default=TaskCfg)
+
+
+class Task(Generic[Cfg]):
+    """A task in the direct form: subclass ``Task[YourCfg]``, load a model, override the row functions.
 
     Row functions are pure: what they return is a function of the rows they are given (states, episode ids, step counts,
     the task's memory) and of nothing else, one row not looking at another. They compute in float64. Do not use ``@``
@@ -48,7 +52,7 @@ class Task:
 
     def __init__(
         self,
-        cfg: TaskCfg,
+        cfg: Cfg,
         model: Model,
         observations: Mapping[str, int],
         pictures: Mapping[str, ImageSpec] | None = None,

@@ -1,4 +1,4 @@
-"""``TermTask``: the task that a table of terms describes."""
+"""``TermTask``: a task made of named terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.sim._mujoco_api import Model, load_model
 from headrace.types import Obs
 
 ACTION, PREVIOUS_ACTION = "action", "previous_action"
-"""Memory of every table task, float64 (n, A): the action of this step, and of the one before."""
+"""Memory of every term task, float64 (n, A): the action of this step, and of the one before."""
 
 
 def level_memory(term: str) -> str:
@@ -27,7 +27,7 @@ def level_memory(term: str) -> str:
     return f"curriculum.{term}"
 
 
-class TermTask(Task):
+class TermTask(Task[TermTaskCfg]):
     """A task made of the terms of a :class:`~headrace.envs._terms.TermTaskCfg`.
 
     Each term is tried once on one row when the task is made: sizes of observation groups come from that, and a term of
@@ -38,7 +38,6 @@ class TermTask(Task):
         model = load_model(cfg.model)
         bounds = [term.prepare(model) for term in cfg.actions.values()]
         self._widths = [len(low) for low, _ in bounds]
-        self._table = cfg
         self.success_measure = None if cfg.success is None else cfg.success.measure
         self.memory = {ACTION: (sum(self._widths),), PREVIOUS_ACTION: (sum(self._widths),)}
         self.memory |= {level_memory(name): () for name in cfg.curriculum}
@@ -50,15 +49,15 @@ class TermTask(Task):
 
     @property
     def identity(self) -> str:
-        """The names of the table's terms: two tables with the same ones can load each other's snapshots."""
-        cfg = self._table
+        """The names of the terms: two tasks with the same ones can load each other's snapshots."""
+        cfg = self.cfg
         observed = [f"{group}.{name}" for group, terms in cfg.observations.items() for name in terms]
         parts = [*observed, *cfg.pictures, *cfg.actions, *cfg.rewards, *cfg.events, *cfg.randomization, *cfg.curriculum]
         return f"TermTask({', '.join(parts)})"
 
     def reset(self, rows: Rows) -> None:
         """Levels, model fields, reset events in their order, and when interval events will come first."""
-        cfg = self._table
+        cfg = self.cfg
         for name, schedule in cfg.curriculum.items():
             rows.remember(level_memory(name), schedule(rows.episode_ids))
         for name, term in cfg.randomization.items():
@@ -83,20 +82,20 @@ class TermTask(Task):
                 event.function(chosen, name)
                 self._plan(chosen, name, event)
         parts = actions.split(self._widths, dim=1)
-        for term, part in zip(self._table.actions.values(), parts, strict=True):
+        for term, part in zip(self.cfg.actions.values(), parts, strict=True):
             term.apply(rows, part)
 
     def observe(self, rows: Rows) -> Obs:
         """Each group's terms side by side, in their order."""
         return {
             group: torch.cat([_observed(rows, term, f"noise.{group}.{name}") for name, term in terms.items()], dim=1)
-            for group, terms in self._table.observations.items()
+            for group, terms in self.cfg.observations.items()
         }
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
-        """The weighted sum, added up in the order of the table."""
+        """The weighted sum, added up in the order of the terms."""
         del actions
-        first, *others = self._table.rewards.values()
+        first, *others = self.cfg.rewards.values()
         total = _weighted(rows, first)
         for term in others:
             total = total + _weighted(rows, term)
@@ -108,19 +107,19 @@ class TermTask(Task):
 
     def success(self, rows: Rows) -> Tensor | None:
         """The success term's condition."""
-        term = self._table.success
+        term = self.cfg.success
         if term is None:
             return None
         return ~self.terminated(rows) if term.condition == "not terminated" else term.condition(rows)
 
     def instructions(self, rows: Rows) -> Sequence[str] | None:
-        """The table's text, or what its function says of each row."""
-        told = self._table.instruction
+        """The instruction of the settings, or what its function gives for each row."""
+        told = self.cfg.instruction
         return [told] * len(rows) if isinstance(told, str) else None if told is None else told(rows)
 
     def _any_condition(self, rows: Rows) -> Tensor:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        for condition in self._table.terminations.values():
+        for condition in self.cfg.terminations.values():
             ended = ended | condition(rows)
         return ended
 
@@ -153,9 +152,9 @@ def _observed(rows: Rows, term: ObservationTerm, stream: str) -> Tensor:
 def _tried(cfg: TermTaskCfg, model: Model, memory: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Call every function once on the model's default state; give the number of features of each group."""
     sim = MujocoSim(model, 1, threads=1)
-    slots = EpisodeState(1, sim.device, memory)
-    slots.episode_ids.zero_()
-    rows = Rows(sim, slots, None)
+    episodes = EpisodeState(1, sim.device, memory)
+    episodes.episode_ids.zero_()
+    rows = Rows(sim, episodes, None)
     sim.forward(None)
     sizes: dict[str, int] = {}
     for group, terms in cfg.observations.items():
@@ -171,7 +170,7 @@ def _tried(cfg: TermTaskCfg, model: Model, memory: dict[str, tuple[int, ...]]) -
     if cfg.success is not None and cfg.success.condition != "not terminated":
         _check("success", cfg.success.condition(rows), (1,), torch.bool)
     for name, schedule in cfg.curriculum.items():
-        _check(f"curriculum.{name}", schedule(slots.episode_ids), (1,), torch.float64)
+        _check(f"curriculum.{name}", schedule(episodes.episode_ids), (1,), torch.float64)
     sim.close()
     return sizes
 

@@ -1,4 +1,4 @@
-"""A task as a table of named terms: what it sees, does, is paid for, ends on, and what happens to it.
+"""A task as named terms: observations, actions, rewards, terminations, events, randomization.
 
 Everything is a frozen dataclass, so every weight and parameter has a path: ``rewards.alive.weight``,
 ``terminations.fallen.high``, ``events.push.interval``. See :mod:`headrace.envs._overrides`.
@@ -66,7 +66,7 @@ class SuccessTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class ResetEvent:
-    """Something that is done to each new episode, in the order of the table."""
+    """Something that is done to each new episode, in the order of ``events``."""
 
     function: RowChange
 
@@ -104,7 +104,7 @@ class Ramp:
 
 @dataclass(frozen=True, kw_only=True)
 class TermTaskCfg(TaskCfg):
-    """A task as a table. Rows of each part are worked through in their order."""
+    """A task as named terms. The terms of each part are evaluated in their order."""
 
     model: str | Path = field(repr=False)
     """MJCF as text, or the path of a file."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
 from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim._mujoco_api import Model, load_model
 from headrace.sim._mujoco_sim import MujocoSim
 from headrace.sim._simulation import Simulation
 
@@ -22,12 +23,14 @@ __all__ = [
     "CameraFrames",
     "CameraSpec",
     "GLCamera",
+    "Model",
     "MujocoSim",
     "NativeCamera",
     "PoseReader",
     "ScenePoses",
     "Simulation",
     "WarpCamera",
+    "load_model",
 ]
 
 __getattr__, __dir__ = lazy_exports(

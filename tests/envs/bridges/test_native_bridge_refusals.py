@@ -94,8 +94,8 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_changed() -> None:
     state = dict(env.state_dict())
     env.step(torch.zeros(2, dtype=torch.int64))
     before = env.observe()["policy"]
-    state["slots"] = {name: values for name, values in state["slots"].items() if name != "steps"}
-    with pytest.raises(DataError, match=r"slots\.steps"):
+    state["episodes"] = {name: values for name, values in state["episodes"].items() if name != "steps"}
+    with pytest.raises(DataError, match=r"episodes\.steps"):
         env.load_state_dict(state)
     assert torch.equal(env.observe()["policy"], before)
     assert env.episode_steps.tolist() == [1, 1]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.envs import BatchEnv, Rows, make
+from headrace.envs import BatchEnv, make
 
 
 def places(env: BatchEnv) -> tuple[torch.Tensor, torch.Tensor]:
     """Object and goal on the table, float64 (N, 2) each."""
-    policy = env.task.observe(Rows(env.sim, env._episodes, None))["policy"]
+    policy = env.task.observe(env.rows())["policy"]
     return policy[:, 17:19], policy[:, 20:22]
 
 

@@ -61,7 +61,8 @@ class BridgeEnv(EpisodicEnv):
             action_space: of one environment.
             render_mode: of the environments.
             seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
-            autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+            autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
+                environment is inactive until its reset.
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
             episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
@@ -207,7 +208,7 @@ class BridgeEnv(EpisodicEnv):
 
     def _kept(self) -> dict[str, object]:
         """The snapshot without the environments themselves."""
-        return self._bookkeeping(self.name) | {"board": {"held": self._shown()}}
+        return self._bookkeeping(self.name) | {"observations": {"held": self._shown()}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
@@ -217,7 +218,7 @@ class BridgeEnv(EpisodicEnv):
         self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
         self._knows_success = bool(checked["sim"]["knows_success"])
         for group, values in self._held.items():
-            np.copyto(values, checked["board"]["held"][group].numpy())
+            np.copyto(values, checked["observations"]["held"][group].numpy())
         self._load_bookkeeping(checked)
 
     def render_each(self) -> tuple[NDArray[np.uint8], ...] | None:
@@ -240,17 +241,17 @@ class BridgeEnv(EpisodicEnv):
 
     def _evaluate(self, rows: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
         """Read the exchange's rows, end episodes, and put the result together; the ids whose episode ended, if any."""
-        exchange, slots, ids = self.backend.exchange, self._episodes, rows.numpy()
-        slots.advance(rows)
+        exchange, episodes, ids = self.backend.exchange, self._episodes, rows.numpy()
+        episodes.advance(rows)
         reward, terminated, truncated = (
             torch.from_numpy(values[ids]) for values in (exchange.reward, exchange.terminated, exchange.truncated)
         )
         diverged = self._diverged_rows(ids)
         self._hold(ids if diverged is None else ids[~diverged.numpy()])
-        verdict = slots.finish(rows, reward, terminated, diverged, truncated=truncated)
+        outcome = episodes.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        obs, ended = self._shown(), verdict.ended
+        obs, ended = self._shown(), outcome.ended
         ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
@@ -262,22 +263,22 @@ class BridgeEnv(EpisodicEnv):
         if wanted is not None:
             observed = wanted & self._mask_of(rows)
             info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
-        return Step(obs, verdict.reward, verdict.terminated, verdict.truncated, info), ended_ids
+        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
 
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
-        """Start an episode in each of ``ids``, with the given identities or the slots' next ones."""
+        """Start an episode in each of ``ids``, with the given identities or their next ones."""
         self.timer.start("reset")
-        slots = self._episodes
-        slots.begin(ids, episode_ids)
-        begun = slots.episode_ids.index_select(0, ids)
-        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(slots.seed, begun)))
+        episodes = self._episodes
+        episodes.begin(ids, episode_ids)
+        begun = episodes.episode_ids.index_select(0, ids)
+        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(episodes.seed, begun)))
         self._instruct(ids, texts)
         self._hold(ids.numpy())
         self._active_set.unpark(ids)
         if self._observers:
-            told = tuple([self._instructions[slot] for slot in ids.tolist()])
+            told = tuple([self._instructions[env_id] for env_id in ids.tolist()])
             record = ResetRecord(
-                env_ids=ids, episode_ids=begun, seed=slots.seed, obs=self._shown(), states=None, instructions=told
+                env_ids=ids, episode_ids=begun, seed=episodes.seed, obs=self._shown(), states=None, instructions=told
             )
             for observer in self._observers:
                 observer.after_reset(record)

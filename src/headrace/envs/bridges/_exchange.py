@@ -114,23 +114,23 @@ class Exchange:
         """1 or 0 where the environment said so at the end of an episode; else ``NO_SUCCESS_MEASURE``."""
         self._rows = [(leaf, leaf.shape, self.obs[leaf.name], {leaf.dtype}) for leaf in layout.leaves]
 
-    def write_obs(self, slot: int, obs: object) -> None:
+    def write_obs(self, env_id: int, obs: object) -> None:
         """Copy one environment's observation into its row, with its shape and dtype checked."""
         for leaf, shape, rows, dtypes in self._rows:
             value = np.asarray(leaf.of(obs))
             if value.shape != shape:
                 raise ShapeError(
-                    f"observation {leaf.name!r} of environment {slot}: expected shape {leaf.shape} as its space says, "
-                    f"got {value.shape}"
+                    f"observation {leaf.name!r} of environment {env_id}: expected shape {leaf.shape} as its space "
+                    f"says, got {value.shape}"
                 )
             if value.dtype not in dtypes:
                 if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-                    raise _bad_dtype(leaf, value.dtype, slot)
+                    raise _bad_dtype(leaf, value.dtype, env_id)
                 dtypes.add(value.dtype)
-            rows[slot] = value
+            rows[env_id] = value
 
-    def write_batch(self, slots: Sequence[int] | NDArray[np.int64], obs: object) -> None:
-        """Copy rows ``slots`` of a batched observation, whose arrays are (N, …)."""
+    def write_batch(self, env_ids: Sequence[int] | NDArray[np.int64], obs: object) -> None:
+        """Copy rows ``env_ids`` of a batched observation, whose arrays are (N, …)."""
         for leaf in self.layout.leaves:
             value = np.asarray(leaf.of(obs))
             target = self.obs[leaf.name]
@@ -138,7 +138,7 @@ class Exchange:
                 raise ShapeError(f"observation {leaf.name!r}: expected shape {target.shape}, got {value.shape}")
             if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
                 raise _bad_dtype(leaf, value.dtype, None)
-            target[slots] = value[slots].astype(leaf.dtype)
+            target[env_ids] = value[env_ids].astype(leaf.dtype)
 
 
 def success_code(info: Mapping[str, Any]) -> int:
@@ -149,8 +149,8 @@ def success_code(info: Mapping[str, Any]) -> int:
     return NO_SUCCESS_MEASURE
 
 
-def _bad_dtype(leaf: Leaf, got: np.dtype[Any], slot: int | None) -> DtypeError:
-    whose = "" if slot is None else f" of environment {slot}"
+def _bad_dtype(leaf: Leaf, got: np.dtype[Any], env_id: int | None) -> DtypeError:
+    whose = "" if env_id is None else f" of environment {env_id}"
     return DtypeError(
         f"observation {leaf.name!r}{whose}: expected {leaf.dtype} or what casts to it safely, got {got}; "
         "make the environment return what its observation_space declares"

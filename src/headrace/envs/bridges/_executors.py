@@ -36,12 +36,12 @@ class Backend(Protocol):
         """Whether some environments can be reset, from seeds, without the others."""
         ...
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each slot (ascending) from its seed; its instruction, "" where there is none."""
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment (ascending) from its seed; its instruction, "" where there is none."""
         ...
 
-    def step(self, slots: Sequence[int]) -> None:
-        """Step each slot (ascending) with its action on the exchange."""
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step each environment (ascending) with its action on the exchange."""
         ...
 
     def save(self) -> list[object]:
@@ -73,27 +73,27 @@ class InlineBackend:
         self._group = group
         self._on_close = group.close if on_close is None else on_close
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each slot."""
-        return self._group.reset(slots, seeds)
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment."""
+        return self._group.reset(env_ids, seeds)
 
-    def step(self, slots: Sequence[int]) -> None:
-        """Step each slot."""
-        self._group.step(slots)
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step each environment."""
+        self._group.step(env_ids)
 
     def save(self) -> list[object]:
         """The state of every environment as bytes."""
-        return [self._group.save(slot) for slot in range(self.exchange.layout.num_envs)]
+        return [self._group.save(env_id) for env_id in range(self.exchange.layout.num_envs)]
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
-        for slot, state in enumerate(states):
+        for env_id, state in enumerate(states):
             assert isinstance(state, bytes)
-            self._group.restore(slot, state)
+            self._group.restore(env_id, state)
 
     def render(self) -> list[object]:
         """One picture per environment."""
-        return [self._group.render(slot) for slot in range(self.exchange.layout.num_envs)]
+        return [self._group.render(env_id) for env_id in range(self.exchange.layout.num_envs)]
 
     def close(self) -> None:
         """Close the environments."""
@@ -108,16 +108,16 @@ class ThreadBackend(InlineBackend):
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-bridge")
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each slot."""
-        parts = split(len(slots), self._workers)
-        told = _finish([self._pool.submit(self._group.reset, slots[part], seeds[part]) for part in parts])
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment."""
+        parts = split(len(env_ids), self._workers)
+        told = _finish([self._pool.submit(self._group.reset, env_ids[part], seeds[part]) for part in parts])
         return [text for part in told for text in part]
 
-    def step(self, slots: Sequence[int]) -> None:
-        """Step each slot."""
-        parts = split(len(slots), self._workers)
-        _finish([self._pool.submit(self._group.step, slots[part]) for part in parts])
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step each environment."""
+        parts = split(len(env_ids), self._workers)
+        _finish([self._pool.submit(self._group.step, env_ids[part]) for part in parts])
 
     def close(self) -> None:
         """Stop the threads and close the environments."""

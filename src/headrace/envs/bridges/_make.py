@@ -45,7 +45,8 @@ def bridge(
             bridge takes over and closes. A ``SyncVectorEnv`` is taken apart: its single environments are used.
         num_envs: how many environments, N; with an id only.
         seed: with an episode's id, all that its randomness depends on.
-        autoreset: ``same_step`` starts the next episode in the step that ended one; ``disabled`` parks the slot.
+        autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
+            environment is inactive until its reset.
         final_obs: False for callers that never bootstrap.
         executor: who steps single environments: this thread (``inline``), a pool of ``threads``, or spawned worker
             ``processes`` with shared memory. Results do not depend on it.

@@ -27,7 +27,7 @@ _ERRORS: dict[str, type[HeadraceError]] = {error.__name__: error for error in (C
 class ProcessBackend:
     """Environments dealt out to spawned workers in turn, so that any run of neighbors is work for all.
 
-    A worker waits at its pipe; a command names slots, the rows themselves lie in shared memory. A worker that dies
+    A worker waits at its pipe; a command names env_ids, the rows themselves lie in shared memory. A worker that dies
     closes its pipe, so waiting for it ends; one whose parent dies ends itself.
     """
 
@@ -53,7 +53,7 @@ class ProcessBackend:
         try:
             for part in self._parts:
                 ours, theirs = context.Pipe()
-                makers = CloudpickleWrapper(cast("Any", [factories[slot] for slot in part]))
+                makers = CloudpickleWrapper(cast("Any", [factories[env_id] for env_id in part]))
                 process = context.Process(
                     target=_work,
                     args=(theirs, self._memory, layout, makers, part, action_space),
@@ -75,17 +75,17 @@ class ProcessBackend:
         """The process ids of the workers."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each slot."""
-        seed_of = dict(zip(slots, seeds, strict=True))
-        answers = self._command("reset", slots, lambda mine: [seed_of[slot] for slot in mine])
-        asked = [slot for part in self._parts for slot in slots if slot in part]
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment."""
+        seed_of = dict(zip(env_ids, seeds, strict=True))
+        answers = self._command("reset", env_ids, lambda mine: [seed_of[env_id] for env_id in mine])
+        asked = [env_id for part in self._parts for env_id in env_ids if env_id in part]
         told = dict(zip(asked, (text for answer in answers for text in answer), strict=True))
-        return [str(told[slot]) for slot in slots]
+        return [str(told[env_id]) for env_id in env_ids]
 
-    def step(self, slots: Sequence[int]) -> None:
-        """Step each slot."""
-        self._command("step", slots, lambda _: [])
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step each environment."""
+        self._command("step", env_ids, lambda _: [])
 
     def save(self) -> list[object]:
         """The state of every environment as bytes."""
@@ -93,7 +93,7 @@ class ProcessBackend:
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
-        self._command("restore", range(len(states)), lambda mine: [states[slot] for slot in mine])
+        self._command("restore", range(len(states)), lambda mine: [states[env_id] for env_id in mine])
 
     def render(self) -> list[object]:
         """One picture per environment."""
@@ -118,21 +118,21 @@ class ProcessBackend:
             pipe.close()
 
     def _of_each(self, name: str) -> list[object]:
-        """What the workers answer to a command for all of their slots, in the order of the slots."""
+        """What the workers answer to a command for all of their env_ids, in the order of the env_ids."""
         results: list[object] = [None] * self.exchange.layout.num_envs
         answers = self._command(name, range(len(results)), lambda _: [])
         for part, answer in zip(self._parts, answers, strict=True):
             results[part.start :: part.step] = answer
         return results
 
-    def _command(self, name: str, slots: Sequence[int], more: Callable[[list[int]], list[Any]]) -> list[list[object]]:
-        """Have every worker that has some of ``slots`` (ascending) do something, all at once; their answers."""
+    def _command(self, name: str, env_ids: Sequence[int], more: Callable[[list[int]], list[Any]]) -> list[list[object]]:
+        """Have every worker that has some of ``env_ids`` (ascending) do something, all at once; their answers."""
         if self._closed:
             raise LifecycleError("environment: its workers are gone; make a new one")
         asked: list[int] = []
         lost: list[int] = []
         for worker, part in enumerate(self._parts):
-            mine = [slot for slot in slots if slot in part]
+            mine = [env_id for env_id in env_ids if env_id in part]
             if not mine:
                 continue
             try:
@@ -204,30 +204,30 @@ def _work(
     pipe.send((True, []))
     try:
         while True:
-            name, slots, more = pipe.recv()
+            name, env_ids, more = pipe.recv()
             if name == "close":
                 break
-            pipe.send(_answer(group, name, slots, more))
+            pipe.send(_answer(group, name, env_ids, more))
     except (EOFError, BrokenPipeError):  # the parent is gone
         pass
     finally:
         group.close()
 
 
-def _answer(group: EnvGroup, name: str, slots: list[int], more: list[Any]) -> tuple[bool, Any]:
+def _answer(group: EnvGroup, name: str, env_ids: list[int], more: list[Any]) -> tuple[bool, Any]:
     try:
         match name:
             case "step":
-                group.step(slots)
+                group.step(env_ids)
             case "reset":
-                return True, group.reset(slots, more)
+                return True, group.reset(env_ids, more)
             case "save":
-                return True, [group.save(slot) for slot in slots]
+                return True, [group.save(env_id) for env_id in env_ids]
             case "restore":
-                for slot, state in zip(slots, more, strict=True):
-                    group.restore(slot, state)
+                for env_id, state in zip(env_ids, more, strict=True):
+                    group.restore(env_id, state)
             case "render":
-                return True, [group.render(slot) for slot in slots]
+                return True, [group.render(env_id) for env_id in env_ids]
             case _:
                 raise ConfigError(f"worker: unknown command {name!r}")
     except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)

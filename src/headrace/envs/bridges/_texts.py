@@ -57,30 +57,30 @@ def instruction_of(obs: object, info: Mapping[str, object], path: Path | None) -
     return "" if path is None else text_at(obs, path)
 
 
-def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, slots: Sequence[int]) -> list[str]:
-    """What the environments ``slots`` of a vector environment say at the start of an episode."""
+def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, env_ids: Sequence[int]) -> list[str]:
+    """What the environments ``env_ids`` of a vector environment say at the start of an episode."""
     told: list[str] = []
-    for slot in slots:
+    for env_id in env_ids:
         found = ""
         for key in INSTRUCTION_KEYS:
             values = infos.get(key)
             if values is None:
                 continue
-            said = values if isinstance(values, str) else values[slot]
+            said = values if isinstance(values, str) else values[env_id]
             if isinstance(said, str):
                 found = said
                 break
         else:
-            found = "" if path is None else str(cast("Any", _batched(obs, path))[slot])
+            found = "" if path is None else str(cast("Any", _batched(obs, path))[env_id])
         told.append(found)
     return told
 
 
-def check_unchanged(slot: int, obs: object, path: Path, told: str) -> None:
+def check_unchanged(env_id: int, obs: object, path: Path, told: str) -> None:
     """An instruction is constant within an episode: whoever read it at the start would not see it change."""
     if (now := text_at(obs, path)) != told:
         raise EnvError(
-            f"environment {slot}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
+            f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
             "begin a new episode with a new instruction"
         )
 

@@ -79,29 +79,29 @@ class VectorBackend:
         """Whether some environments can be reset, from seeds, without the others."""
         return self._reseeds
 
-    def reset(self, slots: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each slot."""
-        rows = np.asarray(slots, dtype=np.int64)
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment."""
+        rows = np.asarray(env_ids, dtype=np.int64)
         self._seeds[rows] = seeds
         if self._reseeds:
             obs, infos = self._reset_rows(rows)
         elif len(rows) == len(self._seeds):
             obs, infos = self._called("reset", lambda: self._vector.reset(seed=int(seeds[0])))
-        elif self._autoreset.issuperset(slots):
+        elif self._autoreset.issuperset(env_ids):
             obs, infos = self._first_obs, self._first_infos
         else:
             raise UnsupportedError(f"reset: {self._vector} cannot reset some of its environments; reset all")
-        self._autoreset.difference_update(slots)
+        self._autoreset.difference_update(env_ids)
         self._over[rows] = False
-        for slot in slots:
-            self._saved.pop(slot, None)
+        for env_id in env_ids:
+            self._saved.pop(env_id, None)
         self.exchange.write_batch(rows, obs)
-        return instructions_of(obs, infos, self._text_path, slots)
+        return instructions_of(obs, infos, self._text_path, env_ids)
 
-    def step(self, slots: Sequence[int]) -> None:
-        """Step everybody; write the rows of ``slots``; put back or hold the others."""
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step everybody; write the rows of ``env_ids``; put back or hold the others."""
         exchange, vector = self.exchange, self._vector
-        rows = np.asarray(slots, dtype=np.int64)
+        rows = np.asarray(env_ids, dtype=np.int64)
         idle = np.ones(len(self._seeds), dtype=np.bool_)
         idle[rows] = False
         if self.mode == AutoresetMode.DISABLED and self._unreset.any():
@@ -136,7 +136,7 @@ class VectorBackend:
                 f"state_dict: {self._vector} gives no access to its state; bridge its single environments, or pass "
                 "save= and restore="
             )
-        return [self._save(self._vector, slot) for slot in range(len(self._seeds))]
+        return [self._save(self._vector, env_id) for env_id in range(len(self._seeds))]
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
@@ -146,8 +146,8 @@ class VectorBackend:
             self._reset_rows(np.arange(len(self._seeds)))
         else:
             self._called("reset", self._vector.reset)
-        for slot, state in enumerate(states):
-            self._restore(self._vector, slot, state)
+        for env_id, state in enumerate(states):
+            self._restore(self._vector, env_id, state)
         self._saved.clear()
         self._over[:] = False
         self._autoreset = set()
@@ -173,10 +173,10 @@ class VectorBackend:
         """Keep the state of those that rest from now on, until they act or are reset."""
         if self._save is None:
             return
-        self._saved = {slot: state for slot, state in self._saved.items() if idle[slot]}
-        for slot in np.flatnonzero(idle & ~self._over).tolist():
-            if slot not in self._saved:
-                self._saved[slot] = self._save(self._vector, slot)
+        self._saved = {env_id: state for env_id, state in self._saved.items() if idle[env_id]}
+        for env_id in np.flatnonzero(idle & ~self._over).tolist():
+            if env_id not in self._saved:
+                self._saved[env_id] = self._save(self._vector, env_id)
 
     def _settle_idle(self, idle: NDArray[np.bool_], done: NDArray[np.bool_]) -> None:
         """Undo what the step did to those that rest, as far as that can be done."""
@@ -187,8 +187,8 @@ class VectorBackend:
         if self._restore is None:
             self.held_ends += len(cut)
             return
-        for slot, state in self._saved.items():
-            self._restore(self._vector, slot, state)
+        for env_id, state in self._saved.items():
+            self._restore(self._vector, env_id, state)
 
     def _write_final_obs(self, ended: NDArray[np.int64], infos: Mapping[str, Any]) -> None:
         if not self._wants_final_obs:
@@ -200,8 +200,8 @@ class VectorBackend:
                 "got none; pass final_obs=False to do without the last observation"
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
-            for slot in ended.tolist():
-                self.exchange.write_obs(slot, final[slot])
+            for env_id in ended.tolist():
+                self.exchange.write_obs(env_id, final[env_id])
         else:
             self.exchange.write_batch(ended, final)
 
@@ -213,8 +213,8 @@ class VectorBackend:
             if key in source:
                 given = np.asarray(source.get(f"_{key}", np.ones(len(self._seeds), dtype=np.bool_)), dtype=np.bool_)
                 values = np.asarray(source[key])
-                for slot in ended[given[ended]].tolist():
-                    self.exchange.success[slot] = bool(values[slot])
+                for env_id in ended[given[ended]].tolist():
+                    self.exchange.success[env_id] = bool(values[env_id])
                 return
 
     def _called(self, call: str, function: Callable[[], Any]) -> Any:

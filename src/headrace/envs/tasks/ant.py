@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class AntCfg(WalkCfg):
     reset_noise: float = 0.1
 
 
-class Ant(Task):
+class Ant(Task[AntCfg]):
     """Run forward on four legs.
 
     Equal to ``Ant-v5`` with ``include_cfrc_ext_in_observation=False`` and ``contact_cost_weight=0``: contact forces are
@@ -42,13 +41,9 @@ class Ant(Task):
         super().__init__(cfg, gymnasium_model("ant.xml"), {"policy": 27})
         self._qpos0 = torch.from_numpy(self.model.qpos0.copy())
 
-    @property
-    def _cfg(self) -> AntCfg:
-        return cast("AntCfg", self.cfg)
-
     def reset(self, rows: Rows) -> None:
         """Uniform noise on positions, normal noise on velocities."""
-        noise = self._cfg.reset_noise
+        noise = self.cfg.reset_noise
         qpos0 = self._qpos0.to(rows.device)
         rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
         rows.set("qvel", rows.normal("qvel", self.model.nv, std=noise))
@@ -65,9 +60,9 @@ class Ant(Task):
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Forward speed, a bonus for staying healthy, less the effort."""
         x = rows.get("xpos", _TORSO)[:, 0]
-        return walk_reward(self._cfg, self.dt, rows.recall("torso_x"), x, self.terminated(rows), actions)
+        return walk_reward(self.cfg, self.dt, rows.recall("torso_x"), x, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
         """The torso is too low or too high."""
-        cfg = self._cfg
+        cfg = self.cfg
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), cfg.healthy_z_min, cfg.healthy_z_max))

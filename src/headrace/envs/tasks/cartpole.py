@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class CartpoleCfg(TaskCfg):
     """Weight of the squared position of the cart."""
 
 
-class Cartpole(Task):
+class Cartpole(Task[CartpoleCfg]):
     """Balance from random starts. A perfect run scores about 300: one a step, less a little while the pole leans."""
 
     success_measure = "the pole is still up after the last step"
@@ -53,13 +53,9 @@ class Cartpole(Task):
     def __init__(self, cfg: CartpoleCfg) -> None:
         super().__init__(cfg, load_model(CARTPOLE_XML.read_text()), {"policy": 4})
 
-    @property
-    def _cfg(self) -> CartpoleCfg:
-        return cast("CartpoleCfg", self.cfg)
-
     def reset(self, rows: Rows) -> None:
         """Cart anywhere near the middle, pole near upright, both moving a little."""
-        cfg = self._cfg
+        cfg = self.cfg
         start = rows.uniform("start", 4, low=-1.0, high=1.0)
         scale = torch.tensor([cfg.start_position, cfg.start_angle], dtype=torch.float64, device=rows.device)
         rows.set("qpos", start[:, :2] * scale)
@@ -72,14 +68,14 @@ class Cartpole(Task):
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """One for each step, less what the pole leans and the cart strays."""
         del actions
-        cfg, qpos = self._cfg, rows.get("qpos")
+        cfg, qpos = self.cfg, rows.get("qpos")
         position, angle = qpos[:, 0], qpos[:, 1]
         lean, stray = cfg.angle_weight * (angle * angle), cfg.position_weight * (position * position)
         return (cfg.alive_weight + lean) + stray
 
     def terminated(self, rows: Rows) -> Tensor:
         """The pole has fallen or the cart has left the rail."""
-        cfg, qpos = self._cfg, rows.get("qpos")
+        cfg, qpos = self.cfg, rows.get("qpos")
         return (qpos[:, 0].abs() > cfg.max_position) | (qpos[:, 1].abs() > cfg.max_angle)
 
     def success(self, rows: Rows) -> Tensor:

@@ -1,4 +1,4 @@
-"""``cartpole`` as a table of terms: the same numbers as the class, bit for bit."""
+"""``cartpole`` as terms: the same numbers as the class, bit for bit."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def cartpole_terms() -> TermTaskCfg:
 
 
 def cartpole_camera_terms() -> TermTaskCfg:
-    """The settings of ``cartpole-camera-terms``: the same table with a camera for the policy."""
-    table = cartpole_terms()
+    """The settings of ``cartpole-camera-terms``: the same terms with a camera for the policy."""
+    plain = cartpole_terms()
     picture = ImageSpec(camera=CameraSpec(name="side", width=48, height=48), frames=2)
     return dataclasses.replace(
-        table, observations={"critic": table.observations["policy"]}, pictures={"policy": picture}
+        plain, observations={"critic": plain.observations["policy"]}, pictures={"policy": picture}
     )

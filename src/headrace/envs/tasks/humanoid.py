@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class HumanoidCfg(WalkCfg):
     reset_noise: float = 0.01
 
 
-class Humanoid(Task):
+class Humanoid(Task[HumanoidCfg]):
     """Walk forward on two legs without falling.
 
     Equal to ``Humanoid-v5`` with ``include_cfrc_ext_in_observation=False`` and ``contact_cost_weight=0``.
@@ -43,13 +42,9 @@ class Humanoid(Task):
         self._mass = torch.from_numpy(model.body_mass.copy())
         self._total_mass = float(model.body_mass.sum())
 
-    @property
-    def _cfg(self) -> HumanoidCfg:
-        return cast("HumanoidCfg", self.cfg)
-
     def reset(self, rows: Rows) -> None:
         """Uniform noise on positions and velocities."""
-        noise = self._cfg.reset_noise
+        noise = self.cfg.reset_noise
         qpos0 = self._qpos0.to(rows.device)
         rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
         rows.set("qvel", rows.uniform("qvel", self.model.nv, low=-noise, high=noise))
@@ -68,11 +63,11 @@ class Humanoid(Task):
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Forward speed of the center of mass, a bonus for staying healthy, less the effort."""
         before, after = rows.recall("mass_center_x"), self._mass_center_x(rows)
-        return walk_reward(self._cfg, self.dt, before, after, self.terminated(rows), actions)
+        return walk_reward(self.cfg, self.dt, before, after, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
         """The torso is too low or too high."""
-        lowest, highest = between(self._cfg.healthy_z_min, self._cfg.healthy_z_max)
+        lowest, highest = between(self.cfg.healthy_z_min, self.cfg.healthy_z_max)
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), lowest, highest))
 
     def _mass_center_x(self, rows: Rows) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class InvertedPendulumCfg(TaskCfg):
     """The episode ends when the pole leans more than this, in rad."""
 
 
-class InvertedPendulum(Task):
+class InvertedPendulum(Task[InvertedPendulumCfg]):
     """Balance a pole on a cart; one point for each step it stays up."""
 
     success_measure = "the pole is still up after the last step"
@@ -35,13 +34,9 @@ class InvertedPendulum(Task):
     def __init__(self, cfg: InvertedPendulumCfg) -> None:
         super().__init__(cfg, gymnasium_model("inverted_pendulum.xml", camera=_CAMERA), {"policy": 4})
 
-    @property
-    def _cfg(self) -> InvertedPendulumCfg:
-        return cast("InvertedPendulumCfg", self.cfg)
-
     def reset(self, rows: Rows) -> None:
         """Uniform noise on positions and velocities."""
-        noise = self._cfg.reset_noise
+        noise = self.cfg.reset_noise
         start = rows.uniform("start", 4, low=-noise, high=noise)
         rows.set("qpos", start[:, :2])
         rows.set("qvel", start[:, 2:])
@@ -57,7 +52,7 @@ class InvertedPendulum(Task):
 
     def terminated(self, rows: Rows) -> Tensor:
         """The pole leans too far."""
-        return rows.once("down", lambda: rows.get("qpos", 1).abs() > self._cfg.max_angle)
+        return rows.once("down", lambda: rows.get("qpos", 1).abs() > self.cfg.max_angle)
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""

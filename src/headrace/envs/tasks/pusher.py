@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
@@ -45,16 +46,15 @@ class PusherGoalCfg(PusherCfg):
     """The object is at the goal when it is nearer than this on the table, in m."""
 
 
-class Pusher(Task):
+PusherT = TypeVar("PusherT", bound=PusherCfg, covariant=True, default=PusherCfg)
+
+
+class Pusher(Task[PusherT]):
     """Push a cylinder to a fixed goal with a seven-jointed arm. Never terminates."""
 
-    def __init__(self, cfg: PusherCfg) -> None:
+    def __init__(self, cfg: PusherT) -> None:
         super().__init__(cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), {"policy": 23})
         self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
-
-    @property
-    def _cfg(self) -> PusherCfg:
-        return cast("PusherCfg", self.cfg)
 
     def reset(self, rows: Rows) -> None:
         """The object somewhere on the table, not at the goal; the arm with a little velocity."""
@@ -67,7 +67,7 @@ class Pusher(Task):
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Less the distances tips–object and object–goal, less the effort."""
-        cfg, place = self._cfg, rows.get("xpos", self._object)
+        cfg, place = self.cfg, rows.get("xpos", self._object)
         near = -torch.linalg.vector_norm(place - rows.get("xpos", self._tips), dim=1) * cfg.near_weight
         dist = -torch.linalg.vector_norm(place - rows.get("xpos", self._goal), dim=1) * cfg.dist_weight
         effort = -(actions * actions).sum(dim=1) * cfg.ctrl_weight
@@ -92,24 +92,20 @@ class Pusher(Task):
         return place
 
 
-class PusherGoal(Pusher):
+class PusherGoal(Pusher[PusherGoalCfg]):
     """Push a cylinder to a random goal; the episode ends when it is there."""
 
     success_measure = "the object is within 0.08 m of the goal, on the table"
 
-    @property
-    def _goal_cfg(self) -> PusherGoalCfg:
-        return cast("PusherGoalCfg", self.cfg)
-
     def reset(self, rows: Rows) -> None:
         """A goal near Pusher's own, the object somewhere else on the table."""
-        reach = self._goal_cfg.goal_range
+        reach = self.cfg.goal_range
         self._place(rows, rows.uniform("goal", 2, low=-reach, high=reach))
 
     def terminated(self, rows: Rows) -> Tensor:
         """The object is at the goal."""
         offset = rows.get("xpos", self._object)[:, :2] - rows.get("xpos", self._goal)[:, :2]
-        return torch.linalg.vector_norm(offset, dim=1) < self._goal_cfg.success_radius
+        return torch.linalg.vector_norm(offset, dim=1) < self.cfg.success_radius
 
     def success(self, rows: Rows) -> Tensor:
         """The object is at the goal."""

@@ -10,15 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_examples import eventful_cartpole
+from term_examples import eventful_cartpole
 
 from headrace.envs import BatchEnv, Rows, make, task_cfg
-from headrace.envs._action_terms import Effort, PositionTarget
 from headrace.envs._overrides import with_overrides
-from headrace.envs._term_library import BodiesNear, BodyBelow, BodyPosition, Distance, JointPositions, JointVelocityL2
-from headrace.envs._term_task import TermTask, level_memory
-from headrace.envs._terms import IntervalEvent, ObservationTerm, Ramp, SuccessTerm
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.terms import (
+    BodiesNear,
+    BodyBelow,
+    BodyPosition,
+    Distance,
+    Effort,
+    IntervalEvent,
+    JointPositions,
+    JointVelocityL2,
+    ObservationTerm,
+    PositionTarget,
+    Ramp,
+    SuccessTerm,
+    TermTask,
+    level_memory,
+)
 from headrace.errors import ConfigError, DtypeError, ShapeError
 from headrace.types import Step
 
@@ -38,7 +50,7 @@ def assert_same(a: Step, b: Step) -> None:
 
 
 def now(env: BatchEnv) -> Rows:
-    return Rows(env.sim, env._episodes, None)
+    return env.rows()
 
 
 @settings(deadline=None, max_examples=8)

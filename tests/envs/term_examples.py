@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.envs._randomization import LogUniform, Randomization, Uniform
-from headrace.envs._term_library import ActionL2, ActionRateL2, BodyPosition, LastAction, PushJoints, Time, Upright
-from headrace.envs._terms import IntervalEvent, ObservationTerm, Ramp, RewardTerm, TermTaskCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.terms import (
+    ActionL2,
+    ActionRateL2,
+    BodyPosition,
+    IntervalEvent,
+    LastAction,
+    LogUniform,
+    ObservationTerm,
+    PushJoints,
+    Ramp,
+    Randomization,
+    RewardTerm,
+    TermTaskCfg,
+    Time,
+    Uniform,
+    Upright,
+)
 
 
 def eventful_cartpole() -> TermTaskCfg:

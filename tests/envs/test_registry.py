@@ -1,0 +1,100 @@
+"""Tasks that others bring: by name, by module, by an installed package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import headrace
+from headrace import errors
+from headrace.envs import make_task
+
+MODULE = """
+from headrace.envs import TaskEntry, register_task
+home = "headrace.envs.tasks.cartpole"
+REACH = TaskEntry(name="reach", task=f"{home}:Cartpole", cfg=f"{home}:CartpoleCfg", summary="a task of a package")
+register_task(TaskEntry(name="push", task=f"{home}:Cartpole", cfg=f"{home}:CartpoleCfg", summary="registered"))
+"""
+
+
+def run(code: str, path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join([str(path), *sys.path]), "HOME": str(path)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "my_robots.py").write_text(MODULE)
+    info = tmp_path / "my_robots-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-robots\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[headrace.tasks]\nreach = my_robots:REACH\nbroken = my_robots:NOTHING\nwrong = my_robots:home\n"
+    )
+    return tmp_path
+
+
+def test_a_task_of_an_installed_package_is_found_by_its_name(package) -> None:
+    code = """
+    import headrace, sys
+    from headrace.envs import task_cfg
+    assert "reach" in headrace.task_names() and "my_robots" not in sys.modules
+    print(task_cfg("reach").episode_length, headrace.make("reach", 2).recipe.source)
+    """
+    assert run(code, package).split() == ["300", "reach"]
+
+
+def test_a_task_of_a_module_is_found_by_module_and_name(package) -> None:
+    code = """
+    import headrace
+    for name in ("my_robots:REACH", "my_robots:push"):
+        env = headrace.EnvRecipe(name, num_envs=2).make()
+        print(env.reset()[0]["policy"].shape[0], env.recipe.source)
+    """
+    assert run(code, package).split() == ["2", "my_robots:REACH", "2", "my_robots:push"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("broken", "cannot be loaded"), ("wrong", "expected a TaskEntry, got str"), ("nothing:x", "cannot be imported")],
+)
+def test_a_task_that_cannot_be_loaded_says_whose_it_is(package, name, message) -> None:
+    code = f"""
+    import headrace
+    from headrace.errors import ConfigError
+    try:
+        headrace.make({name!r})
+    except ConfigError as error:
+        print(error)
+    """
+    assert message in run(code, package)
+
+
+def test_a_gymnasium_source_is_refused_by_make_with_what_to_do() -> None:
+    with pytest.raises(errors.ConfigError, match="EnvRecipe"):
+        headrace.make("gym:CartPole-v1")
+
+
+def test_rows_are_what_a_tasks_functions_see() -> None:
+    env = headrace.make(make_task("cartpole"), 4, seed=1)
+    with pytest.raises(errors.LifecycleError, match="reset"):
+        env.rows()
+    obs, _ = env.reset()
+    assert torch.equal(env.task.observe(env.rows())["policy"].float(), obs["policy"])
+    some = env.rows([3, 1])
+    assert some.ids.tolist() == [1, 3]
+    assert torch.equal(env.task.observe(some)["policy"].float(), obs["policy"][[1, 3]])
+    with pytest.raises(errors.IdError):
+        env.rows([4])
+    env.close()
