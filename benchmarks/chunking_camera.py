@@ -49,7 +49,7 @@ def camera_rows(frames: int, effort: Effort) -> list[Row]:
             policy = NoThought()
             window = Window(parking, effort, counts_holds=False)
             window.on_begin = lambda policy=policy: setattr(policy, "seconds", 0.0)
-            evaluate(window, policy, episodes=range(ENDLESS), execute=EXECUTE, progress=False)
+            evaluate(window, policy, episodes=range(ENDLESS), execute=EXECUTE, batching="fast", progress=False)
             every.append(num_envs / step)
             demand.append(window.useful / (window.seconds - policy.seconds))
             allowed = (physics + drawing) / (physics + frames * drawing / EXECUTE)

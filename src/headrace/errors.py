@@ -16,6 +16,7 @@ HeadraceError
 ├── EnvError (RuntimeError)        an environment that raised or answered badly, or whose worker died; names them
 ├── UnsupportedError (NotImplementedError) what this kind of environment cannot do; says which kind can
 ├── PolicyError (RuntimeError)     a policy that raised or answered badly; names the environments
+├── EvaluationError (RuntimeError) an evaluation that an observer or environment ended; has the finished episodes
 └── MissingExtraError (ImportError) an optional dependency is absent; names the extra to install
 ```
 """
@@ -30,6 +31,9 @@ from types import ModuleType
 
 class HeadraceError(Exception):
     """Base of every exception that headrace raises on purpose."""
+
+    finished: object | None = None
+    """What was finished before: the ``Evaluation`` so far, where the error ended one."""
 
 
 class ShapeError(HeadraceError, ValueError):
@@ -93,8 +97,9 @@ class UnsupportedError(HeadraceError, NotImplementedError):
 class PolicyError(HeadraceError, RuntimeError):
     """A policy raised or answered badly; the message names the environments."""
 
-    finished: object | None = None
-    """What was finished before: the ``Evaluation`` so far, where the error ended one."""
+
+class EvaluationError(HeadraceError, RuntimeError):
+    """An error that is not ours ended an evaluation; it is the cause, and ``finished`` has the episodes so far."""
 
 
 class MissingExtraError(HeadraceError, ImportError):

@@ -66,6 +66,8 @@ class Broken:
             Path(self.sign).touch()
             time.sleep(60)
         faults = {"rows": plan[:-1], "horizon": plan[:, :3], "width": plan[..., :2], "list": plan.tolist()}
+        faults |= {"complex": plan.to(torch.complex64), "complex array": plan.numpy().astype(complex)}
+        faults |= {"text array": plan.numpy().astype("<U1")}
         return faults.get(self.fault, plan)
 
 

@@ -29,6 +29,7 @@ class ScriptEnv:
     """N slots that count. An episode ends after ``length_of(id)`` steps; actions must be for their episode and step."""
 
     autoreset = "disabled"
+    fidelity = "native"
     single_action_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
     def __init__(self, num_envs: int, length_of: Callable[[int], int] = length_of, *, holds: bool = False) -> None:
@@ -144,7 +145,7 @@ class Planner:
         plan[..., STEP] = seen[:, 1:2] + rows - self.offset
         plan[..., CHUNK] = context.chunk_index[:, None].float()
         plan[..., ROW] = rows.float()
-        for i in range(count):
+        for i in (context.episode_ids >= 0).nonzero().squeeze(1).tolist():
             episode, chunk = int(context.episode_ids[i]), int(context.chunk_index[i])
             self.asked.append((episode, chunk, int(seen[i, 1])))
             if self.check:
@@ -168,7 +169,7 @@ class Planner:
 
     def _check_history(self, seen: Tensor) -> None:
         assert seen.shape[1] == self.obs_steps
-        for row in seen:
+        for row in seen:  # those that fill a batch up are zeros
             now = int(row[-1, 1])
             assert row[:, 1].tolist() == [max(0, now - age) for age in reversed(range(self.obs_steps))]
             assert (row[:, 0] == row[-1, 0]).all()
@@ -178,6 +179,7 @@ class LateEngine:
     """An engine beside the physics whose answers come after a given number of polls: no clock, every race on demand."""
 
     overlaps = True
+    strict_size = None
 
     def __init__(self, policy: Planner, delays: list[int]) -> None:
         self.policy = policy
@@ -191,9 +193,13 @@ class LateEngine:
     def busy(self) -> bool:
         return self._reply is not None
 
+    @property
+    def pending(self) -> bool:
+        return self.busy
+
     def submit(self, request: Request) -> None:
         assert self._reply is None
-        answer = ask(self.policy, request.obs, request.context, Batching())
+        answer = ask(self.policy, request.obs, request.context, Batching(mode="fast"))
         self._reply = Reply(request=request, answer=answer, seconds=0.0)
         self._polls = self.delays[self.calls % len(self.delays)] if self.delays else 0
         self.calls += 1

@@ -77,7 +77,9 @@ class Listener:
         return torch.stack((told, context.episode_ids.float()), 1)[:, None].expand(-1, 3, -1)
 
 
-@pytest.mark.parametrize("batching", [Batching(), Batching(buckets=(8,)), Batching(mode="strict", size=4)])
+@pytest.mark.parametrize(
+    "batching", [Batching(mode="fast"), Batching(mode="fast", buckets=(8,)), Batching(mode="strict", size=4)]
+)
 def test_rows_of_several_seeds_share_a_batch_and_keep_their_instructions(batching: Batching) -> None:
     policy = Listener()
     context = _context([9, 8, 9, 5, 4], [3, 3, 7, 0, 12])
@@ -122,7 +124,7 @@ class Counter:
 
 @pytest.mark.parametrize("rule", [Greedy(), Immediate(), WholeBatchOnAny(), Synchronized()], ids=str)
 @pytest.mark.parametrize("engine", ["inline", "thread"])
-@pytest.mark.parametrize("batching", [Batching(), Batching(mode="strict", size=8)], ids=["fast", "strict"])
+@pytest.mark.parametrize("batching", [Batching(mode="fast"), Batching(mode="strict", size=8)], ids=["fast", "strict"])
 def test_memory_is_begun_once_per_episode_kept_for_those_that_play_and_released(
     rule: Admission, engine: str, batching: Batching
 ) -> None:

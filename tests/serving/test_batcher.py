@@ -47,7 +47,7 @@ def numbers(future: object) -> list[float]:
 
 def test_requests_that_come_while_the_model_runs_are_one_batch_and_each_client_gets_its_own_rows() -> None:
     policy = Gate(closed=True)
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
     first = batcher.submit(0, make_request(1, first_episode=50))
     assert policy.entered.acquire(timeout=30.0)
     later = [batcher.submit(c, make_request(c, first_episode=10 * c, seed=c)) for c in (1, 2, 3)]
@@ -61,7 +61,7 @@ def test_requests_that_come_while_the_model_runs_are_one_batch_and_each_client_g
 
 def test_an_idle_model_waits_for_the_clients_that_are_there_and_no_longer_once_all_have_asked() -> None:
     policy = Gate()
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=FOREVER)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=FOREVER)
     batcher.join(0)
     batcher.join(1)
     one = batcher.submit(0, make_request(1))
@@ -74,7 +74,7 @@ def test_an_idle_model_waits_for_the_clients_that_are_there_and_no_longer_once_a
 
 def test_a_client_that_leaves_is_not_waited_for_and_takes_its_rows_with_it() -> None:
     policy = Gate()
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=FOREVER)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=FOREVER)
     for client in range(3):
         batcher.join(client)
     kept, lost = batcher.submit(0, make_request(1)), batcher.submit(1, make_request(4, first_episode=40))
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_is_not_waited_for_and_takes_its_rows_with_it() -> 
 
 def test_a_full_batch_goes_at_once_and_the_rest_is_the_next() -> None:
     policy = Gate()
-    batcher = Batcher(policy, Batching(), max_rows=4, max_wait=FOREVER)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=4, max_wait=FOREVER)
     for client in range(4):
         batcher.join(client)
     futures = [batcher.submit(client, make_request(2, first_episode=2 * client)) for client in range(2)]
@@ -101,7 +101,7 @@ def test_a_full_batch_goes_at_once_and_the_rest_is_the_next() -> None:
 
 def test_a_request_larger_than_a_batch_is_cut() -> None:
     policy = Gate()
-    batcher = Batcher(policy, Batching(), max_rows=4, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=4, max_wait=0.0)
     future = batcher.submit(0, make_request(10))
     assert numbers(future) == list(range(10))
     assert [len(batch) for batch in policy.batches] == [4, 4, 2]
@@ -111,7 +111,7 @@ def test_a_request_larger_than_a_batch_is_cut() -> None:
 
 def test_rows_are_padded_to_buckets() -> None:
     policy = Gate()
-    batcher = Batcher(policy, Batching(buckets=(4, 8)), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast", buckets=(4, 8)), max_rows=16, max_wait=0.0)
     served = batcher.submit(0, make_request(5)).result(timeout=30.0)
     assert policy.batches == [[0, 1, 2, 3, 4, -1, -1, -1]]
     assert (served.calls, served.padding, len(served.actions)) == (1, 3, 5)
@@ -135,7 +135,7 @@ def test_a_row_stands_at_its_place_whoever_shares_the_strict_batch() -> None:
 
 def test_rows_of_other_shapes_are_not_merged() -> None:
     policy = Gate(closed=True)
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
     first = batcher.submit(0, make_request(1))
     assert policy.entered.acquire(timeout=30.0)
     small = batcher.submit(1, make_request(1, first_episode=1))
@@ -149,7 +149,7 @@ def test_rows_of_other_shapes_are_not_merged() -> None:
 def test_rows_that_the_policy_cannot_take_fail_their_own_client_only() -> None:
     policy = Gate(closed=True)
     policy.poison = 7
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
     first = batcher.submit(0, make_request(1))
     assert policy.entered.acquire(timeout=30.0)
     good, bad = batcher.submit(1, make_request(2, first_episode=3)), batcher.submit(2, make_request(1, first_episode=7))
@@ -167,7 +167,7 @@ def test_a_policy_that_exits_does_not_end_the_server() -> None:
 
     policy = Gate()
     policy.__class__ = type("Leaving", (Gate,), {"__call__": lambda self, obs, context: leave(obs, context)})
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
     for _ in range(2):
         with pytest.raises(PolicyError, match="SystemExit: 3"):
             batcher.submit(0, make_request(1)).result(timeout=30.0)
@@ -176,7 +176,7 @@ def test_a_policy_that_exits_does_not_end_the_server() -> None:
 
 def test_closing_drops_what_is_queued_and_takes_no_more() -> None:
     policy = Gate(closed=True)
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
     running = batcher.submit(0, make_request(1))
     assert policy.entered.acquire(timeout=30.0)
     queued = batcher.submit(1, make_request(1))
@@ -205,7 +205,7 @@ class Remembering(Gate):
 
 def test_a_policy_with_memory_is_told_of_the_episodes_of_every_client() -> None:
     policy = Remembering()
-    batcher = Batcher(policy, Batching(), max_rows=16, max_wait=FOREVER)
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=FOREVER)
     batcher.join(0)
     batcher.join(1)
     one, two = (make_request(1, seed=seed) for seed in (3, 4))

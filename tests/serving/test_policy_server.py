@@ -28,7 +28,7 @@ from headrace.serving._wire import pack, unpack_map
 from headrace.types import Obs
 
 SERVE = ServeCfg(port=0, batching=STRICT)
-FAST = ServeCfg(port=0, batching=Batching(), max_wait=0.0)
+FAST = ServeCfg(port=0, batching=Batching(mode="fast"), max_wait=0.0)
 OBS_DIM = {"cartpole": 4, "cartpole-told": 4, "cartpole-camera": 48 * 48 * 6}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 
 from headrace._cli.remote_policy import add_remote_options, open_remote
-from headrace.errors import ConfigError, PolicyError
+from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.chunking import Admission
@@ -30,8 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Play episodes of TASK, each exactly once, with a policy that plans chunks of actions, and print success "
             "rate and reward with intervals, and what the model cost. An environment that waits for its next chunk is "
-            "suspended. With --strict the table does not depend on --num-envs, --engine or --admission (but for the "
-            "hold forms) by one bit."
+            "suspended. The table does not depend on --num-envs, --engine or --admission (but for the hold forms) by "
+            "one bit, unless --fast is given."
         ),
     )
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
@@ -52,8 +52,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--engine", default="inline", choices=("inline", "thread", "process"), help="where the model runs"
     )
-    parser.add_argument("--strict", action="store_true", help="bit-reproducible: batches of one fixed size")
-    parser.add_argument("--batch-size", type=int, default=16, help="rows of a batch with --strict (default: 16)")
+    parser.add_argument(
+        "--fast", action="store_true", help="batches of whoever waits, without padding; last bits depend on the batch"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="rows of a strict batch (default: 16)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one call of the model (default: none)")
     parser.add_argument("--ensemble", type=float, metavar="DECAY", help="ACT's temporal ensembling; plays 1 a chunk")
     parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first nine environments")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
@@ -89,7 +92,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if remote is None:
         loaded = load_policy_source(arguments.policy, task=arguments.task)
         policy = as_chunk_policy(loaded, horizon=arguments.horizon, action_dim=shape[0])
-        batching = Batching(mode="strict" if arguments.strict else "fast", size=arguments.batch_size)
+        batching = Batching(mode="fast" if arguments.fast else "strict", size=arguments.batch_size)
     else:
         policy, batching = remote.policy, None
     usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
@@ -107,8 +110,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             engine=arguments.engine if remote is None else remote,
             batching=batching,
             ensemble_decay=arguments.ensemble,
+            timeout=None if remote is not None else arguments.timeout,
         )
-    except PolicyError as error:
+    except HeadraceError as error:
         if error.finished is not None:
             _show(cast("Evaluation", error.finished), arguments.csv)
         raise

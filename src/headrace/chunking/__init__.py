@@ -19,6 +19,7 @@ from headrace.chunking._context import ChunkContext, EpisodeRows
 from headrace.chunking._cursors import ChunkLengths, Cursors
 from headrace.chunking._engines import (
     Engine,
+    EngineFactory,
     EngineName,
     InlineEngine,
     ProcessEngine,
@@ -26,6 +27,7 @@ from headrace.chunking._engines import (
     Request,
     ThreadEngine,
     make_engine,
+    register_engine,
 )
 from headrace.chunking._history import ObsHistory
 from headrace.chunking._policy import ChunkPolicy, PolicyLike, RemembersEpisodes, as_chunk_policy, has_memory
@@ -39,6 +41,7 @@ __all__ = [
     "ChunkPolicy",
     "Cursors",
     "Engine",
+    "EngineFactory",
     "EngineName",
     "EpisodeRows",
     "Greedy",
@@ -63,4 +66,5 @@ __all__ = [
     "make_admission",
     "make_engine",
     "register_admission",
+    "register_engine",
 ]

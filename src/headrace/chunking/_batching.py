@@ -24,7 +24,7 @@ from headrace.types import Obs
 class Batching:
     """How model batches are formed."""
 
-    mode: Literal["fast", "strict"] = "fast"
+    mode: Literal["fast", "strict"] = "strict"
     size: int = 16
     """Rows of a batch in ``strict`` mode."""
     buckets: tuple[int, ...] = ()
@@ -38,7 +38,14 @@ class Batching:
         if list(self.buckets) != sorted(set(self.buckets)) or any(size < 1 for size in self.buckets):
             raise ConfigError(f"batching buckets: expected ascending sizes of at least 1, got {self.buckets}")
         if self.mode == "strict" and self.buckets:
-            raise ConfigError("batching buckets: expected none in strict mode, whose batches all have one size")
+            raise ConfigError(
+                "batching buckets: expected none in strict mode, whose batches all have one size; use mode='fast'"
+            )
+
+    @property
+    def strict_size(self) -> int | None:
+        """Rows of a strict batch; None in ``fast`` mode."""
+        return self.size if self.mode == "strict" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

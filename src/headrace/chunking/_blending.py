@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from headrace.errors import ConfigError
 
 class TemporalEnsemble:
     """ACT's temporal ensembling: the mean of all predictions of a step, weights exp(−m·i), i = 0 the oldest.
+
+    A negative m favors the newest, as LeRobot documents.
 
     Needs a chunk every step. Owns float32 (N, horizon, A) and a count per step and environment, so that a predicted
     zero is not taken for "nothing predicted". Kept as a running mean: ``a ← (a·W[c−1] + new·w[c]) / W[c]`` with W the
@@ -25,9 +29,11 @@ class TemporalEnsemble:
         decay: float = 0.01,
         device: torch.device | str = "cpu",
     ) -> None:
-        if not 0 <= decay < float("inf"):
-            raise ConfigError(f"ensemble decay: expected a finite number of at least 0, got {decay}")
-        weights = torch.exp(-decay * torch.arange(horizon, dtype=torch.float64, device=device))
+        if not math.isfinite(decay):
+            raise ConfigError(f"ensemble decay: expected a finite number, got {decay}")
+        # a negative decay favors new predictions; the largest weight is 1, whatever the sign
+        ages = torch.arange(horizon, dtype=torch.float64, device=device)
+        weights = torch.exp(-decay * (ages if decay >= 0 else ages - (horizon - 1)))
         self._weights = weights.to(torch.float32)
         self._sums = weights.cumsum(0).to(torch.float32)
         self._mean = torch.zeros((num_envs, horizon, action_dim), device=device)

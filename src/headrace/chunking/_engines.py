@@ -8,11 +8,12 @@ import queue
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNam
 from headrace.types import Obs
 
 EngineName = Literal["inline", "thread", "process"]
+"""The engines that ship."""
 _SECONDS_TO_END = 5.0
 
 
@@ -50,7 +52,7 @@ class Reply:
 
 
 class Engine(Protocol):
-    """Runs one request at a time."""
+    """Runs requests: one at a time, or several."""
 
     @property
     def overlaps(self) -> bool:
@@ -58,8 +60,18 @@ class Engine(Protocol):
         ...
 
     @property
+    def strict_size(self) -> int | None:
+        """Rows of the fixed-size batches that make answers equal bit for bit; None where they depend on the batch."""
+        ...
+
+    @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether no further request can be taken now."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request is under way, or a reply has not been fetched."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -67,30 +79,47 @@ class Engine(Protocol):
         ...
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """The reply, if it is there; with ``wait``, wait for it. A policy that raised raises ``PolicyError`` here."""
+        """A reply, if one is there; with ``wait``, wait for one. A policy that raised raises ``PolicyError`` here,
+        and so does one that takes longer than the engine's time-out: the engine is of no use then."""
         ...
 
     def close(self) -> None:
-        """End thread or process; an unfinished request is waited for (thread) or dropped (process)."""
+        """End thread or process; a call under way is dropped."""
         ...
 
 
-def make_engine(name: EngineName, policy: ChunkPolicy, batching: Batching) -> Engine:
-    """An engine by name. ``process`` sends the policy there as a pickle."""
-    if name == "inline":
-        return InlineEngine(policy, batching)
-    if name == "thread":
-        return ThreadEngine(policy, batching)
-    if name == "process":
-        try:
-            packed = pickle.dumps(policy)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"engine 'process': expected a policy that can be pickled, got {error}; "
-                "pass ProcessEngine(make_policy, batching) with a function that can be imported"
-            ) from error
-        return ProcessEngine(partial(pickle.loads, packed), batching)
-    raise UnknownNameError("engine", name, ("inline", "thread", "process"))
+EngineFactory: TypeAlias = "Callable[[ChunkPolicy, Batching, float | None], Engine]"
+"""Makes an engine of a policy, how its batches are formed, and the seconds that a call may take (None: any)."""
+
+
+def make_engine(name: str, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> Engine:
+    """An engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
+
+    ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
+    """
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"timeout: expected more than 0 seconds, or None, got {timeout}")
+    if name not in _ENGINES:
+        raise UnknownNameError("engine", name, _ENGINES)
+    return _ENGINES[name](policy, batching, timeout)
+
+
+def register_engine(name: str, make: EngineFactory) -> None:
+    """Give an engine of your own a name, for ``evaluate(engine=name)``; it is made and closed per evaluation."""
+    if name in _ENGINES:
+        raise ConfigError(f"engine {name!r}: there is one already; choose another name")
+    _ENGINES[name] = make
+
+
+def _process_engine(policy: ChunkPolicy, batching: Batching, timeout: float | None) -> Engine:
+    try:
+        packed = pickle.dumps(policy)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"engine 'process': expected a policy that can be pickled, got {error}; "
+            "pass ProcessEngine(make_policy, batching) with a function that can be imported"
+        ) from error
+    return ProcessEngine(partial(pickle.loads, packed), batching, timeout=timeout)
 
 
 def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
@@ -109,33 +138,15 @@ def _blamed(context: ChunkContext, error: BaseException) -> PolicyError:
     return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
 
 
-class InlineEngine:
-    """Runs the model in the caller's thread, when it is asked."""
+def _late(context: ChunkContext, timeout: float) -> PolicyError:
+    return PolicyError(
+        f"policy: expected an answer within {timeout:g} s, got none; it was asked for {named(context)}. The first call "
+        "of a model that compiles takes long: call it once before, or allow for more with timeout="
+    )
 
-    overlaps = False
 
-    def __init__(self, policy: ChunkPolicy, batching: Batching) -> None:
-        self._policy = policy
-        self._batching = batching
-        self._reply: Reply | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Never between calls, except that a reply has not been fetched."""
-        return self._reply is not None
-
-    def submit(self, request: Request) -> None:
-        """Run the model now."""
-        self._reply = _answered(self._policy, request, self._batching)
-
-    def poll(self, *, wait: bool) -> Reply | None:
-        """The reply of the last request."""
-        del wait
-        reply, self._reply = self._reply, None
-        return reply
-
-    def close(self) -> None:
-        """Nothing to end."""
+def _cannot_take() -> LifecycleError:
+    return LifecycleError("engine: a request is under way, or the engine is closed; poll the first, or make a new one")
 
 
 class ThreadEngine:
@@ -143,44 +154,57 @@ class ThreadEngine:
 
     overlaps = True
 
-    def __init__(self, policy: ChunkPolicy, batching: Batching) -> None:
+    def __init__(self, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> None:
+        self.strict_size = batching.strict_size
+        self._timeout = timeout
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Reply | PolicyError] = queue.SimpleQueue()
-        self._busy = False
+        self._request: Request | None = None
+        self._deadline: float | None = None
+        self._stuck = False
         self._thread = threading.Thread(target=self._work, args=(policy, batching), name="headrace-engine", daemon=True)
         self._thread.start()
 
     @property
     def busy(self) -> bool:
         """A request is under way, or its reply has not been fetched."""
-        return self._busy
+        return self._request is not None
+
+    @property
+    def pending(self) -> bool:
+        """The same: one request at a time."""
+        return self.busy
 
     def submit(self, request: Request) -> None:
         """Hand over a request."""
-        if self._busy or not self._thread.is_alive():
-            raise LifecycleError(
-                "engine: expected to be open and free, got a second request, or one after close; poll the first"
-            )
-        self._busy = True
+        if self.busy or self._stuck or not self._thread.is_alive():
+            raise _cannot_take()
+        self._request = request
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         self._requests.put(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""
-        if not self._busy:
+        request = self._request
+        if request is None:
             return None
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
-            reply = self._replies.get(block=wait)
+            reply = self._replies.get(block=wait, timeout=left)
         except queue.Empty:
+            if left is not None and (wait or left == 0.0):
+                self._request, self._stuck = None, True
+                raise _late(request.context, cast("float", self._timeout)) from None
             return None
-        self._busy = False
+        self._request = None
         if isinstance(reply, PolicyError):
             raise reply
         return reply
 
     def close(self) -> None:
-        """Wait for the model's current call, then end the thread."""
+        """End the thread. A call under way is waited for, but not for ever: a stuck one is left behind."""
         self._requests.put(None)
-        self._thread.join()
+        self._thread.join(timeout=0.0 if self._stuck else _SECONDS_TO_END)
 
     def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
         while (request := self._requests.get()) is not None:
@@ -193,6 +217,49 @@ class ThreadEngine:
                 self._replies.put(_blamed(request.context, error))
 
 
+class InlineEngine:
+    """Runs the model in the caller's thread, when it is asked; with a time-out, in a thread that is waited for."""
+
+    overlaps = False
+
+    def __init__(self, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> None:
+        self.strict_size = batching.strict_size
+        self._policy = policy
+        self._batching = batching
+        # a call that is stuck cannot be left but by leaving its thread
+        self._thread = None if timeout is None else ThreadEngine(policy, batching, timeout=timeout)
+        self._reply: Reply | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Never between calls, except that a reply has not been fetched."""
+        return self._reply is not None
+
+    @property
+    def pending(self) -> bool:
+        """The same: one request at a time."""
+        return self.busy
+
+    def submit(self, request: Request) -> None:
+        """Run the model now."""
+        if self._thread is None:
+            self._reply = _answered(self._policy, request, self._batching)
+        else:
+            self._thread.submit(request)
+            self._reply = self._thread.poll(wait=True)
+
+    def poll(self, *, wait: bool) -> Reply | None:
+        """The reply of the last request."""
+        del wait
+        reply, self._reply = self._reply, None
+        return reply
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._thread is not None:
+            self._thread.close()
+
+
 class ProcessEngine:
     """Runs the model in a process of its own, for policies that hold the GIL.
 
@@ -202,7 +269,12 @@ class ProcessEngine:
 
     overlaps = True
 
-    def __init__(self, make_policy: Callable[[], ChunkPolicy], batching: Batching) -> None:
+    def __init__(
+        self, make_policy: Callable[[], ChunkPolicy], batching: Batching, *, timeout: float | None = None
+    ) -> None:
+        self.strict_size = batching.strict_size
+        self._timeout = timeout
+        self._deadline: float | None = None
         # not fork: threads of physics and kernels do not survive one
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -226,26 +298,36 @@ class ProcessEngine:
         """A request is under way, or its reply has not been fetched."""
         return self._request is not None
 
+    @property
+    def pending(self) -> bool:
+        """The same: one request at a time."""
+        return self.busy
+
     def submit(self, request: Request) -> None:
         """Send a request."""
         if self._request is not None or self._pipe.closed:
-            raise LifecycleError(
-                "engine: expected to be open and free, got a second request, or one after close; poll the first"
-            )
+            raise _cannot_take()
         try:
             self._pipe.send(_packed(request))
         except OSError as error:
             raise self._dead(request) from error
         self._request = request
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""
         request = self._request
-        if request is None or not (wait or self._pipe.poll()):
+        if request is None:
+            return None
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
+        if not self._pipe.poll(left if wait else 0.0):
+            if left is not None and (wait or left == 0.0):
+                self._request = None
+                self.close()
+                raise _late(request.context, cast("float", self._timeout))
             return None
         try:
-            # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
-            self._pipe.poll(None)
             told = cast("_Told", self._pipe.recv())
         except (EOFError, OSError) as error:
             self._request = None
@@ -258,6 +340,8 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the process; a call under way is dropped."""
+        if self._pipe.closed:
+            return
         self._pipe.close()
         self._process.terminate()
         self._process.join(timeout=_SECONDS_TO_END)
@@ -323,6 +407,15 @@ def _unpacked(packed: _Packed) -> Request:
     )
 
 
+def _traced(error: PolicyError) -> str:
+    """Where a policy raised; nothing for an answer that is bad."""
+    return "" if error.__cause__ is None else f"\n\nin the policy's process:\n{_trace(error.__cause__)}"
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
 def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
     """The life of the process: make the policy, answer until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this process
@@ -337,12 +430,20 @@ def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: 
             policy = make_policy() if policy is None else policy
             reply = _answered(policy, request, batching)
         except PolicyError as error:
-            pipe.send(_Told(error=str(error), actions=_SILENCE))
+            pipe.send(_Told(error=f"{error}{_traced(error)}", actions=_SILENCE))
         # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
         except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
-            pipe.send(_Told(error=str(_blamed(request.context, error)), actions=_SILENCE))
+            told = _blamed(request.context, error)
+            pipe.send(_Told(error=f"{told}\n\nin the policy's process:\n{_trace(error)}", actions=_SILENCE))
         else:
             answer = reply.answer
             pipe.send(
                 _Told(actions=answer.actions.numpy(), calls=answer.calls, padding=answer.padding, seconds=reply.seconds)
             )
+
+
+_ENGINES: dict[str, EngineFactory] = {
+    "inline": lambda policy, batching, timeout: InlineEngine(policy, batching, timeout=timeout),
+    "process": _process_engine,
+    "thread": lambda policy, batching, timeout: ThreadEngine(policy, batching, timeout=timeout),
+}

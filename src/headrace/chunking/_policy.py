@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.chunking._context import ChunkContext, EpisodeRows, named
@@ -158,9 +160,12 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
     The other rows are padding: whatever they hold, nobody looks at it.
     """
     expected = (len(context.env_ids), policy.horizon, policy.action_dim)
-    if not isinstance(actions, Tensor):
+    if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu":
+        actions = torch.from_numpy(cast("NDArray[np.generic]", actions).astype(np.float32))
+    if not isinstance(actions, Tensor) or actions.is_complex():
+        got = f"{actions.dtype} values" if isinstance(actions, Tensor | np.ndarray) else type(actions).__name__
         raise PolicyError(
-            f"policy: expected a tensor {expected}, got {type(actions).__name__}{_asked(context.rows(read))}"
+            f"policy: expected a tensor or array {expected} of real numbers, got {got}{_asked(context.rows(read))}"
         )
     if tuple(actions.shape) != expected:
         raise PolicyError(

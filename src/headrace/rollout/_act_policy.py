@@ -19,7 +19,7 @@ from headrace._published import published, published_file
 from headrace.chunking import ChunkContext
 from headrace.errors import ConfigError, DataError, ShapeError, UnknownNameError
 from headrace.files import hash_file, write_whole
-from headrace.types import Obs
+from headrace.types import Obs, as_device
 
 _FORMAT = "headrace-act-1"
 _LIBRARY = "headrace-chunk"
@@ -111,7 +111,7 @@ class ActPolicy(nn.Module):
         """Plan float32 (n, horizon, action_dim); ``context`` is not used."""
         del context
         with torch.no_grad():
-            plan = self.normalized(obs["policy"].to(torch.float32))
+            plan = self.normalized(obs["policy"].to(device=self.queries.device, dtype=torch.float32))
             return plan * cast("Tensor", self.action_std) + cast("Tensor", self.action_mean)
 
 
@@ -122,19 +122,21 @@ def save_policy(policy: ActPolicy, path: Path, *, task: str) -> str:
     return hash_file(path)
 
 
-def load_chunk_policy(path_or_task: str | Path) -> ActPolicy:
+def load_chunk_policy(path_or_task: str | Path, *, device: torch.device | str = "cpu") -> ActPolicy:
     """A trained chunk policy, ready to evaluate: the one we ship for a task, or one from a file.
 
     Args:
         path_or_task: a task's name, or the path of a file written by ``headrace imitate``.
+        device: where its weights go; observations are moved there.
     """
+    target = as_device(device)
     name = str(path_or_task)
     shipped = shipped_policies()
     if name in shipped:
-        return _read(published_file(str(shipped[name]["name"])))
+        return _read(published_file(str(shipped[name]["name"]))).to(target)
     path = Path(path_or_task)
     if path.is_file():
-        return _read(path)
+        return _read(path).to(target)
     if path.suffix or len(path.parts) > 1:
         raise ConfigError(f"load_chunk_policy: expected a checkpoint file or a task's name, got {name!r}: no such file")
     raise UnknownNameError("chunk policy", name, shipped)

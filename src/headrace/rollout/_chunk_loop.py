@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Literal, Protocol, cast
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -27,12 +28,16 @@ from headrace.chunking import (
     TemporalEnsemble,
     has_memory,
 )
-from headrace.errors import LifecycleError, PolicyError
+from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._progress import EpisodeProgress
 from headrace.timing import StageTimer
 from headrace.types import Chunk, EpisodeEnds, Ids, Obs, Step
+
+HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
+"""What environments play while they wait in a hold form: their last action, zeros, or a function of the current
+observation rows (n, …) and their last actions (n, A) that gives (n, A)."""
 
 
 class EvaluatedEnv(Protocol):
@@ -45,6 +50,11 @@ class EvaluatedEnv(Protocol):
     @property
     def autoreset(self) -> str:
         """As given to ``make``."""
+        ...
+
+    @property
+    def fidelity(self) -> str:
+        """How a suspended environment is kept: ``native``, ``restore`` or ``hold``."""
         ...
 
     @property
@@ -91,6 +101,7 @@ class ChunkLoop:
         engine: Engine,
         seed: int,
         ensemble_decay: float | None,
+        hold_action: HoldAction,
     ) -> None:
         self._env, self._plan, self._rule, self._engine, self._seed = env, plan, rule, engine, seed
         count, device = env.num_envs, env.device
@@ -113,7 +124,9 @@ class ChunkLoop:
         """Episodes whose end a policy with memory has not been told: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
         """The action of each environment's last step: what a hold form repeats."""
-        self._asked = 0
+        self._hold_action = hold_action
+        self._asked: dict[int, int] = {}
+        """Requests under way, by identity: how many environments wait for each."""
         self._results: list[EpisodeResult] = []
         self._counters = Counters()
         self._policy_seconds = self._wait_seconds = 0.0
@@ -129,7 +142,19 @@ class ChunkLoop:
         before = self._stages_before
         stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
-        return Evaluation(episodes=sorted(self._results), planned=len(self._plan), status=status, counters=counters)
+        return Evaluation(
+            episodes=sorted(self._results),
+            planned=len(self._plan),
+            status=status,
+            counters=counters,
+            strict_size=self._engine.strict_size,
+            fidelity=self._env.fidelity,
+        )
+
+    @property
+    def finished(self) -> int:
+        """Episodes so far."""
+        return len(self._results)
 
     def play(self, bar: EpisodeProgress) -> Evaluation:
         """Until the plan is used up and every slot has finished."""
@@ -143,26 +168,29 @@ class ChunkLoop:
                 if acting.any():
                     self._step(acting)
                     bar.update(self._results, self._counters.env_steps)
-                elif not self._engine.busy:
+                elif not self._engine.pending:
                     raise LifecycleError(
                         f"admission {self._rule}: nobody can act, and the rule does not let the model run; "
                         "a rule must infer when no environment can act"
                     )
-            # an answer under way for an episode that has ended: waited for, so that what it cost is counted
-            self._take_answer()
+            # answers under way for episodes that have ended: waited for, so that what they cost is counted
+            while self._engine.pending:
+                self._take_answer()
         except KeyboardInterrupt:
             return self.result("interrupted")
         return self.result("completed")
 
     def release(self) -> None:
         """Leave no environment suspended, and nothing of these episodes in a policy's memory."""
-        with contextlib.suppress(PolicyError, LifecycleError):  # a policy that has failed may have no ear left
+        # whatever has failed before, a policy or an environment, may fail again here; the first error counts
+        with contextlib.suppress(HeadraceError):
             self._forget_all()
-        self._env.resume(self._mask(self._suspended))
+        with contextlib.suppress(HeadraceError):
+            self._env.resume(self._mask(self._suspended))
 
     def _start(self) -> None:
         """The first episodes; slots that the plan has none for never act."""
-        while self._engine.busy:  # an engine of the caller's own, with what an interrupted evaluation left in it
+        while self._engine.pending:  # an engine of the caller's own, with what an interrupted evaluation left in it
             with contextlib.suppress(PolicyError):
                 self._engine.poll(wait=True)
         count = self._env.num_envs
@@ -222,10 +250,11 @@ class ChunkLoop:
         obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(env_ids)
         asked = np.flatnonzero(waiting & chosen)
         cursors.ask(asked)
-        self._asked = len(asked)
         self._counters.rows_inferred += len(slots)
         self._counters.rows_wasted += len(slots) - len(asked)
-        self._engine.submit(Request(obs=obs, context=context, ended=self._take_ended()))
+        request = Request(obs=obs, context=context, ended=self._take_ended())
+        self._asked[id(request)] = len(asked)
+        self._engine.submit(request)
 
     def _take_ended(self) -> EpisodeRows | None:
         """Episodes that a policy with memory can forget."""
@@ -240,7 +269,7 @@ class ChunkLoop:
 
     def _forget_all(self) -> None:
         """No episode is played on: a policy with memory keeps nothing of this evaluation."""
-        if not self._has_memory or self._engine.busy:
+        if not self._has_memory or self._engine.pending:
             return
         running = np.flatnonzero(self._cursors.running)
         self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in running]
@@ -261,14 +290,14 @@ class ChunkLoop:
         self._engine.poll(wait=True)
 
     def _take_answer(self) -> None:
-        """Fetch the answer, waiting for it only if nobody could act otherwise."""
-        if not self._engine.busy:
-            return
-        wait = not self._who_acts().any()
-        begin = time.perf_counter()
-        reply = self._engine.poll(wait=wait)
-        self._wait_seconds += time.perf_counter() - begin
-        if reply is not None:
+        """Fetch the answers that are there, waiting for one only if nobody could act otherwise."""
+        while self._engine.pending:
+            wait = not self._who_acts().any()
+            begin = time.perf_counter()
+            reply = self._engine.poll(wait=wait)
+            self._wait_seconds += time.perf_counter() - begin
+            if reply is None:
+                return
             self._load(reply)
 
     def _load(self, reply: Reply) -> None:
@@ -289,7 +318,7 @@ class ChunkLoop:
             actions[kept, self._first_row] = blended
         kept_rows = self._cursors.load(chunk)
         counters = self._counters
-        counters.rows_discarded += self._asked - int(np.count_nonzero(kept_rows))
+        counters.rows_discarded += self._asked.pop(id(reply.request)) - int(np.count_nonzero(kept_rows))
         counters.model_calls += answer.calls
         counters.rows_padded += answer.padding
         self._policy_seconds += reply.seconds
@@ -312,6 +341,8 @@ class ChunkLoop:
             self._actions = actions
         else:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
+        if self._rule.holds and len(slots) < np.count_nonzero(acting):
+            self._hold(acting & ~planned)
         step = self._env.step(self._actions, observe=observe)
         acted = int(np.count_nonzero(acting))
         counters = self._counters
@@ -324,6 +355,19 @@ class ChunkLoop:
             self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
         if "ends" in step.info:
             self._finish(step.info["ends"])
+
+    def _hold(self, held: NDArray[np.bool_]) -> None:
+        """Write the actions of environments that act without one of the policy's."""
+        ids = torch.from_numpy(np.flatnonzero(held)).to(self._env.device)
+        if not callable(self._hold_action):
+            if self._hold_action == "zero":
+                self._actions.index_fill_(0, ids, 0.0)
+            return
+        last = self._actions.index_select(0, ids)
+        chosen = self._hold_action(self._env.observe(ids), last)
+        if chosen.shape != last.shape:
+            raise ConfigError(f"hold_action: expected actions {tuple(last.shape)}, got {tuple(chosen.shape)}")
+        self._actions.index_copy_(0, ids, chosen.to(self._actions))
 
     def _let_act(self, acting: NDArray[np.bool_]) -> None:
         """Suspend and resume those whose turn changes."""

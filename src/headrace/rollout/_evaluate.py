@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from gymnasium import spaces
 from torch import nn
@@ -12,14 +13,13 @@ from headrace.chunking import (
     Batching,
     ChunkLengths,
     Engine,
-    EngineName,
     PolicyLike,
     as_chunk_policy,
     make_admission,
     make_engine,
 )
-from headrace.errors import ConfigError, LifecycleError, PolicyError
-from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv
+from headrace.errors import ConfigError, EvaluationError, HeadraceError
+from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv, HoldAction
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluation import Evaluation
 from headrace.rollout._progress import EpisodeProgress
@@ -35,9 +35,12 @@ def evaluate(
     offset: int = 0,
     latency: int = 0,
     admission: Admission | str = "greedy",
-    engine: EngineName | Engine = "inline",
-    batching: Batching | None = None,
+    engine: str | Engine = "inline",
+    batching: Batching | Literal["strict", "fast"] | None = None,
     ensemble_decay: float | None = None,
+    hold_action: HoldAction = "last",
+    allow_hold: bool = False,
+    timeout: float | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Play every episode of a plan once, to its end.
@@ -55,27 +58,33 @@ def evaluate(
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
         admission: when to infer, and whom: a rule, or its name as in :func:`headrace.chunking.make_admission`.
-        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), or
-            an engine of your own, which you close.
-        batching: ``strict`` for results that are equal bit for bit whatever the batch; ``fast`` by default.
-        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``.
+        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), the
+            name of a registered engine, or an engine of your own, which you close.
+        batching: ``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode
+            always has the same row: results are equal bit for bit whatever ``num_envs``, at the price of padding rows.
+            ``fast`` gives it whoever waits; results then differ in their last bits with the batch. A
+            :class:`Batching` says the size or buckets. An engine of your own has its own.
+        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``. Negative favors new predictions.
+        hold_action: what waiting environments play under a rule that holds: ``last``, ``zero`` or a function.
+        allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
+            result says so.
+        timeout: seconds that one call of the model may take, with an engine by name; None for any.
         progress: show a progress bar with rates and the running success rate.
 
     Returns:
         A row per finished episode and what it cost. Ctrl-C gives what is finished, with status ``interrupted``.
 
     Raises:
-        PolicyError: the policy raised or answered badly; ``error.finished`` has the episodes that were finished.
+        PolicyError: the policy raised or answered badly, or took too long.
+        EvaluationError: an observer or the environment raised something that is not ours, which is the cause.
+            Every error that ends an evaluation has the episodes that were finished in ``error.finished``.
     """
     if env.autoreset != "disabled":
         raise ConfigError(
             f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
             'headrace.make(…, autoreset="disabled") makes one'
         )
-    if batching is not None and not isinstance(batching, Batching):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
-        raise ConfigError(
-            f"batching: expected a Batching, got {batching!r}; for example Batching(mode='strict', size=16)"
-        )
+    formed = Batching(mode=batching) if isinstance(batching, str) else batching
     space = env.single_action_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(f"evaluate: expected an environment with actions (A,) of real numbers, got {space}")
@@ -90,11 +99,19 @@ def evaluate(
         )
     if batching is not None and not isinstance(engine, str):
         raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
+    if timeout is not None and not isinstance(engine, str):
+        raise ConfigError("timeout: expected an engine by name with it, got an engine, which has its own")
+    if env.fidelity == "hold" and not (allow_hold or rule.holds or env.num_envs == 1):
+        raise ConfigError(
+            "evaluate: expected environments that stand still while suspended, got a bridge with fidelity 'hold': "
+            "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass save= "
+            "and restore= to the bridge; allow_hold=True takes it as it is"
+        )
     lengths = ChunkLengths(horizon=fitted.horizon, execute=execute, offset=offset, latency=latency)
     if not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
     plan = EpisodePlan(episodes)
-    runs = make_engine(engine, fitted, batching or Batching()) if isinstance(engine, str) else engine
+    runs = make_engine(engine, fitted, formed or Batching(), timeout=timeout) if isinstance(engine, str) else engine
     try:
         loop = ChunkLoop(
             env,
@@ -105,19 +122,24 @@ def evaluate(
             engine=runs,
             seed=seed,
             ensemble_decay=ensemble_decay,
+            hold_action=hold_action,
         )
         try:
             with EpisodeProgress(len(plan), shown=progress) as bar:
-                result = loop.play(bar)
-        except PolicyError as error:
+                return loop.play(bar)
+        except HeadraceError as error:
             error.finished = loop.result("failed")
-            loop.release()
             raise
-        except LifecycleError:  # a rule that lets nobody go on
+        # an observer or an environment that we did not write may raise anything: its episodes are kept all the same
+        except Exception as error:
+            ended = EvaluationError(
+                f"evaluate: {type(error).__name__} after {loop.finished} of {len(plan)} episodes: {error}; "
+                "error.finished has them"
+            )
+            ended.finished = loop.result("failed")
+            raise ended from error
+        finally:
             loop.release()
-            raise
-        loop.release()
-        return result
     finally:
         if isinstance(engine, str):
             runs.close()

@@ -61,27 +61,40 @@ class Evaluation:
     planned: int
     status: Literal["completed", "interrupted", "failed"]
     counters: Counters
+    strict_size: int | None
+    """Rows of the strict batches that make rows independent of the batch; None where last bits may depend on it."""
+    fidelity: str = "native"
+    """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes of the plan that are not in the table."""
+        return self.planned - len(self.episodes)
 
     @property
     def success_rate(self) -> Interval | None:
-        """With Wilson's 95 % interval; None where the task has no success measure or nothing has finished."""
+        """With Wilson's 95 % interval; None where the task has no success measure.
+
+        None, too, while the plan is not completed: episodes that end early are finished first, so that a rate over
+        the finished ones leans to them, whatever its interval says. The rows in ``episodes`` are there.
+        """
         known = [episode.success for episode in self.episodes if episode.success is not None]
-        return wilson_interval(sum(known), len(known)) if known else None
+        return wilson_interval(sum(known), len(known)) if known and not self.unfinished else None
 
     @property
     def mean_reward(self) -> Interval | None:
-        """With a bootstrap 95 % interval."""
-        return bootstrap_interval(self._rewards()) if self.episodes else None
+        """With a bootstrap 95 % interval; None while the plan is not completed, as for :attr:`success_rate`."""
+        return None if self.unfinished else bootstrap_interval(self._rewards())
 
     @property
     def iqm_reward(self) -> Interval | None:
-        """Interquartile mean with a bootstrap 95 % interval."""
-        return bootstrap_interval(self._rewards(), robust=True) if self.episodes else None
+        """Interquartile mean with a bootstrap 95 % interval; None while the plan is not completed."""
+        return None if self.unfinished else bootstrap_interval(self._rewards(), robust=True)
 
     @property
     def mean_length(self) -> float | None:
-        """Steps per episode."""
-        return float(np.mean([episode.length for episode in self.episodes])) if self.episodes else None
+        """Steps per episode; None while the plan is not completed."""
+        return None if self.unfinished else float(np.mean([episode.length for episode in self.episodes]))
 
     @property
     def idle_share(self) -> float:
@@ -105,14 +118,20 @@ class Evaluation:
         table = Table(title=f"{len(self.episodes)} of {self.planned} episodes, {self.status}", show_header=False)
         table.add_column(style="bold")
         table.add_column(justify="right")
+        if self.unfinished:
+            table.add_row("unfinished", f"{self.unfinished:,}: no rates, since short episodes finish first")
+        if self.fidelity == "hold":
+            table.add_row("fidelity", "hold: suspended environments drifted, results are not exact")
+        batches = f"strict, {self.strict_size} rows" if self.strict_size else "fast: last bits depend on the batch"
         for name, value in (
+            ("batches", batches),
             ("success rate", _percent(self.success_rate)),
             ("mean reward", _number(self.mean_reward)),
             ("interquartile mean reward", _number(self.iqm_reward)),
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
             ("model calls", f"{counters.model_calls:,}"),
             ("rows inferred", f"{counters.rows_inferred:,}"),
-            ("  for nobody; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
+            ("  wasted; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
             ("camera frames drawn", f"{counters.frames_drawn:,}"),
             ("env-steps", f"{counters.env_steps:,}"),
             ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
