@@ -34,10 +34,12 @@ class Thermostat(gymnasium.Env[np.ndarray, np.int64]):
 def main() -> None:
     """Step four rooms; one of them waits. Record what they do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=130)
-    parser.add_argument("--out", type=Path, default=None, help="folder for the episodes (default: a new one in /tmp)")
+    parser.add_argument("--num-steps", type=int, default=130)
+    parser.add_argument(
+        "--output", type=Path, default=None, help="directory for the episodes (default: a new one in /tmp)"
+    )
     arguments = parser.parse_args()
-    folder = arguments.out or Path(tempfile.mkdtemp()) / "rooms"
+    folder = arguments.output or Path(tempfile.mkdtemp()) / "rooms"
 
     env = headrace.bridge([Thermostat] * 4)
     info = DatasetInfo(env_name="thermostat", env_args={}, fps=1)
@@ -45,7 +47,7 @@ def main() -> None:
         env.attach(recorder)
         obs, _ = env.reset(seed=0)
         env.suspend([3])  # waits for its owner: not stepped, not recorded
-        for _ in range(arguments.steps):
+        for _ in range(arguments.num_steps):
             cold = obs["policy"][:, 0] < 20
             obs = env.step(cold.to(torch.int64)).obs
     print(f"kept as {env.fidelity}; {len(EpisodeDataset(folder))} episodes in {folder}")

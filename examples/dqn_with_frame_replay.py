@@ -46,7 +46,7 @@ class CartpolePixels(gymnasium.Env[np.ndarray, np.int64]):
 def main() -> None:
     """Train for a while and compare the bytes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20_000, help="environment steps (default: 20,000)")
+    parser.add_argument("--num-steps", type=int, default=20_000, help="environment steps (default: 20,000)")
     parser.add_argument("--buffer", type=int, default=10_000, help="transitions kept (default: 10,000)")
     arguments = parser.parse_args()
 
@@ -55,7 +55,7 @@ def main() -> None:
         "CnnPolicy",
         env,
         buffer_size=arguments.buffer,
-        learning_starts=min(1_000, arguments.steps // 2),
+        learning_starts=min(1_000, arguments.num_steps // 2),
         train_freq=8,
         batch_size=32,
         replay_buffer_class=FrameReplayBuffer,
@@ -63,7 +63,7 @@ def main() -> None:
         policy_kwargs={"normalize_images": True},
         verbose=0,
     )
-    model.learn(arguments.steps, progress_bar=False)
+    model.learn(arguments.num_steps, progress_bar=False)
     kept = model.replay_buffer.frames.bytes_per_transition
     print(f"bytes a transition: {kept:,.0f} here, {2 * 4 * 36 * 36:,} with obs and next_obs stored")
 

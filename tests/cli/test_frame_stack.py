@@ -18,7 +18,7 @@ def look(obs: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("task", ["cartpole-camera", "cartpole-camera-terms"])
 def test_the_stack_of_a_camera_task_is_set_whichever_way_it_is_written(task: str) -> None:
     seen.clear()
-    asked = ["run", task, "--num-envs", "2", "--steps", "2", "--frame-stack", "3", "--policy", f"{__name__}:look"]
+    asked = ["run", task, "--num-envs", "2", "--num-steps", "2", "--frame-stack", "3", "--policy", f"{__name__}:look"]
     assert main(asked) == 0
     assert set(seen) == {(2, 48, 48, 9)}
 

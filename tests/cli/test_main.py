@@ -20,7 +20,7 @@ def test_tasks_lists_every_task_with_its_spaces(capsys: pytest.CaptureFixture[st
 
 
 def test_run_prints_rates_and_how_episodes_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cartpole", "--num-envs", "8", "--steps", "60"]) == 0
+    assert main(["run", "cartpole", "--num-envs", "8", "--num-steps", "60"]) == 0
     shown = capsys.readouterr().out
     assert "env-steps per second" in shown
     assert "8 of 8 environments acting" in shown
@@ -28,13 +28,13 @@ def test_run_prints_rates_and_how_episodes_ended(capsys: pytest.CaptureFixture[s
 
 
 def test_run_can_suspend_a_share_of_the_environments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cartpole", "--num-envs", "8", "--steps", "5", "--suspend-fraction", "0.75"]) == 0
+    assert main(["run", "cartpole", "--num-envs", "8", "--num-steps", "5", "--suspend-fraction", "0.75"]) == 0
     assert "2 of 8 environments acting" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("policy", ["zero", "random"])
 def test_run_knows_discrete_actions(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cartpole-discrete", "--num-envs", "3", "--steps", "4", "--policy", policy]) == 0
+    assert main(["run", "cartpole-discrete", "--num-envs", "3", "--num-steps", "4", "--policy", policy]) == 0
     assert "env-steps per second" in capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def push_right(obs: dict[str, object]) -> object:
 
 def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
     policy = f"{__name__}:push_right"
-    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "80", "--policy", policy]) == 0
+    assert main(["run", "cartpole", "--num-envs", "4", "--num-steps", "80", "--policy", policy]) == 0
     assert "0.0%" in capsys.readouterr().out
 
 
@@ -55,7 +55,7 @@ def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str])
     [
         (["run", "antt"], "did you mean 'ant'"),
         (["run", "ant", "--num-envs", "0"], "num_envs: expected at least 1, got 0"),
-        (["run", "ant", "--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["run", "ant", "--num-steps", "0"], "--num-steps: expected at least 1, got 0"),
         (["run", "ant", "--suspend-fraction", "2"], "expected a share from 0 to 1, got 2.0"),
         (["run", "ant", "--set", "ctrl_cost=1"], "did you mean 'ctrl_cost_weight'"),
         (["run", "ant", "--set", "decimation"], "expected path=value"),
@@ -73,7 +73,7 @@ def test_a_request_that_cannot_be_met_says_what_to_write_instead(
 
 
 def test_a_setting_given_on_the_command_line_reaches_the_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "6", "--set", "episode_length=3"]) == 0
+    assert main(["run", "cartpole", "--num-envs", "2", "--num-steps", "6", "--set", "episode_length=3"]) == 0
     assert "mean length" in capsys.readouterr().out
 
 
@@ -81,11 +81,13 @@ def test_run_records_episodes_that_verify_and_replay_bit_for_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path / "dataset")
-    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "60", "--record", folder]) == 0
+    assert main(["run", "cartpole", "--num-envs", "4", "--num-steps", "60", "--record", folder]) == 0
     assert "episodes recorded" in capsys.readouterr().out
     assert main(["record", "verify", folder]) == 0
     assert main(["record", "replay", folder]) == 0
-    assert main(["run", "cartpole", "--num-envs", "4", "--steps", "5", "--record", folder]) == 2, "never overwritten"
+    assert main(["run", "cartpole", "--num-envs", "4", "--num-steps", "5", "--record", folder]) == 2, (
+        "never overwritten"
+    )
 
 
 def test_the_name_of_an_extra_survives_in_an_error_message(
@@ -106,10 +108,10 @@ def test_a_policy_is_found_in_the_folder_one_is_in(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     policy = "policy_of_this_folder:act"
-    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "2", "--policy", policy]) == 0
+    assert main(["run", "cartpole", "--num-envs", "2", "--num-steps", "2", "--policy", policy]) == 0
     assert "env-steps per second" in capsys.readouterr().out
 
 
 def test_the_first_reset_is_not_counted_among_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cartpole", "--num-envs", "2", "--steps", "2", "--suspend-fraction", "1"]) == 0
+    assert main(["run", "cartpole", "--num-envs", "2", "--num-steps", "2", "--suspend-fraction", "1"]) == 0
     assert "in reset" not in capsys.readouterr().out

@@ -76,7 +76,7 @@ def test_pictures_stream_while_somebody_looks(page: tuple[Screen, str]) -> None:
 
 def test_view_steps_a_task_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    assert main(["view", "cartpole", "--num-envs", "2", "--steps", "3", "--port", "0"]) == 0
+    assert main(["view", "cartpole", "--num-envs", "2", "--num-steps", "3", "--port", "0"]) == 0
     assert "http://127.0.0.1:" in capsys.readouterr().out
     assert threading.active_count() == before
 

@@ -11,9 +11,9 @@ import pytest
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SHORT = {
-    "bridge_your_environment": ["--steps", "70"],
+    "bridge_your_environment": ["--num-steps", "70"],
     "curriculum": ["--num-envs", "4", "--limit", "200"],
-    "dqn_with_frame_replay": ["--steps", "300", "--buffer", "200"],
+    "dqn_with_frame_replay": ["--num-steps", "300", "--buffer", "200"],
     "evaluate_lerobot_style_policy": ["--episodes", "8", "--num-envs", "4"],
     "expensive_resets": ["--num-envs", "4", "--episodes", "8", "--seconds", "0.02"],
     "train_with_each_library": ["--task", "cartpole", "--num-envs", "4", "--iterations", "1"],

@@ -32,7 +32,8 @@ SMALLER = {
 BEFORE = {
     "docs/benchmarking.md": "headrace runtime ant --output runs/before\nheadrace runtime ant --output runs/after",
     "docs/recording.md": (
-        "headrace run cartpole-camera --frame-stack 1 --set episode_length=12 --num-envs 4 --steps 60 --record runs/ant"
+        "headrace run cartpole-camera --frame-stack 1 --set episode_length=12 --num-envs 4 --num-steps 60 "
+        "--record runs/ant"
     ),
 }
 MY_TASKS = """

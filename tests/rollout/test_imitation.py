@@ -281,7 +281,7 @@ def run_command(*words: str) -> int:
 def test_the_command_writes_a_policy_and_prints_how_good_it_is(tmp_path: Path, capsys) -> None:
     out = tmp_path / "policy.pt"
     sizes = ("--demos", "4", "--updates", "3", "--episodes", "4", "--num-envs", "4")
-    assert run_command("pusher-solid", *sizes, "--out", str(out)) == 0
+    assert run_command("pusher-solid", *sizes, "--output", str(out)) == 0
     printed = capsys.readouterr().out
     for word in ("4 demonstrations", "trained", "untrained", "mean action", "sha256"):
         assert word in printed
@@ -290,12 +290,12 @@ def test_the_command_writes_a_policy_and_prints_how_good_it_is(tmp_path: Path, c
 
 def test_the_command_refuses_a_task_without_an_expert_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="task with an expert"):
-        run_command("ant", "--out", str(tmp_path / "policy.pt"))
+        run_command("ant", "--output", str(tmp_path / "policy.pt"))
     with pytest.raises(HeadraceError, match="expected a file to write"):
-        run_command("pusher-solid", "--out", str(tmp_path))
+        run_command("pusher-solid", "--output", str(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(HeadraceError, match="--out: expected a place for a file"):
-        run_command("pusher-solid", "--out", str(tmp_path / "file" / "policy.pt"))
+        run_command("pusher-solid", "--output", str(tmp_path / "file" / "policy.pt"))
 
 
 def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
@@ -313,7 +313,7 @@ def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
     out = tmp_path / "policy.pt"
     monkeypatch.setattr(BatchEnv, "step", interrupted)
     sizes = ("--demos", "2", "--updates", "2", "--episodes", "4", "--num-envs", "4")
-    assert run_command("pusher-solid", *sizes, "--out", str(out)) == 130
+    assert run_command("pusher-solid", *sizes, "--output", str(out)) == 130
     assert len(interrupts) == 1, "one Ctrl-C, not one a contestant"
     assert "sha256" in capsys.readouterr().out
 
@@ -321,7 +321,7 @@ def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
 @pytest.mark.parametrize(("option", "value"), [("--execute", "17"), ("--updates", "0"), ("--demos", "0")])
 def test_the_command_refuses_at_once_what_would_fail_after_training(tmp_path: Path, option, value) -> None:
     with pytest.raises(HeadraceError, match=f"{option}: expected"):
-        run_command("pusher-solid", "--out", str(tmp_path / "policy.pt"), option, value)
+        run_command("pusher-solid", "--output", str(tmp_path / "policy.pt"), option, value)
 
 
 def test_training_tells_its_progress_and_the_same_seed_gives_the_same_policy() -> None:

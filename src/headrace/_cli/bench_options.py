@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from headrace._cli.options import add_option
 from headrace._jobs.request import RunRequest
 
 if TYPE_CHECKING:
@@ -32,36 +33,20 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         help="a name from 'headrace tasks'; gym:ID for a Gymnasium environment over a bridge; or module:NAME for a "
         "task that importing your module registers",
     )
-    parser.add_argument("--num-envs", type=int, default=64, help="environments in the batch (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and actions (default: 0)")
-    parser.add_argument("--threads", type=int, default=None, help="physics threads (default: all cores)")
+    add_option(parser, "--num-envs", default=64)
+    add_option(parser, "--seed", default=0)
+    add_option(parser, "--threads", otherwise="all cores")
     parser.add_argument("--sim", default="mujoco", metavar="SIM", help="physics: mujoco or warp (default: mujoco)")
-    parser.add_argument("--device", default="cpu", help="of the tensors: cpu, or cuda with --sim warp (default: cpu)")
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="override a setting of the task, or an argument of a Gymnasium environment; repeatable",
+        "--device", default="cpu", help="device of the tensors: cpu, or cuda with --sim warp (default: cpu)"
     )
-    parser.add_argument(
-        "--preset",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE.yaml",
-        help="a file of settings ('path: value' lines), applied before --set; repeatable",
-    )
+    add_option(parser, "--set")
+    add_option(parser, "--preset")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Where results go, and in what form."""
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write the result (default: runs/<run id>); never overwrites",
-    )
+    add_option(parser, "--output", otherwise="runs/<run id>; never overwrites")
     parser.add_argument(
         "--formatter",
         action="append",

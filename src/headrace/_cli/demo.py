@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from headrace._cli.compiling import compile_bar
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "was saved: model inferences, frames, bytes."
         ),
     )
-    parser.add_argument("--output", type=Path, default=Path("outputs/demo"), help="folder (default: outputs/demo)")
-    parser.add_argument("--quick", action="store_true", help="fewer episodes; for a look at the shape of it")
+    add_option(parser, "--output", default=Path("outputs/demo"))
+    parser.add_argument("--quick", action="store_true", help="fewer episodes, to see what it shows")
     parser.set_defaults(handler=_demo)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
+from headrace._cli.options import add_option
 from headrace._cli.remote_policy import add_remote_options, open_remote
 from headrace.errors import ConfigError, HeadraceError
 
@@ -40,29 +41,27 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a checkpoint that 'headrace imitate' wrote, module:name of a policy object, class or function, or the "
         "address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship for TASK)",
     )
-    parser.add_argument("--episodes", type=int, default=100, help="how many, with ids from 0 (default: 100)")
-    parser.add_argument("--num-envs", type=int, default=16, help="environments in the batch (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and noise (default: 0)")
-    parser.add_argument("--threads", type=int, default=None, help="physics threads (default: all cores)")
-    parser.add_argument("--execute", type=int, help="actions played of each chunk (default: the policy's horizon)")
+    add_option(parser, "--episodes", default=100)
+    add_option(parser, "--num-envs", default=16)
+    add_option(parser, "--seed", default=0)
+    add_option(parser, "--threads", otherwise="all cores")
+    add_option(parser, "--execute", otherwise="the policy's horizon")
     parser.add_argument("--offset", type=int, default=0, help="first row of a chunk that is played (default: 0)")
     parser.add_argument("--latency", type=int, default=0, help="simulated latency in steps (default: 0)")
-    parser.add_argument("--horizon", type=int, help="rows of a chunk, where the policy does not say")
+    add_option(parser, "--horizon", otherwise="what the policy says")
     parser.add_argument("--admission", default="greedy", metavar="RULE", help=f"{_RULES} (default: greedy)")
     parser.add_argument(
         "--engine", default="inline", choices=("inline", "thread", "process"), help="where the model runs"
     )
-    parser.add_argument(
-        "--fast", action="store_true", help="batches of whoever waits, without padding; last bits depend on the batch"
-    )
-    parser.add_argument("--batch-size", type=int, default=16, help="rows of a strict batch (default: 16)")
+    add_option(parser, "--fast")
+    add_option(parser, "--batch-size", default=16)
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one call of the model (default: none)")
-    parser.add_argument("--ensemble", type=float, metavar="DECAY", help="ACT's temporal ensembling; plays 1 a chunk")
-    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first nine environments")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
+        "--ensemble", type=float, metavar="DECAY", help="temporal ensembling as in ACT; executes one action per chunk"
     )
+    add_option(parser, "--video")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
+    add_option(parser, "--set")
     add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("task", metavar="TASK", help="a task with an expert, for example pusher-solid")
     parser.add_argument("--demos", type=int, default=2000, help="successful episodes to learn from (default: 2000)")
-    parser.add_argument("--updates", type=int, default=8000, help="steps of the optimizer (default: 8000)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    parser.add_argument("--num-envs", type=int, default=128, help="environments in the batch (default: 128)")
-    parser.add_argument("--seed", type=int, default=0, help="of episodes, disturbances and training (default: 0)")
-    parser.add_argument("--episodes", type=int, default=300, help="episodes to evaluate on (default: 300)")
-    parser.add_argument("--execute", type=int, default=16, help="actions played of each chunk (default: 16)")
+    parser.add_argument("--updates", type=int, default=8000, help="optimizer steps (default: 8000)")
+    add_option(parser, "--output", required=True)
+    add_option(parser, "--num-envs", default=128)
+    add_option(parser, "--seed", default=0)
+    add_option(parser, "--episodes", default=300)
+    add_option(parser, "--execute", default=16)
     parser.set_defaults(handler=_run)
 
 
@@ -59,12 +59,12 @@ def _run(arguments: argparse.Namespace) -> int:
     with _torch_threads(1):
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             demos, policy = _learned(arguments, env, expert, bars)
-        digest = save_policy(policy, arguments.out, task=arguments.task)
+        digest = save_policy(policy, arguments.output, task=arguments.task)
         results = _evaluated(arguments, env, demos, policy)
     env.close()
     console = Console()
     console.print(_table(arguments.task, demos, results))
-    console.print(f"{arguments.out}: {arguments.out.stat().st_size:,} bytes, sha256 {digest}", soft_wrap=True)
+    console.print(f"{arguments.output}: {arguments.output.stat().st_size:,} bytes, sha256 {digest}", soft_wrap=True)
     return 130 if any(result.status == "interrupted" for result in results.values()) else 0
 
 
@@ -72,12 +72,12 @@ def _check(arguments: argparse.Namespace) -> None:
     """What would fail only after minutes of work."""
     from headrace.rollout._act_policy import ActCfg
 
-    if arguments.out.is_dir():
-        raise ConfigError(f"--out: expected a file to write, got the folder {arguments.out}")
+    if arguments.output.is_dir():
+        raise ConfigError(f"--output: expected a file to write, got the folder {arguments.output}")
     try:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out: expected a place for a file, got {arguments.out}: {error.strerror}") from error
+        raise ConfigError(f"--output: expected a place for a file, got {arguments.output}: {error.strerror}") from error
     if not 1 <= arguments.execute <= ActCfg.horizon:
         raise ConfigError(f"--execute: expected 1 to {ActCfg.horizon} actions of a chunk, got {arguments.execute}")
     for name in ("demos", "updates", "episodes"):

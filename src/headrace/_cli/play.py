@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 
 from headrace._cli import bench_options as options
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
@@ -40,18 +41,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a file, a URI, latest, best, published, a TorchScript or ONNX file, or module:name of a function of the "
         "observation groups (default: latest, else published)",
     )
-    parser.add_argument("--library", help="only checkpoints of this library: headrace, rl_games, rsl_rl, sb3, skrl")
+    add_option(parser, "--library", otherwise="checkpoints of any")
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--episodes", type=int, help="play so many, each counted once (default: one per environment)")
-    amount.add_argument("--num-steps", type=int, help="play so many steps instead, and count what completes")
+    add_option(amount, "--episodes", otherwise="one per environment")
+    add_option(amount, "--num-steps", otherwise="play --episodes instead")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deterministic", action="store_true", default=True, help="the policy's mean action (default)")
     how.add_argument("--stochastic", dest="deterministic", action="store_false", help="sample actions")
-    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first environments")
+    add_option(parser, "--video")
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",
-        help="load a file that holds more than weights; that can run code of whoever wrote it",
+        help="load a file that holds more than weights, which can execute arbitrary code; load only files you trust",
     )
     options.add_output_options(parser)
     parser.set_defaults(handler=_play)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headrace._cli.options import add_option
 from headrace._cli.parser import helping
 
 _DESCRIPTION = """\
@@ -41,17 +42,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "Prints every problem; the exit code is 1 if there is one."
         ),
     )
-    verify.add_argument("dataset", metavar="DATASET", type=Path, help="folder or .hdf5 file")
+    verify.add_argument("dataset", metavar="DATASET", type=Path, help="directory or .hdf5 file")
     verify.set_defaults(handler=_verify)
     show = actions.add_parser(
         "show",
         help="print a table of episodes; with --sheet also a picture of their frames",
         description="Print the episodes of a recorded dataset and what they are made of.",
     )
-    show.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
+    show.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
     show.add_argument("--limit", type=int, default=20, help="episodes in the table (default: 20)")
-    show.add_argument("--sheet", type=Path, metavar="PNG", help="write a contact sheet of frames to this file")
-    show.add_argument("--camera", help="array for the sheet, such as obs/camera (default: the first with pictures)")
+    show.add_argument("--sheet", type=Path, metavar="FILE.png", help="write a contact sheet of frames to this file")
+    show.add_argument("--camera", help="array for the sheet, such as obs/camera (default: the first with images)")
     show.set_defaults(handler=_show)
     replay = actions.add_parser(
         "replay",
@@ -61,9 +62,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "Says that every number was equal to the last bit, or where the first one differs (exit code 1)."
         ),
     )
-    replay.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
+    replay.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
     replay.add_argument("--episode", type=int, metavar="ID", help="episode id (default: all of them)")
-    replay.add_argument("--seed", type=int, help="where an id was recorded under several seeds")
+    add_option(replay, "--seed", otherwise="that of the recording; needed where an id has several")
     replay.set_defaults(handler=_replay)
 
 
@@ -77,8 +78,8 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "A Minari folder is named like its dataset id, for example ant-v0."
         ),
     )
-    export.add_argument("dataset", metavar="DATASET", type=Path, help="folder that an EpisodeRecorder wrote")
-    export.add_argument("target", metavar="TARGET", type=Path, help="file or folder to make; must not exist")
+    export.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
+    export.add_argument("target", metavar="TARGET", type=Path, help="file or directory to create; must not exist")
     export.add_argument("--to", required=True, choices=("robomimic", "lerobot", "minari"), help="the format")
     export.add_argument(
         "--only",

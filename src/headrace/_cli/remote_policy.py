@@ -23,10 +23,12 @@ def add_remote_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=GROUP",
         help="fill the server's KEY from a group, or a part of it such as policy[0:7]; repeatable",
     )
-    group.add_argument("--prompt-key", default="prompt", metavar="KEY", help="of the instruction (default: prompt)")
-    group.add_argument("--resize", metavar="HxW", help="fit pictures into this size, padded with black")
+    group.add_argument(
+        "--prompt-key", default="prompt", metavar="KEY", help="name of the instruction in a request (default: prompt)"
+    )
+    group.add_argument("--resize", metavar="HxW", help="fit images into this size, padded with black")
     group.add_argument("--connections", type=int, default=1, help="requests under way at once (default: 1)")
-    group.add_argument("--images", default="raw", choices=("raw", "png", "jpeg"), help="how pictures travel")
+    group.add_argument("--images", default="raw", choices=("raw", "png", "jpeg"), help="encoding of images on the wire")
 
 
 def open_remote(arguments: argparse.Namespace, env: BatchEnv) -> RemoteEngine | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace._cli.compare import compared, rule_of
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 from headrace.files import check_writable, write_whole
 
@@ -25,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "the page has the verdicts of 'headrace compare' as well."
         ),
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="bundle files or folders; optionally A… vs B…")
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="file (default: report.html)")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="bundle files or directories; optionally A… vs B…")
+    add_option(parser, "--output", default=Path("report.html"))
     parser.add_argument("--title", default="headrace report", help="heading of the page")
     parser.add_argument(
         "--allow",

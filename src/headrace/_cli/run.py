@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from headrace._cli.actions import Policy, action_source
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,28 +34,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
-    parser.add_argument("--num-envs", type=int, default=64, help="environments in the batch (default: 64)")
-    parser.add_argument("--steps", type=int, default=300, help="steps of the batch (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and random actions (default: 0)")
-    parser.add_argument("--threads", type=int, default=None, help="physics threads (default: all cores)")
+    add_option(parser, "--num-envs", default=64)
+    add_option(parser, "--num-steps", default=300)
+    add_option(parser, "--seed", default=0)
+    add_option(parser, "--threads", otherwise="all cores")
     parser.add_argument(
         "--policy",
         default="random",
-        help="random, zero, or module:function taking the observation groups and returning actions (default: random)",
+        help="random, zero, or module:name of a function of the observation groups (default: random)",
     )
     parser.add_argument(
         "--suspend-fraction", type=float, default=0.0, help="share of environments to suspend, 0 to 1 (default: 0)"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
-    )
+    add_option(parser, "--set")
     parser.add_argument(
         "--frame-stack", type=int, metavar="K", help="frames in an observation of a camera task, oldest first"
     )
     parser.add_argument(
         "--record",
-        metavar="FOLDER",
-        help="keep every finished episode there (observations, actions, rewards, flags, physics states); see 'record'",
+        metavar="DIRECTORY",
+        help="record every finished episode (observations, actions, rewards, flags, physics states); see 'record'",
     )
     parser.set_defaults(handler=_run)
 
@@ -65,8 +64,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if not 0.0 <= arguments.suspend_fraction <= 1.0:
         raise ConfigError(f"--suspend-fraction: expected a share from 0 to 1, got {arguments.suspend_fraction}")
-    if arguments.steps < 1:
-        raise ConfigError(f"--steps: expected at least 1, got {arguments.steps}")
+    if arguments.num_steps < 1:
+        raise ConfigError(f"--num-steps: expected at least 1, got {arguments.num_steps}")
     overrides = parse_assignments(arguments.set) | _frame_stack(arguments.task, arguments.frame_stack)
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
     policy = action_source(arguments.policy, env, arguments.seed)
@@ -75,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
         obs, _ = env.reset()
         env.suspend(range(suspended))
         env.timer.clear()  # what is measured begins here, without the first reset
-        report = _stepped(env, policy, obs, arguments.steps)
+        report = _stepped(env, policy, obs, arguments.num_steps)
     env.close()
     table = _table(arguments.task, env, suspended, report)
     if kept is not None:

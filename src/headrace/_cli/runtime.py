@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from headrace._cli import bench_options as options
+from headrace._cli.options import add_option
 from headrace._jobs.request import imports_phase
 from headrace.errors import ConfigError
 
@@ -29,11 +30,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     options.add_target_options(parser)
-    parser.add_argument("--num-steps", type=int, default=1000, help="measured steps of the batch (default: 1000)")
+    add_option(parser, "--num-steps", default=1000)
     parser.add_argument(
-        "--warmup-steps", type=int, default=50, help="at least so many before; more until steady (default: 50)"
+        "--warmup-steps",
+        type=int,
+        default=50,
+        help="least number of warm-up steps; more until the step time is steady (default: 50)",
     )
-    parser.add_argument("--actions", choices=("random", "zero"), default="random", help="(default: random)")
+    parser.add_argument(
+        "--actions", choices=("random", "zero"), default="random", help="how actions are chosen (default: random)"
+    )
     parser.add_argument(
         "--timing",
         choices=("host_return", "synchronized"),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,17 +39,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "lerobot:DIR (default: the policy that we ship for TASK)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
-    parser.add_argument("--max-rows", type=int, default=64, help="most rows of a merged batch (default: 64)")
+    add_option(parser, "--port", default=8000)
+    parser.add_argument("--max-rows", type=int, default=64, help="largest merged batch (default: 64)")
     parser.add_argument(
-        "--max-wait", type=float, default=10.0, metavar="MS", help="an idle model waits for other clients (default: 10)"
+        "--max-wait",
+        type=float,
+        default=10.0,
+        metavar="MS",
+        help="time that an idle model waits for other clients (default: 10)",
     )
-    parser.add_argument(
-        "--fast", action="store_true", help="batches of whoever waits; last bits depend on who shares the batch"
-    )
-    parser.add_argument("--batch-size", type=int, default=16, help="rows of a strict batch (default: 16)")
+    add_option(parser, "--fast")
+    add_option(parser, "--batch-size", default=16)
     parser.add_argument("--buckets", metavar="N,N", help="with --fast: sizes that batches are padded to")
-    parser.add_argument("--horizon", type=int, help="rows of a chunk, where the policy does not say")
+    add_option(parser, "--horizon", otherwise="what the policy says")
     parser.add_argument("--action-dim", type=int, help="size of an action, where the policy does not say")
     parser.add_argument("--obs-steps", type=int, help="observations per row, where the policy does not say")
     parser.set_defaults(handler=_serve)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from headrace._cli.bench_options import progress_bar
 from headrace._cli.compare import add_rule_options, compared, rule_of, shown
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     variants.add_argument("--commits", nargs=2, metavar=("A", "B"), help="two commits, tags or branches")
     variants.add_argument("--vary", metavar="OPTION=V1,V2", help="an option of the command and its values")
     parser.add_argument("--repeats", type=int, default=10, help="runs of each variant (default: 10)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repetition; counts up (default: 0)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="(default: sweeps/<time>)")
+    add_option(parser, "--seed", default=0, otherwise="0 for the first repetition, then counting up")
+    add_option(parser, "--output", otherwise="sweeps/<time>")
     add_rule_options(parser)
     parser.add_argument("command", choices=_COMMANDS, help="the benchmark to run")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="TASK …", help="its task and options")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from headrace._cli import bench_options as options
-from headrace.adapters._library import BUILT_IN
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     options.add_target_options(parser)
-    parser.add_argument(
-        "--library",
-        default="headrace",
-        help=f"{', '.join(BUILT_IN)}, or one of an installed package (default: headrace, our own small PPO)",
-    )
-    parser.add_argument("--iterations", type=int, default=100, help="rollouts to learn from (default: 100)")
+    add_option(parser, "--library", default="headrace", otherwise="headrace, our own small PPO")
+    parser.add_argument("--iterations", type=int, default=100, help="rollouts to collect and learn from (default: 100)")
     parser.add_argument("--check-success", action="store_true", help="stop early once the task is solved")
     parser.add_argument(
         "--success-threshold", type=float, default=0.3, help="success rate that counts as solved (default: 0.3)"
     )
-    parser.add_argument("--success-window", type=int, default=20, help="iterations it is averaged over (default: 20)")
-    parser.add_argument("--ema-alpha", type=float, default=0.1, help="of the smoothed curves (default: 0.1)")
+    parser.add_argument(
+        "--success-window", type=int, default=20, help="iterations that the success rate is averaged over (default: 20)"
+    )
+    parser.add_argument(
+        "--ema-alpha", type=float, default=0.1, help="weight of the newest value in the smoothed curves (default: 0.1)"
+    )
     parser.add_argument("--no-series", action="store_true", help="keep only the final values of the curves")
     parser.add_argument(
         "--ppo",
@@ -51,7 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable",
     )
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on from the last checkpoint of that run")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIRECTORY", help="continue from the last checkpoint of that run"
+    )
     options.add_output_options(parser)
     parser.set_defaults(handler=_train)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from headrace._cli.actions import action_source
+from headrace._cli.options import add_option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,15 +31,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
-    parser.add_argument("--num-envs", type=int, default=9, help="environments in the batch (default: 9)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of episodes and random actions (default: 0)")
-    parser.add_argument("--policy", default="random", help="random, zero, or module:function (default: random)")
-    parser.add_argument("--port", type=int, default=8765, help="port on localhost; 0 takes a free one (default: 8765)")
-    parser.add_argument("--steps", type=int, default=None, help="end after so many steps (default: go on)")
-    parser.add_argument("--window", action="store_true", help="environment 0 in MuJoCo's viewer; needs a display")
+    add_option(parser, "--num-envs", default=9)
+    add_option(parser, "--seed", default=0)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a setting of the task; repeatable"
+        "--policy",
+        default="random",
+        help="random, zero, or module:name of a function of the observation groups (default: random)",
     )
+    add_option(parser, "--port", default=8765)
+    add_option(parser, "--num-steps", otherwise="run until Ctrl-C")
+    parser.add_argument("--window", action="store_true", help="environment 0 in MuJoCo's viewer; needs a display")
+    add_option(parser, "--set")
     parser.set_defaults(handler=_view)
 
 
@@ -80,7 +83,7 @@ def _steps(env: BatchEnv, arguments: argparse.Namespace, screen: Screen) -> None
     policy = action_source(arguments.policy, env, arguments.seed)
     obs, _ = env.reset()
     due, done = time.monotonic(), 0
-    while arguments.steps is None or done < arguments.steps:
+    while arguments.num_steps is None or done < arguments.num_steps:
         for number in screen.take_clicks():
             (env.resume if bool(env.suspended[number]) else env.suspend)([number])
         obs = env.step(policy(obs)).obs
@@ -101,7 +104,7 @@ def _window(env: BatchEnv, arguments: argparse.Namespace) -> int:
     qpos, qvel = env.sim.field("qpos"), env.sim.field("qvel")
     done = 0
     with viewers.launch_passive(env.task.model, shown) as window:
-        while window.is_running() and (arguments.steps is None or done < arguments.steps):
+        while window.is_running() and (arguments.num_steps is None or done < arguments.num_steps):
             obs = env.step(policy(obs)).obs
             done += 1
             shown.qpos[:], shown.qvel[:] = qpos[0].cpu().numpy(), qvel[0].cpu().numpy()

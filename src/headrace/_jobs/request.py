@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.bench._schema import Actions, Kind
     from headrace.bench._step_times import StartupClock
     from headrace.bench._targets import AnyEnv, Target
-    from headrace.envs import TaskCfg
+    from headrace.envs import EnvRecipe, TaskCfg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,27 @@ class RunRequest:
     """Directory of the result; None for ``runs/<run id>``."""
     formatters: Sequence[str] = ("schema",)
     label: str | None = None
+
+    @classmethod
+    def of(cls, task: str | EnvRecipe, **options: Any) -> RunRequest:
+        """The request for a task by name, or for a recipe, whose fields then take the place of the options.
+
+        What a job cannot use of a recipe is refused: another ``autoreset`` than ``same_step``, no final observations,
+        strides of episodes, and executors of a bridge, which ``threads`` chooses here.
+        """
+        from headrace.envs import EnvRecipe
+
+        if not isinstance(task, EnvRecipe):
+            return cls(task=task, **options)
+        plain = EnvRecipe(task.source)
+        for name in ("autoreset", "final_obs", "episode_stride", "executor", "workers"):
+            if getattr(task, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(task, name)!r}; "
+                    "use recipe.replace(…)"
+                )
+        names = ("num_envs", "seed", "threads", "device", "sim", "overrides")
+        return cls(task=task.source, **options | {name: getattr(task, name) for name in names})
 
     def target(self, *, ours_for: str | None = None) -> Target:
         """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.adapters._training import CheckpointKeeper, Iteration
     from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
     from headrace.bench._targets import AnyEnv
+    from headrace.envs import EnvRecipe
     from headrace.rollout import PPOCfg
 
 
@@ -37,7 +38,7 @@ class TrainingResult:
 
 
 def train(
-    task: str,
+    task: str | EnvRecipe,
     *,
     library: str = "headrace",
     iterations: int = 100,
@@ -63,7 +64,8 @@ def train(
 
     Args:
         task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
-            environment over a bridge.
+            environment over a bridge; or a recipe, which then says everything about the environments: the arguments
+            below that concern them are ignored.
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
         iterations: rollouts to learn from.
@@ -91,8 +93,8 @@ def train(
     from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
     from headrace.bench._targets import import_environments, target_cfg
 
-    request = RunRequest(
-        task=task,
+    request = RunRequest.of(
+        task,
         num_envs=num_envs,
         seed=seed,
         threads=threads,
@@ -115,7 +117,7 @@ def train(
     with builder.startup.phase("task_config"):
         changed = request.all_overrides()
         cfg = target_cfg(target, changed)
-    ppo = _checked_settings(spec, settings, seed, num_envs)
+    ppo = _checked_settings(spec, settings, request)
     if resume is not None:
         resumable(Path(resume), spec.name)
     directory, forms = request.checked_output(target, "training", framework=spec.name)
@@ -132,7 +134,9 @@ def train(
             env = request.make_env(target, cfg, changed)
         with closing(env):
             training = _Training(builder, env, spec, ppo, on_iteration)
-            keeper = training.run(directory, task, changed, iterations, None if resume is None else Path(resume))
+            keeper = training.run(
+                directory, request.task, changed, iterations, None if resume is None else Path(resume)
+            )
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
     bundle = run.bundle
@@ -142,11 +146,11 @@ def train(
     )
 
 
-def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, seed: int, num_envs: int) -> PPOCfg:
+def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, request: RunRequest) -> PPOCfg:
     from headrace.rollout import PPOCfg
 
-    ppo = dataclasses.replace(settings or PPOCfg(), seed=seed)
-    ppo.minibatch_size(num_envs)
+    ppo = dataclasses.replace(settings or PPOCfg(), seed=request.seed)
+    ppo.minibatch_size(request.num_envs)
     spec.check_settings(ppo)
     return ppo
 

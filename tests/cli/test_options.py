@@ -1,0 +1,80 @@
+"""One name, one help text and one kind of value per option, over all commands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from headrace._cli.main import build_parser
+
+DIFFERENT_ON_PURPOSE = {"--policy"}
+"""``run`` takes what acts on observations, ``evaluate`` and ``serve`` what plans chunks."""
+SYNONYMS = {
+    "--num-envs": ("--envs", "--n-envs", "--number-of-envs"),
+    "--num-steps": ("--steps", "--max-steps", "--total-steps"),
+    "--episodes": ("--num-episodes", "--n-episodes"),
+    "--output": ("--out", "--outdir", "--output-dir", "--folder", "--directory", "--to-file"),
+    "--set": ("--override", "--overrides", "--option"),
+    "--threads": ("--num-threads", "--workers"),
+    "--seed": ("--random-seed",),
+    "--library": ("--lib", "--framework", "--rl-library"),
+    "--video": ("--film", "--movie"),
+}
+
+
+def options() -> Iterator[tuple[str, argparse.Action]]:
+    """Every option of every command, with the command."""
+
+    def walk(parser: argparse.ArgumentParser, command: str) -> Iterator[tuple[str, argparse.Action]]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, below in action.choices.items():
+                    yield from walk(below, f"{command} {name}".strip())
+            elif action.option_strings:
+                yield command, action
+
+    return walk(build_parser(), "")
+
+
+def idea(action: argparse.Action) -> str:
+    """The help text without its default, which may differ between commands."""
+    return re.sub(r" ?\(default: [^)]*\)", "", action.help or "")
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    seen: dict[str, tuple[str, tuple[object, ...]]] = {}
+    for command, action in options():
+        for name in set(action.option_strings) - DIFFERENT_ON_PURPOSE:
+            meaning = (idea(action), action.type, action.metavar, action.nargs, type(action))
+            first, known = seen.setdefault(name, (command, meaning))
+            assert meaning == known, f"{name}: {command!r} has {meaning}, {first!r} has {known}"
+    assert len(seen) > 60
+
+
+def test_no_idea_has_two_names() -> None:
+    names = {name for _, action in options() for name in action.option_strings}
+    for name, others in SYNONYMS.items():
+        assert name in names
+        assert not names & set(others), f"use {name} instead of {sorted(names & set(others))}"
+    by_idea: dict[str, set[str]] = {}
+    for _, action in options():
+        by_idea.setdefault(idea(action), set()).add(action.option_strings[0])
+    assert {text: found for text, found in by_idea.items() if len(found) > 1} == {}
+
+
+def test_every_option_has_a_help_text_in_lower_case_without_a_period() -> None:
+    for command, action in options():
+        text = idea(action)
+        assert text, f"{command} {action.option_strings}: no help text"
+        assert not text.endswith("."), f"{command} {action.option_strings}: {text}"
+
+
+@pytest.mark.parametrize("word", ["folder", "picture", "so many", "of whoever", "1 a chunk", "go on"])
+def test_help_texts_use_the_words_of_the_style_guide(word: str) -> None:
+    found = [
+        f"{command} {action.option_strings}: {action.help}" for command, action in options() if word in str(action.help)
+    ]
+    assert found == []

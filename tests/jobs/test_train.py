@@ -1,0 +1,105 @@
+"""``headrace.train``: what the command does, in a line of Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import headrace
+from adapters.group_envs import Reach
+from headrace.bench import SuccessRule, TrainingBundle, read_bundle
+from headrace.errors import ConfigError
+from headrace.rollout import PPOCfg
+
+QUICK = PPOCfg(steps=8, epochs=1, minibatches=2, hidden=(8,))
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_line_of_python_leaves_the_files_of_the_command_and_returns_them() -> None:
+    seen: list[int] = []
+    begun: list[Path] = []
+    result = headrace.train(
+        "cartpole",
+        num_envs=4,
+        threads=1,
+        iterations=2,
+        settings=QUICK,
+        overrides={"episode_length": 6},
+        label="mine",
+        on_begin=begun.append,
+        on_iteration=lambda done: seen.append(done.number),
+    )
+    assert begun == [result.directory]
+    assert result.directory.parent == Path("runs")
+    assert seen == [1, 2]
+    assert result.paths == (result.directory / "training.json",)
+    stored = read_bundle(result.paths[0])
+    assert isinstance(stored, TrainingBundle)
+    assert stored.learning == result.bundle.learning
+    assert (stored.run.label, stored.run.num_envs, stored.run.framework) == ("mine", 4, "headrace")
+    assert result.last.is_file()
+    assert result.best.is_file()
+    assert stored.checkpoint_path == str(result.last)
+
+
+def test_it_trains_as_the_command_does() -> None:
+    from headrace._cli.main import main
+
+    quick = ["--ppo", "steps=8", "--ppo", "epochs=1", "--ppo", "minibatches=2", "--ppo", "hidden=(8,)"]
+    assert main(["train", "cartpole", "--num-envs", "4", "--threads", "1", "--iterations", "2", "--seed", "7", *quick,
+                 "--output", "by_command"]) == 0  # fmt: skip
+    result = headrace.train("cartpole", num_envs=4, threads=1, iterations=2, seed=7, settings=QUICK, output="in_python")
+    one, other = (torch.load(path, weights_only=True) for path in ("by_command/checkpoints/last.pt", result.last))
+    assert one["headrace"]["settings"] == other["headrace"]["settings"]
+    assert all(torch.equal(one["state_dict"][name], other["state_dict"][name]) for name in one["state_dict"])
+
+
+def test_a_recipe_says_what_the_environments_are() -> None:
+    recipe = headrace.EnvRecipe("cartpole", num_envs=4, seed=3, threads=1, overrides={"episode_length": 5})
+    result = headrace.train(recipe, iterations=1, settings=QUICK, num_envs=99, output="by_recipe")
+    run = result.bundle.run
+    assert (run.task, run.num_envs, run.seed, run.config.overrides) == ("cartpole", 4, 3, {"episode_length": 5})
+    with pytest.raises(ConfigError, match="autoreset='same_step' here, got 'disabled'"):
+        headrace.train(recipe.replace(autoreset="disabled"), iterations=1)
+
+
+@pytest.mark.parametrize("library", ["headrace", "rsl_rl", "rl_games", "skrl", "sb3"])
+def test_a_bridged_environment_with_dict_observations_trains(library: str) -> None:
+    import gymnasium
+
+    if "Reach-v0" not in gymnasium.registry:
+        gymnasium.register("Reach-v0", entry_point=Reach)
+    result = headrace.train("gym:Reach-v0", library=library, num_envs=4, iterations=2, settings=QUICK, output="reached")
+    assert result.bundle.runtime.episodes is not None
+    assert result.bundle.runtime.episodes.completed > 0
+    assert result.last.is_file()
+    gymnasium.registry.pop("Reach-v0")
+
+
+def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
+    for wrong, message in (
+        ({"iterations": 0}, "expected at least 1"),
+        ({"library": "rslrl"}, "did you mean 'rsl_rl'"),
+        ({"settings": PPOCfg(reward_scale=2.0)}, "headrace cannot honor reward_scale"),
+        ({"settings": PPOCfg(steps=5), "num_envs": 3}, "divisor"),
+        ({"resume": "nowhere"}, "nowhere"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            headrace.train("cartpole", **{"threads": 1, "output": "kept_clean", **wrong})  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    assert not Path("kept_clean").exists()
+
+
+def test_early_stop_ends_the_training() -> None:
+    result = headrace.train(
+        "cartpole", num_envs=4, threads=1, iterations=9, settings=QUICK, overrides={"episode_length": 2},
+        stop=SuccessRule(threshold=0.5, window=1), output="stopped",
+    )  # fmt: skip
+    assert result.bundle.runtime.iterations_completed == 1
+    assert result.bundle.early_stop is not None
+    assert result.bundle.early_stop.reached
