@@ -57,7 +57,7 @@ def test_an_interrupted_run_leaves_a_valid_bundle(tmp_path: Path, number: int, r
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     bundle = read_bundle(tmp_path / "out" / "runtime.json")
     assert isinstance(bundle, RuntimeBundle)
     assert (bundle.run.status, bundle.run.status_reason) == ("interrupted", reason)

@@ -37,6 +37,20 @@ def assert_same_geometry(ours, theirs) -> None:
 
 
 @pytest.mark.system
+def test_a_camera_that_is_never_closed_ends_quietly() -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from camera_scenes import *\nimport mujoco\nfrom headrace.sim import CameraSpec\n"
+        "from headrace.sim._gl_camera import GLCamera\n"
+        "xml = '<mujoco><worldbody><camera name=\"c\"/><geom size=\"1\"/></worldbody></mujoco>'\n"
+        "kept = GLCamera(mujoco.MjModel.from_xml_string(xml), CameraSpec(name='c', width=8, height=8))\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.system
 def test_opengl_shows_the_same_scene_with_mujocos_lighting():
     model, poses = scene()
     spec = CameraSpec(name="front", width=64, height=48, data_types=ALL)

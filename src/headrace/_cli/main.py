@@ -32,6 +32,7 @@ from headrace._cli import (
 )
 from headrace._cli.compiling import compile_notice
 from headrace._cli.parser import Parser, helping
+from headrace._interrupts import exit_code, interruptible, signal_name
 from headrace.errors import HeadraceError
 
 _DESCRIPTION = """\
@@ -76,16 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
-        with compile_notice():
+        with interruptible(), compile_notice():
             return handler(parsed)
     except HeadraceError as error:
         # a message may have brackets of its own, such as headrace[warp]
         message = Text.assemble(("error: ", "bold red"), str(error))
         Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         return 2
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
-        return 130
+    except KeyboardInterrupt as error:
+        Console(stderr=True).print(f"interrupted by {signal_name(error)}")
+        return exit_code(error)
 
 
 if __name__ == "__main__":

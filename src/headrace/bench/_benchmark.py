@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._capture import git_state, hardware, load_average, versions
 from headrace.bench._monitor import ResourceMonitor
@@ -29,10 +28,6 @@ LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_R
 """Environment variables by which a sweep tells its runs what they are."""
 
 B = TypeVar("B", bound=Builder)
-
-
-class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came during a run; handled like Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +104,7 @@ class Benchmark(Generic[B]):
         self._load = load_average()
         self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
-        self._signals.enter_context(terminable())
+        self._signals.enter_context(interruptible())
         self.monitor.start()
         return self
 
@@ -117,7 +112,7 @@ class Benchmark(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # signals that come now are held back: a second Ctrl-C must not cost the result
-        with self._signals, _held_back():
+        with self._signals, held_back():
             ended = datetime.now(UTC)
             duration = time.perf_counter() - self._began
             self.monitor.stop()
@@ -183,10 +178,8 @@ def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[s
 def _outcome(error: BaseException | None, reason: str | None) -> tuple[Status, str | None, RunError | None]:
     if error is None:
         return "completed", reason, None
-    if isinstance(error, TerminatedError):
-        return "interrupted", "SIGTERM", None
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "Ctrl-C", None
+        return "interrupted", signal_name(error), None
     details = RunError(
         type=type(error).__name__,
         message=str(error),
@@ -197,37 +190,3 @@ def _outcome(error: BaseException | None, reason: str | None) -> tuple[Status, s
 
 def _iso(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise TerminatedError
-
-
-def terminable() -> contextlib.AbstractContextManager[None]:
-    """In the block, SIGTERM raises as Ctrl-C does, so that what was begun is ended in order."""
-    return _handled((signal.SIGTERM,), _terminate)
-
-
-@contextlib.contextmanager
-def _handled(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Handle signals in a block, and as before after it. Python handles signals in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
-
-
-@contextlib.contextmanager
-def _held_back() -> Generator[None]:
-    """Let no Ctrl-C or SIGTERM into a block; one that came is raised after it."""
-    came: list[int] = []
-    with _handled((signal.SIGINT, signal.SIGTERM), lambda number, _: came.append(number)):
-        yield
-    if came:
-        raise KeyboardInterrupt

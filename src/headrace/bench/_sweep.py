@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.bench._benchmark import LABEL, REPETITION, SWEEP_ID, terminable
+from headrace._interrupts import interruptible
+from headrace.bench._benchmark import LABEL, REPETITION, SWEEP_ID
 from headrace.errors import ConfigError, DataError
 
 _GRACE = 30.0
@@ -101,7 +102,7 @@ def run_sweep(sweep: Sweep, progress: Callable[[int], None] = lambda _: None) ->
     Raises:
         ConfigError: a run says that it cannot be done as asked; the others could not, either.
     """
-    with terminable():
+    with interruptible():
         return _run_all(sweep, progress)
 
 

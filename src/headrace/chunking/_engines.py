@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace._interrupts import ignore_interrupts
 from headrace.chunking._batching import Answer, Batching, ask
 from headrace.chunking._context import ChunkContext, EpisodeRows, named
 from headrace.chunking._policy import ChunkPolicy
@@ -343,11 +343,8 @@ class ProcessEngine:
         if self._pipe.closed:
             return
         self._pipe.close()
-        self._process.terminate()
-        self._process.join(timeout=_SECONDS_TO_END)
-        if self._process.is_alive():  # a library in the policy has its own idea of that signal
-            self._process.kill()
-            self._process.join()
+        self._process.kill()
+        self._process.join()
 
     def _dead(self, request: Request) -> PolicyError:
         self._process.join(timeout=_SECONDS_TO_END)
@@ -418,7 +415,7 @@ def _trace(error: BaseException) -> str:
 
 def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
     """The life of the process: make the policy, answer until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this process
+    ignore_interrupts()
     torch.set_num_threads(threads)
     policy: ChunkPolicy | None = None
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import importlib
 import weakref
@@ -54,6 +55,9 @@ class GLCamera:
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._mjr)
         self._mjr.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         self._free = weakref.finalize(self, _free, self._gl, self._mjr)
+        # at exit MuJoCo ends its connection to EGL; what is registered after that runs before it
+        self._free.atexit = False
+        atexit.register(self._free)
 
     def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
         """See :meth:`Camera.render`."""
@@ -81,6 +85,7 @@ class GLCamera:
     def close(self) -> None:
         """See :meth:`Camera.close`."""
         self._free()
+        atexit.unregister(self._free)
 
     def _pose(self, poses: ScenePoses, i: int) -> None:
         """Fill the scene from row i; what geoms do not tell (tendons, sites) comes from the state."""

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import gymnasium
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from headrace._interrupts import ignore_interrupts
 from headrace.envs.bridges._exchange import Exchange, ExchangeLayout
 from headrace.envs.bridges._executors import Fidelity
 from headrace.envs.bridges._group import EnvFactory, EnvGroup
@@ -193,8 +194,7 @@ def _work(
     action_space: gymnasium.Space[Any],
 ) -> None:
     """A worker's life: make the environments, then answer commands until told to close or left alone."""
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     try:
         exchange = Exchange(layout, memoryview(memory).cast("B"))
         group = EnvGroup([make() for make in cast("list[EnvFactory]", makers.fn)], exchange, own, action_space)

@@ -1,0 +1,84 @@
+"""Ctrl-C, SIGTERM and SIGHUP, treated alike: each is raised in the main thread, so that what was begun ends in order.
+
+A signal that is ignored when a block is entered stays ignored: ``nohup`` does that to SIGHUP, and a shell to the SIGINT
+of commands in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalInterrupt(KeyboardInterrupt):
+    """A signal asked the program to end. A ``KeyboardInterrupt``, since callers treat all of them as one."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def signal_of(error: KeyboardInterrupt) -> signal.Signals:
+    """The signal behind an interrupt."""
+    return signal.Signals(error.number if isinstance(error, SignalInterrupt) else signal.SIGINT)
+
+
+def signal_name(error: KeyboardInterrupt) -> str:
+    """What a person calls it: Ctrl-C, SIGTERM or SIGHUP."""
+    number = signal_of(error)
+    return "Ctrl-C" if number == signal.SIGINT else number.name
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """What a shell expects of a program that a signal ended: 128 + its number."""
+    return 128 + signal_of(error)
+
+
+@contextlib.contextmanager
+def interruptible() -> Generator[None]:
+    """In the block, each of the signals raises :class:`SignalInterrupt`; after it, they do what they did before."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SignalInterrupt(number)
+
+    with _handled(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def held_back() -> Generator[None]:
+    """Let none of the signals into a block; the first that came is raised after it."""
+    came: list[int] = []
+    with _handled(lambda number, _: came.append(number)):
+        yield
+    if came:
+        raise SignalInterrupt(came[0])
+
+
+def ignore_interrupts() -> None:
+    """For a child process: signals reach the whole process group, and the parent decides what becomes of its children.
+
+    A child must end when its parent closes the pipe or kills it.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread only
+        return
+    wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)

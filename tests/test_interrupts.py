@@ -1,0 +1,114 @@
+"""Ctrl-C, SIGTERM and SIGHUP end every command alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace._interrupts import SIGNALS, SignalInterrupt, exit_code, held_back, interruptible, signal_name
+
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
+# a recorder and worker processes: all that a signal could leave half done
+PROGRAM = """
+import os, sys, torch
+import headrace._cli.main as cli
+from headrace import bridge
+from headrace.recording import EpisodeDataset, EpisodeRecorder
+
+def work(arguments):
+    env = bridge("CartPole-v1", 2, executor="process", workers=2)
+    with EpisodeRecorder(sys.argv[1]) as recorder:
+        env.attach(recorder)
+        env.reset(seed=0)
+        print("pids", *(process.pid for process in env.backend._processes), flush=True)
+        try:
+            while True:
+                env.step(torch.zeros(2, dtype=torch.int64))
+                if recorder.report.finished == 5:
+                    print("recorded", flush=True)
+        finally:
+            env.close()
+
+parser = cli.build_parser()
+parser.set_defaults(handler=work)
+cli.build_parser = lambda: parser
+sys.exit(cli.main([]))
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_to_the_process_group_ends_a_command_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    from headrace.recording import EpisodeDataset, verify_dataset
+
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "d")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    ) as process:
+        assert process.stdout
+        workers = [int(pid) for pid in process.stdout.readline().split()[1:]]
+        assert len(workers) == 2
+        process.stdout.readline()
+        os.killpg(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert said.splitlines()[-1] == f"interrupted by {name}"
+    assert "Traceback" not in said
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert len(EpisodeDataset(tmp_path / "d")) >= 5
+    assert verify_dataset(tmp_path / "d").problems == ()
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_raises_in_the_block_and_is_as_before_after_it(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SignalInterrupt) as caught, interruptible():
+        os.kill(os.getpid(), number)
+    assert (caught.value.number, exit_code(caught.value)) == (number, 128 + number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_plain_keyboard_interrupt_is_ctrl_c() -> None:
+    assert (signal_name(KeyboardInterrupt()), exit_code(KeyboardInterrupt())) == ("Ctrl-C", 130)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        with held_back():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_comes_while_signals_are_held_back_is_raised_after_the_block() -> None:
+    done = False
+    with pytest.raises(SignalInterrupt) as caught, held_back():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        done = True
+    assert done
+    assert caught.value.number == signal.SIGTERM
+
+
+def test_other_threads_may_enter_the_blocks() -> None:
+    entered: list[bool] = []
+
+    def run() -> None:
+        with interruptible(), held_back():
+            entered.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert entered
