@@ -16,17 +16,17 @@ from headrace._interrupts import SIGNALS, SignalInterrupt, exit_code, held_back,
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 # a recorder and worker processes: all that a signal could leave half done
 PROGRAM = """
-import os, sys, torch
-import headrace._cli.main as cli
+import sys, torch
+from importlib import import_module
 from headrace import bridge
-from headrace.recording import EpisodeDataset, EpisodeRecorder
+from headrace.recording import EpisodeRecorder
 
 def work(arguments):
-    env = bridge("CartPole-v1", 2, executor="process", workers=2)
+    env = bridge("CartPole-v1", 2, executor="processes", workers=2)
     with EpisodeRecorder(sys.argv[1]) as recorder:
         env.attach(recorder)
         env.reset(seed=0)
-        print("pids", *(process.pid for process in env.backend._processes), flush=True)
+        print("pids", *env.backend.pids, flush=True)
         try:
             while True:
                 env.step(torch.zeros(2, dtype=torch.int64))
@@ -35,10 +35,12 @@ def work(arguments):
         finally:
             env.close()
 
-parser = cli.build_parser()
-parser.set_defaults(handler=work)
-cli.build_parser = lambda: parser
-sys.exit(cli.main([]))
+if __name__ == "__main__":
+    cli = import_module("headrace._cli.main")
+    parser = cli.build_parser()
+    parser.set_defaults(handler=work)
+    cli.build_parser = lambda: parser
+    sys.exit(cli.main([]))
 """
 
 
@@ -46,7 +48,8 @@ sys.exit(cli.main([]))
 def test_a_signal_to_the_process_group_ends_a_command_in_order(tmp_path: Path, number: signal.Signals) -> None:
     from headrace.recording import EpisodeDataset, verify_dataset
 
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "d")]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "d")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
     ) as process:
@@ -93,7 +96,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_what_comes_while_signals_are_held_back_is_raised_after_the_block() -> None:
     done = False
-    with pytest.raises(SignalInterrupt) as caught, held_back():
+    with pytest.raises(SignalInterrupt) as caught, held_back():  # noqa: PT012  (the block goes on)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         done = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import io
 import json
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -29,7 +32,7 @@ def page() -> object:
     server = serve(screen, 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield screen, f"http://127.0.0.1:{server.server_address[1]}"
+    yield screen, server.url.removesuffix("/")
     screen.close()
     server.shutdown()
     server.server_close()
@@ -37,8 +40,84 @@ def page() -> object:
 
 
 def read(url: str, method: str = "GET") -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5) as answer:
+    origin = {"Origin": "http://" + url.split("/")[2]} if method == "POST" else {}
+    with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=origin), timeout=5) as answer:
         return answer.read()
+
+
+def ask(url: str, method: str, path: str | None = None, **headers: str) -> int:
+    """The status that a request gets whose headers, Host too, are what the caller says."""
+    _, _, host, own = url.split("/", 3)
+    connection = http.client.HTTPConnection(host, timeout=5)
+    connection.putrequest(method, f"/{own}{path}" if path is not None else "/", skip_host=True)
+    for name, value in {"Host": host, **headers}.items():
+        if value:
+            connection.putheader(name, value)
+    connection.endheaders()
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_a_hostile_request_changes_nothing_and_shows_nothing(page: tuple[Screen, str]) -> None:
+    screen, url = page
+    host = url.split("/")[2]
+    own = f"http://{host}"
+    refused = [
+        ask(url, "POST", "/click/1"),  # no page sends it without an Origin
+        ask(url, "POST", "/click/1", Origin="https://evil.example"),
+        ask(url, "POST", "/click/1", Origin="null"),
+        ask(url, "POST", "/click/1", Origin=f"https://{host}"),
+        ask(url, "POST", "/click/1", Origin=f"{own}.evil.example"),
+        # a name of the attacker's that leads to this machine
+        ask(url, "POST", "/click/1", Host="evil.example", Origin="http://evil.example"),
+        ask(url, "GET", "/", Host="evil.example"),
+        ask(url, "GET", "/state", Host=f"evil.example:{host.split(':')[1]}"),
+        ask(url, "GET", "/state", Host=""),
+        ask(url, "GET", "/stream", Host="127.0.0.1"),
+        # without the secret
+        ask(url, "GET"),
+        ask(own + "/", "POST", "click/1", Origin=own),
+        ask(own + "/", "GET", "state"),
+        ask(own + "/", "GET", "stream"),
+        ask(own + "/", "GET", "%2e%2e/state"),
+    ]
+    assert refused == [403] * len(refused)
+    assert screen.take_clicks() == []
+    assert not screen.watched
+
+
+@pytest.mark.parametrize("number", ["3", "-1", "²", "٣", "9" * 400, "1e0", "0x1", "", "1/2", "1?x", "../1"])
+def test_an_id_that_is_none_is_refused(page: tuple[Screen, str], number: str) -> None:
+    screen, url = page
+    path = "/click/" + urllib.parse.quote(number, safe="/?")
+    assert ask(url, "POST", path, Origin="http://" + url.split("/")[2]) == 404
+    assert screen.take_clicks() == []
+
+
+def test_a_flood_of_clicks_takes_no_memory(page: tuple[Screen, str]) -> None:
+    screen, _ = page
+    for number in range(10_001):
+        assert screen.click(number % 3)
+    assert len(screen.take_clicks()) <= 3
+
+
+def test_viewers_are_bounded(page: tuple[Screen, str]) -> None:
+    screen, url = page
+    with contextlib.ExitStack() as viewers:
+        for _ in range(16):
+            viewers.enter_context(urllib.request.urlopen(url + "/stream", timeout=5))
+        assert ask(url, "GET", "/stream") == 503
+    screen.close()
+
+
+def test_no_other_site_may_frame_or_embed_it(page: tuple[Screen, str]) -> None:
+    with urllib.request.urlopen(page[1] + "/", timeout=5) as answer:
+        policy, headers = answer.headers["Content-Security-Policy"], answer.headers
+    assert "frame-ancestors 'none'" in policy
+    assert "default-src 'none'" in policy
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["Referrer-Policy"] == "no-referrer"
 
 
 def test_the_page_has_a_button_for_each_environment_and_escapes_its_title(page: tuple[Screen, str]) -> None:
@@ -84,7 +163,7 @@ def test_view_steps_a_task_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_taken_port_and_a_missing_display_are_refused_before_anything_starts(
     page: tuple[Screen, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    port = page[1].rpartition(":")[2]
+    port = page[1].split("/")[2].partition(":")[2]
     assert main(["view", "cartpole", "--port", port]) == 2
     assert "try --port 0" in capsys.readouterr().err
     monkeypatch.delenv("DISPLAY", raising=False)

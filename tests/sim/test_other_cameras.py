@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,14 +40,12 @@ def assert_same_geometry(ours, theirs) -> None:
 @pytest.mark.system
 def test_a_camera_that_is_never_closed_ends_quietly() -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from camera_scenes import *\nimport mujoco\nfrom headrace.sim import CameraSpec\n"
+        "import mujoco\nfrom headrace.sim import CameraSpec\n"
         "from headrace.sim._gl_camera import GLCamera\n"
-        "xml = '<mujoco><worldbody><camera name=\"c\"/><geom size=\"1\"/></worldbody></mujoco>'\n"
+        'xml = \'<mujoco><worldbody><camera name="c"/><geom size="1"/></worldbody></mujoco>\'\n'
         "kept = GLCamera(mujoco.MjModel.from_xml_string(xml), CameraSpec(name='c', width=8, height=8))\n"
     )
-    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
 
 

@@ -67,7 +67,7 @@ def _page(env: BatchEnv, arguments: argparse.Namespace) -> int:
     server = serve(screen, arguments.port)
     thread = threading.Thread(target=server.serve_forever, name="headrace-view", daemon=True)
     thread.start()
-    Console().print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends)")
+    Console().print(f"{server.url}  (Ctrl-C ends)", soft_wrap=True, highlight=False)
     try:
         _steps(env, arguments, screen)
     finally:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
+import secrets
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -17,10 +19,19 @@ from numpy.typing import NDArray
 from headrace.envs._viewer import tile
 from headrace.errors import ConfigError
 
+_MOST_WATCHERS = 16
+_MOST_DIGITS = 9
+_ALWAYS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title} · headrace</title><link rel="icon" href="data:,">
-<style>
+<style nonce="{nonce}">
 :root {{ color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif; }}
 body {{ margin: 1rem auto; max-width: 900px; padding: 0 1rem; }}
 #tiles {{ position: relative; }}
@@ -33,15 +44,15 @@ body {{ margin: 1rem auto; max-width: 900px; padding: 0 1rem; }}
 </style></head><body>
 <h1>{title}</h1>
 <p id="state" role="status">waiting for the first picture</p>
-<div id="tiles"><img src="/stream" alt="all environments, tiled"><div>{buttons}</div></div>
+<div id="tiles"><img src="stream" alt="all environments, tiled"><div>{buttons}</div></div>
 <p>Click a tile to suspend its environment, again to resume it.</p>
-<script>
+<script nonce="{nonce}">
 for (const button of document.querySelectorAll("button"))
-  button.onclick = () => fetch("/click/" + button.dataset.env, {{method: "POST"}});
+  button.onclick = () => fetch("click/" + button.dataset.env, {{method: "POST"}});
 const clock = setInterval(async () => {{
   let state;
   try {{
-    state = await (await fetch("/state")).json();
+    state = await (await fetch("state")).json();
   }} catch {{
     clearInterval(clock);
     document.getElementById("state").textContent = "headrace view has ended; start it again and reload";
@@ -67,7 +78,7 @@ class Screen:
         self._picture, self._number = b"", 0
         self._suspended: list[int] = []
         self._steps, self._began = 0, time.monotonic()
-        self._clicks: list[int] = []
+        self._clicked: set[int] = set()
         self._watchers = 0
         self.closed = False
 
@@ -90,24 +101,31 @@ class Screen:
             self._changed.wait_for(lambda: self.closed or self._number > after)
             return None if self.closed else (self._number, self._picture)
 
-    def watch(self, change: int) -> None:
-        """Somebody came (1) or went (-1)."""
+    @contextlib.contextmanager
+    def watching(self) -> Generator[bool]:
+        """Count one more viewer in the block; False, and not counted, if there are too many already."""
         with self._changed:
-            self._watchers += change
+            welcome = self._watchers < _MOST_WATCHERS
+            self._watchers += welcome
+        try:
+            yield welcome
+        finally:
+            with self._changed:
+                self._watchers -= welcome
 
     def click(self, number: int) -> bool:
-        """Ask for environment ``number`` to be suspended or resumed; False if there is none."""
+        """Request that environment ``number`` is suspended or resumed; False if there is none. Two clicks cancel."""
         if not 0 <= number < self._num_envs:
             return False
         with self._changed:
-            self._clicks.append(number)
+            self._clicked ^= {number}
         return True
 
     def take_clicks(self) -> list[int]:
-        """The clicks since the last call."""
+        """The environments that were clicked since the last call, ascending."""
         with self._changed:
-            taken, self._clicks = self._clicks, []
-        return taken
+            taken, self._clicked = self._clicked, set()
+        return sorted(taken)
 
     def state(self) -> dict[str, object]:
         """For the line above the picture."""
@@ -121,8 +139,8 @@ class Screen:
             self.closed = True
             self._changed.notify_all()
 
-    def page(self) -> str:
-        """The HTML."""
+    def page(self, nonce: str) -> str:
+        """The HTML; ``nonce`` marks the only script and style that a browser may use."""
         columns = int(np.ceil(np.sqrt(self._num_envs)))
         rows = -(-self._num_envs // columns)
         buttons = "".join(
@@ -130,61 +148,118 @@ class Screen:
             for i in range(self._num_envs)
         )
         title = html.escape(self._title)
-        return _PAGE.format(title=title, columns=columns, share=100 / rows, buttons=buttons)
+        return _PAGE.format(title=title, columns=columns, share=100 / rows, buttons=buttons, nonce=nonce)
 
 
-def serve(screen: Screen, port: int) -> ThreadingHTTPServer:
-    """A server on this machine only; the caller runs and closes it."""
+class ViewServer(ThreadingHTTPServer):
+    """Serves one screen on this machine, to whoever has the address with its secret.
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/":
-                self._answer("text/html; charset=utf-8", screen.page().encode())
-            elif self.path == "/state":
-                self._answer("application/json", json.dumps(screen.state()).encode())
-            elif self.path == "/stream":
-                self._stream()
-            else:
-                self.send_error(404)
+    Any page of any site can send requests to a port of the machine that its reader sits at. So every request must name
+    this server as its Host (a site that gives its own name our address does not), have the secret in its path, and, if
+    it changes something, come from our own page by its Origin.
+    """
 
-        def do_POST(self) -> None:
-            name, _, number = self.path.strip("/").partition("/")
-            if name == "click" and number.isdigit() and screen.click(int(number)):
-                self._answer("text/plain", b"ok")
-            else:
-                self.send_error(404)
+    daemon_threads = True
 
-        def _answer(self, kind: str, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def __init__(self, screen: Screen, port: int) -> None:
+        self.screen = screen
+        self.secret = secrets.token_urlsafe(16)
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.hosts = frozenset(f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost"))
 
-        def _stream(self) -> None:
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://127.0.0.1:{self.server_port}/{self.secret}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 30  # a request that does not end holds a thread for no longer
+
+    @property
+    def _view(self) -> ViewServer:
+        assert isinstance(self.server, ViewServer)
+        return self.server
+
+    def do_GET(self) -> None:
+        place = self._admitted()
+        if place == "":
+            nonce = secrets.token_urlsafe(16)
+            policy = (
+                f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' data:; "
+                "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+            )
+            body = self._view.screen.page(nonce).encode()
+            self._answer("text/html; charset=utf-8", body, {"Content-Security-Policy": policy})
+        elif place == "state":
+            self._answer("application/json", json.dumps(self._view.screen.state()).encode())
+        elif place == "stream":
+            self._stream()
+        elif place is not None:
+            self.send_error(404)
+
+    def do_POST(self) -> None:
+        place = self._admitted()
+        if place is None:
+            return
+        if self.headers.get("Origin") != f"http://{self.headers['Host']}":
+            self.send_error(403, "the request does not come from the page of headrace view")
+            return
+        name, _, number = place.partition("/")
+        known = name == "click" and number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS
+        if known and self._view.screen.click(int(number)):
+            self._answer("text/plain", b"ok")
+        else:
+            self.send_error(404)
+
+    def _admitted(self) -> str | None:
+        """What is asked for, behind the secret; None if the request was refused."""
+        if self.headers.get_all("Host", []) not in [[host] for host in self._view.hosts]:
+            self.send_error(403, "expected the Host that headrace view printed")
+            return None
+        _, secret, *rest = f"{self.path}/".split("/", 2)
+        if not secrets.compare_digest(secret.encode(errors="replace"), self._view.secret.encode()):
+            self.send_error(403, "open the address that headrace view printed")
+            return None
+        return rest[0].removesuffix("/") if rest else ""
+
+    def _answer(self, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(200)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """No other site may show, read or keep anything, or learn the secret."""
+        for name, value in _ALWAYS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def _stream(self) -> None:
+        screen = self._view.screen
+        with screen.watching() as welcome:
+            if not welcome:
+                self.send_error(503, "too many viewers")
+                return
             self.send_response(200)
             self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
             self.end_headers()
-            screen.watch(1)
-            try:
-                number = 0
+            number = 0
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the page was closed
                 while (shown := screen.next_picture(number)) is not None:
                     number, picture = shown
                     head = f"--frame\r\nContent-Type: image/png\r\nContent-Length: {len(picture)}\r\n\r\n"
                     self.wfile.write(head.encode() + picture + b"\r\n")
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the page was closed
-            finally:
-                screen.watch(-1)
 
-        def log_message(self, format: str, *args: object) -> None:  # the signature is the base's
-            """Requests are not worth a line each."""
+    def log_message(self, format: str, *args: object) -> None:  # the signature is the base's
+        """Requests are not worth a line each."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
 
+def serve(screen: Screen, port: int) -> ViewServer:
+    """A server on this machine only; the caller runs and closes it."""
     try:
-        return Server(("127.0.0.1", port), Handler)
+        return ViewServer(screen, port)
     except OSError as error:
         raise ConfigError(f"--port: expected a free one, got {port} ({error.strerror}); try --port 0") from error
 
