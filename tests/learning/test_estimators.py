@@ -294,6 +294,22 @@ def test_monte_carlo_reads_next_values_only_where_a_trajectory_is_cut() -> None:
     compare(monte_carlo(*rollout.inputs, gamma=GAMMA), expected)
 
 
+@every_estimator
+@pytest.mark.parametrize("active", [True, False])
+def test_a_missing_next_value_of_a_cut_trajectory_is_the_value_of_the_step_and_reaches_nothing_else(
+    name: str, active: bool
+) -> None:
+    """As in a compact store, which has no observation after the last step of a trajectory."""
+    rollout = make(12, 40, 17, active=0.7 if active else 1.0)
+    repaired = make(12, 40, 17, active=0.7 if active else 1.0)
+    for env, steps in trajectories(rollout):
+        rollout.next_value[steps[-1], env] = math.nan
+        repaired.next_value[steps[-1], env] = repaired.value[steps[-1], env]
+    estimate = run(name, rollout, active=active)
+    assert estimate.advantage.isfinite().all()
+    compare(estimate, run(name, repaired, active=active))
+
+
 def test_vtrace_on_policy_is_monte_carlo() -> None:
     rollout = make(9, 5, 13, active=1.0)
     within = ~(rollout.terminated | rollout.truncated)[:-1]

@@ -94,3 +94,9 @@ def _stamp_with_sources(compiled: object, path: Path) -> None:
 def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a small function that kernels call, inlined into them."""
     return cast("Callable[_P, _R]", numba.njit(inline="always")(function))
+
+
+def helper(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a function that only kernels call: no way in from Python, nothing on disk of its own."""
+    compiled = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return cast("Callable[_P, _R]", compiled)

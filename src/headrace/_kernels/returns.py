@@ -1,209 +1,141 @@
 """The return recursions: numba on the CPU, Warp on CUDA, plain torch elsewhere. One door for all three.
 
-Every function takes checked tensors (T, N) of one float dtype on one device, flags as bool, ``active`` as bool (T, N)
-or None where every step counts, and gives ``(advantage, value_target)``: fresh, time-major, (T, N), without gradients,
-0 where not active. ``headrace.learning._returns`` is the checked front; the recursions are written there.
+Everything is (T, N), time-major, of one float dtype on one device. Results are fresh, without gradients, 0 where not
+active. ``headrace.learning._returns`` is the checked front.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace._kernels import returns_reference as reference
 from headrace.errors import require_extra
 
 Returns: TypeAlias = tuple[Tensor, Tensor]
+"""advantage and value target"""
+Backend: TypeAlias = Literal["numba", "warp", "reference"]
 
 _SHARE = 1 << 18
 """Fewer steps are done before a sleeping thread has woken up."""
 
 
-def gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    lam: float,
+class Rollout(NamedTuple):
+    """What every recursion reads. ``active`` is None where every step counts."""
+
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    active: Tensor | None
+
+
+class Recursion(NamedTuple):
+    """Which member of the family :func:`lambda_returns` computes."""
+
+    gamma: float
+    lam: float
+    base: int
+    """1: x is what a step adds to V (GAE, V-trace). 0: x is the return itself (TD(λ)), where V' counts 1 − λ times."""
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+
+
+def lambda_returns(
+    rollout: Rollout, recursion: Recursion, ratio: Tensor | None = None, *, backend: Backend | None = None
 ) -> Returns:
-    """Generalized advantage estimation."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    if reward.device.type == "cpu":
-        from headrace._kernels import returns_numba
+    """The recursion that GAE, TD(λ) and V-trace share, backwards over the active steps of each environment.
 
-        return _numba(returns_numba.gae, tensors, active, (gamma, lam))
-    if reward.device.type == "cuda":
-        return warp_gae(*tensors, active, gamma=gamma, lam=lam)
-    return reference.gae(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
+    ```
+    a_t = r_t + γ·w_t·V'_t − base·V_t
+    x_t = ρ_t·a_t + γ·λ·c_t·x_{t+1}
+    value_target = x_t + base·V_t
+    advantage    = x_t − (1 − base)·V_t, or with ratios ρ_t·(a_t + γ·x_{t+1})
+    ```
 
+    x_{t+1} is 0 where t terminated, truncated or is the last; V'_t is not read where t terminated; w_t is 1 there and
+    for base 1, and 1 − λ within an episode for base 0 (not read for λ = 1). Where t was truncated or is the last and
+    V'_t is NaN, V_t stands for it. ρ_t = min(ρ̄, ratio) and c_t = min(c̄, ratio), 1 without ratios.
+    """
+    backend = backend or _backend(rollout)
+    rollout = _fill_gaps(rollout)
+    gamma, lam, base, rho_clip, c_clip = recursion
+    match backend:
+        case "numba":
+            from headrace._kernels import returns_numba
 
-def td_lambda(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    lam: float,
-) -> Returns:
-    """TD(λ) returns; with λ = 1 no next value is read except where a trajectory is truncated or cut."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    if reward.device.type == "cpu":
-        from headrace._kernels import returns_numba
+            extra = None if ratio is None else _array(ratio)
+            # None: V' counts once, which numba compiles apart
+            numbers = (None if base else 1 - lam, gamma, lam, rho_clip, c_clip)
+            return _numba(returns_numba.lambda_returns, rollout, (extra,), numbers)
+        case "warp":
+            # kernels take no None: any array of the dtype does where there are no ratios
+            extra = (rollout.reward if ratio is None else ratio, 0 if ratio is None else 1)
+            return _warp("lambda_returns", rollout, extra, recursion, rollout.reward.shape[1])
+        case "reference":
+            from headrace._kernels import returns_reference
 
-        return _numba(returns_numba.td_lambda, tensors, active, (gamma, lam))
-    if reward.device.type == "cuda":
-        return warp_td_lambda(*tensors, active, gamma=gamma, lam=lam)
-    return reference.td_lambda(*tensors, _all_active(active, reward), gamma=gamma, lam=lam)
-
-
-def n_step(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    n: int,
-) -> Returns:
-    """n-step returns. Work grows with min(n, T)."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    n = min(n, max(reward.shape[0], 1))
-    if reward.device.type == "cpu":
-        from headrace._kernels import returns_numba
-
-        return _numba(returns_numba.n_step, tensors, active, (gamma,), count=n)
-    if reward.device.type == "cuda":
-        return warp_n_step(*tensors, active, gamma=gamma, n=n)
-    return reference.n_step(*tensors, _all_active(active, reward), gamma=gamma, n=n)
+            return returns_reference.lambda_returns(rollout, recursion, ratio)
 
 
-def vtrace(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    ratio: Tensor,
-    *,
-    gamma: float,
-    rho_clip: float,
-    c_clip: float,
-) -> Returns:
-    """V-trace; ``ratio`` is π(a|s) / μ(a|s), (T, N)."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    if reward.device.type == "cpu":
-        from headrace._kernels import vtrace_numba
+def n_step(rollout: Rollout, *, gamma: float, n: int, backend: Backend | None = None) -> Returns:
+    """n-step returns. Work grows with min(n, T) on the CPU."""
+    n = min(n, max(rollout.reward.shape[0], 1))
+    backend = backend or _backend(rollout)
+    rollout = _fill_gaps(rollout)
+    match backend:
+        case "numba":
+            from headrace._kernels import returns_numba
 
-        return _numba(vtrace_numba.vtrace, tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
-    if reward.device.type == "cuda":
-        return warp_vtrace(*tensors, active, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
-    live = _all_active(active, reward)
-    return reference.vtrace(*tensors, live, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
+            return _numba(returns_numba.n_step, rollout, (), (gamma,), n)
+        case "warp":
+            return _warp("n_step", rollout, (n,), (gamma,), tuple(rollout.reward.shape))
+        case "reference":
+            from headrace._kernels import returns_reference
+
+            return returns_reference.n_step(rollout, gamma, n)
 
 
-def warp_gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    lam: float,
-) -> Returns:
-    """:func:`gae` by Warp, on whichever device the tensors are."""
-    return _warp("gae", (reward, value, next_value, terminated, truncated), active, (gamma, lam))
+def _backend(rollout: Rollout) -> Backend:
+    device = rollout.reward.device.type
+    return "numba" if device == "cpu" else "warp" if device == "cuda" else "reference"
 
 
-def warp_td_lambda(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    lam: float,
-) -> Returns:
-    """:func:`td_lambda` by Warp, on whichever device the tensors are."""
-    return _warp("td_lambda", (reward, value, next_value, terminated, truncated), active, (gamma, lam))
-
-
-def warp_n_step(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    *,
-    gamma: float,
-    n: int,
-) -> Returns:
-    """:func:`n_step` by Warp, on whichever device the tensors are."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    return _warp("n_step", tensors, active, (gamma,), count=n)
-
-
-def warp_vtrace(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    ratio: Tensor,
-    *,
-    gamma: float,
-    rho_clip: float,
-    c_clip: float,
-) -> Returns:
-    """:func:`vtrace` by Warp, on whichever device the tensors are."""
-    tensors = (reward, value, next_value, terminated, truncated)
-    return _warp("vtrace", tensors, active, (gamma, rho_clip, c_clip), ratio=ratio)
+def _fill_gaps(rollout: Rollout) -> Rollout:
+    """Put V for V' where a trajectory was cut and V' is NaN."""
+    next_value = rollout.next_value
+    if next_value.device.type == "cpu" and next_value.is_contiguous():
+        # on other devices asking would wait for the device
+        only_last = rollout.active is None and not rollout.truncated.any()
+        flat = (next_value[-1:] if only_last else next_value).detach().reshape(-1).numpy()
+        # NaN if and only if one of them is, at the cost of one read
+        if not np.isnan(np.dot(flat, flat)):
+            return rollout
+    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
+    is_last = active & (active.flip(0).cumsum(0).flip(0) == 1)
+    gap = next_value.isnan() & (rollout.truncated | is_last)
+    return rollout._replace(next_value=torch.where(gap, rollout.value, next_value).detach())
 
 
 def _numba(
-    kernel: Callable[..., None],
-    tensors: tuple[Tensor, ...],
-    active: Tensor | None,
-    numbers: tuple[float, ...],
-    *,
-    count: int | None = None,
-    ratio: Tensor | None = None,
+    kernel: Any, rollout: Rollout, extra: tuple[Any, ...], numbers: tuple[float | None, ...], *counts: int
 ) -> Returns:
     from headrace._kernels.compiled import run
 
-    advantage, value_target = _outputs(tensors[0])
-    scalar: Callable[[float], Any] = np.float32 if tensors[0].dtype == torch.float32 else np.float64
-    steps, envs = tensors[0].shape
+    advantage, value_target = _outputs(rollout.reward)
+    scalar: Any = np.float32 if rollout.reward.dtype == torch.float32 else np.float64
+    steps, envs = rollout.reward.shape
     run(
         kernel,
         envs,
-        *map(_array, tensors),
-        _every_step(envs) if active is None else _array(active),
-        0 if active is None else 1,
-        *(() if ratio is None else (_array(ratio),)),
-        *map(scalar, numbers),
-        *(() if count is None else (count,)),
+        *(None if tensor is None else _array(tensor) for tensor in rollout),
+        *extra,
+        *(None if number is None else scalar(number) for number in numbers),
+        *counts,
         advantage.numpy(),
         value_target.numpy(),
         min_rows=_SHARE // max(steps, 1) + 1,
@@ -212,36 +144,26 @@ def _numba(
 
 
 def _warp(
-    name: str,
-    tensors: tuple[Tensor, ...],
-    active: Tensor | None,
-    numbers: tuple[float, ...],
-    *,
-    count: int | None = None,
-    ratio: Tensor | None = None,
+    name: str, rollout: Rollout, extra: tuple[Any, ...], numbers: tuple[float, ...], dim: int | tuple[int, ...]
 ) -> Returns:
     wp = require_extra("warp", extra="warp", purpose="value estimation on CUDA")
     from headrace._kernels import returns_warp
 
     wp.init()
-
-    reward = tensors[0]
-    live, step = _activity(active, reward)
+    reward = rollout.reward
     advantage, value_target = _outputs(reward)
     if reward.numel() == 0:
         return advantage, value_target
+    # an index of t·step reads one row again and again where every step counts
+    active, step = (rollout.active, 1) if rollout.active is not None else (torch.ones_like(rollout.terminated[:1]), 0)
     scalar = wp.float32 if reward.dtype == torch.float32 else wp.float64
-    arrays = [tensor.detach().contiguous() for tensor in tensors]
-    inputs: list[Any] = [*map(wp.from_torch, arrays), wp.from_torch(live), step]
-    if ratio is not None:
-        inputs.append(wp.from_torch(ratio.detach().contiguous()))
-    inputs += map(scalar, numbers)
-    if count is not None:
-        inputs.append(count)
+    inputs = [*rollout[:5], active, step, *extra]
+    # Warp's view of a tensor does not keep it alive
+    tensors = [item.detach().contiguous() if isinstance(item, Tensor) else item for item in inputs]
     wp.launch(
         getattr(returns_warp, name),
-        dim=tuple(reward.shape) if name == "n_step" else reward.shape[1],
-        inputs=inputs,
+        dim=dim,
+        inputs=[*(wp.from_torch(t) if isinstance(t, Tensor) else t for t in tensors), *map(scalar, numbers)],
         outputs=[wp.from_torch(advantage), wp.from_torch(value_target)],
         device=wp.device_from_torch(reward.device),
         # on torch's stream, so that neither side waits
@@ -254,23 +176,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     # asked one by one: at these sizes a detach that does nothing is a measurable part of the whole
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
-
-
-@functools.lru_cache(maxsize=8)
-def _every_step(envs: int) -> NDArray[np.bool_]:
-    """The mask of steps that all count, one row; kernels only read it."""
-    return np.ones((1, envs), dtype=np.bool_)
-
-
-def _activity(active: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
-    """The mask a kernel indexes with ``t · step``: a single row where every step counts."""
-    if active is None:
-        return torch.ones((1, like.shape[1]), dtype=torch.bool, device=like.device), 0
-    return active.contiguous(), 1
-
-
-def _all_active(active: Tensor | None, like: Tensor) -> Tensor:
-    return torch.ones_like(like, dtype=torch.bool) if active is None else active
 
 
 def _outputs(like: Tensor) -> Returns:

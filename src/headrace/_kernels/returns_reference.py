@@ -1,113 +1,61 @@
-"""The return recursions in plain torch, a step at a time: what the CPU and CUDA kernels are compared with.
-
-Tensors are (T, N), ``active`` bool (T, N). Any float dtype, any device.
-"""
+"""The return recursions in plain torch, a step at a time: what the CPU and CUDA kernels are compared with."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def gae(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor,
-    *,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
-    """Generalized advantages and their value targets."""
-    advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
-    carry = torch.zeros_like(reward[0]) if len(reward) else reward.new_zeros(reward.shape[1])
-    for t in reversed(range(reward.shape[0])):
-        bootstrap = next_value[t].masked_fill(terminated[t], 0)
-        following = carry.masked_fill(terminated[t] | truncated[t], 0)
-        now = reward[t] + gamma * bootstrap - value[t] + gamma * lam * following
-        carry = torch.where(active[t], now, carry)
-        advantage[t] = now.masked_fill(~active[t], 0)
-        value_target[t] = (now + value[t]).masked_fill(~active[t], 0)
-    return advantage, value_target
+from headrace._kernels.returns import Recursion, Returns, Rollout
 
 
-def td_lambda(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor,
-    *,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
-    """TD(λ) advantages and returns."""
+def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None) -> Returns:
+    """See :func:`headrace._kernels.returns.lambda_returns`."""
+    reward, value = rollout.reward, rollout.value
+    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
+    gamma, lam = recursion.gamma, recursion.lam
     advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
     carry = reward.new_zeros(reward.shape[1])
     fresh = torch.ones_like(carry, dtype=torch.bool)
     for t in reversed(range(reward.shape[0])):
-        mixed = carry if lam == 1 else (1 - lam) * next_value[t] + lam * carry
-        following = torch.where(truncated[t] | fresh, next_value[t], mixed).masked_fill(terminated[t], 0)
-        now = reward[t] + gamma * following
+        cut = rollout.truncated[t] | fresh
+        following = carry.masked_fill(rollout.terminated[t] | cut, 0)
+        ahead = _ahead(rollout, t, cut, gamma, 1.0 if recursion.base else 1 - lam) - recursion.base * value[t]
+        if ratio is None:
+            now = ahead + gamma * lam * following
+            estimate = now if recursion.base else now - value[t]
+        else:
+            rho, c = ratio[t].clamp(max=recursion.rho_clip), ratio[t].clamp(max=recursion.c_clip)
+            now = rho * ahead + gamma * lam * c * following
+            estimate = rho * (ahead + gamma * following)
         carry = torch.where(active[t], now, carry)
         fresh = fresh & ~active[t]
-        advantage[t] = (now - value[t]).masked_fill(~active[t], 0)
-        value_target[t] = now.masked_fill(~active[t], 0)
+        advantage[t] = estimate.masked_fill(~active[t], 0)
+        value_target[t] = (now + recursion.base * value[t]).masked_fill(~active[t], 0)
     return advantage, value_target
 
 
-def n_step(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor,
-    *,
-    gamma: float,
-    n: int,
-) -> tuple[Tensor, Tensor]:
-    """n-step advantages and returns: the m-step return of t from the (m−1)-step return of the step after t."""
-    alone = reward + gamma * next_value.masked_fill(terminated, 0)
-    returns = alone
-    for _ in range(n - 1):
+def n_step(rollout: Rollout, gamma: float, n: int) -> Returns:
+    """See :func:`headrace._kernels.returns.n_step`."""
+    reward = rollout.reward
+    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
+    returns = torch.empty_like(reward)
+    for m in range(n):
         longer = torch.empty_like(returns)
         carry = reward.new_zeros(reward.shape[1])
         fresh = torch.ones_like(carry, dtype=torch.bool)
         for t in reversed(range(reward.shape[0])):
-            stops = terminated[t] | truncated[t] | fresh
-            longer[t] = torch.where(stops, alone[t], reward[t] + gamma * carry)
+            cut = rollout.truncated[t] | fresh
+            ahead = _ahead(rollout, t, cut, gamma, 0.0 if m else 1.0)
+            stops = rollout.terminated[t] | cut
+            longer[t] = torch.where(stops, ahead, ahead + gamma * carry) if m else ahead
             carry = torch.where(active[t], returns[t], carry)
             fresh = fresh & ~active[t]
         returns = longer
-    return (returns - value).masked_fill(~active, 0), returns.masked_fill(~active, 0)
+    return (returns - rollout.value).masked_fill(~active, 0), returns.masked_fill(~active, 0)
 
 
-def vtrace(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor,
-    ratio: Tensor,
-    *,
-    gamma: float,
-    rho_clip: float,
-    c_clip: float,
-) -> tuple[Tensor, Tensor]:
-    """V-trace policy-gradient advantages and value targets."""
-    advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
-    carry = reward.new_zeros(reward.shape[1])
-    for t in reversed(range(reward.shape[0])):
-        rho, c = ratio[t].clamp(max=rho_clip), ratio[t].clamp(max=c_clip)
-        bootstrap = next_value[t].masked_fill(terminated[t], 0)
-        following = carry.masked_fill(terminated[t] | truncated[t], 0)
-        now = rho * (reward[t] + gamma * bootstrap - value[t]) + gamma * c * following
-        carry = torch.where(active[t], now, carry)
-        advantage[t] = (rho * (reward[t] + gamma * (bootstrap + following) - value[t])).masked_fill(~active[t], 0)
-        value_target[t] = (now + value[t]).masked_fill(~active[t], 0)
-    return advantage, value_target
+def _ahead(rollout: Rollout, t: int, cut: Tensor, gamma: float, weight: float) -> Tensor:
+    """r + γ·V': V' is 0 where terminated and counts ``weight`` times within an episode."""
+    next_value = rollout.next_value[t]
+    within = torch.zeros_like(next_value) if weight == 0 else weight * next_value
+    return rollout.reward[t] + gamma * torch.where(cut, next_value, within).masked_fill(rollout.terminated[t], 0)

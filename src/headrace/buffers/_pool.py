@@ -9,6 +9,7 @@ back to that of an idle block, no reader is left.
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import threading
 
@@ -26,7 +27,17 @@ _SMALL = 1 << 18
 _ALWAYS_KEPT = 2
 """A consumer that holds the last observation while the next is made needs two, however large they are."""
 
+_HUGE_PAGE = 1 << 21
+
 _Block = npt.NDArray[np.uint8]
+
+
+def anonymous(nbytes: int) -> _Block:
+    """Zeroed private memory, in huge pages where the kernel agrees; pages appear when they are first written."""
+    block = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= 2 * _HUGE_PAGE:
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8, nbytes)
 
 
 class OutputPool:
@@ -78,7 +89,7 @@ class OutputPool:
                 block = blocks.pop(index)
                 blocks.append(block)
                 return block
-        block = np.empty(wanted, np.uint8)
+        block = anonymous(wanted)
         blocks.append(block)
         held = sum(other.nbytes for other in blocks)
         while held > self._max_bytes and len(blocks) > _ALWAYS_KEPT:

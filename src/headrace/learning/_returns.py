@@ -9,8 +9,14 @@ Every estimator takes tensors (T, N), time-major, or (N, T) with ``batch_first=T
   they would get if the suspended steps were not there. Their own results are 0, and whatever they hold, NaN
   included, is never read.
 
-The last step of the rollout cuts whatever goes on: it bootstraps with ``next_value`` too. ``next_value`` is never read
-where the step terminated. Results are fresh, in the layout and dtype of the inputs, and carry no gradient.
+The last step of the rollout cuts whatever goes on: it bootstraps with ``next_value`` too.
+
+What a step does not read cannot reach a result: ``next_value`` may be NaN where the step terminated, and between the
+steps of an episode for estimators that do not bootstrap there. Where a trajectory is truncated or cut and its
+``next_value`` is NaN, because a compact store has no observation for it, ``value`` stands for it: V(s_t) for
+V(s_{t+1}), as in TorchRL. That is an approximation; :func:`~headrace.learning.repair_next_obs` counts such steps.
+
+Results are fresh, in the layout and dtype of the inputs, and carry no gradient.
 
 In the docstrings γ is ``gamma``, V_t is ``value``, V'_t is ``next_value``, set to 0 where terminated, and t+1 is
 the environment's next active step.
@@ -24,6 +30,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels import returns as kernels
+from headrace._kernels.returns import Recursion, Rollout
 from headrace.errors import ConfigError, DeviceError, DtypeError, ShapeError
 
 
@@ -34,17 +41,6 @@ class Estimate(NamedTuple):
     """What the policy's loss weighs log-probabilities with."""
     value_target: Tensor
     """What the value network is regressed on."""
-
-
-class _Rollout(NamedTuple):
-    """Checked inputs, time-major."""
-
-    reward: Tensor
-    value: Tensor
-    next_value: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    active: Tensor | None
 
 
 def gae(
@@ -69,7 +65,7 @@ def gae(
     """
     _unit(gamma=gamma, lam=lam)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.gae(*rollout, gamma=gamma, lam=lam), batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(gamma, lam, base=1)), batch_first)
 
 
 def td0(
@@ -92,12 +88,7 @@ def td0(
     """
     _unit(gamma=gamma)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    target = rollout.reward + gamma * rollout.next_value.masked_fill(rollout.terminated, 0)
-    advantage = target - rollout.value
-    if rollout.active is not None:
-        asleep = ~rollout.active
-        advantage, target = advantage.masked_fill(asleep, 0), target.masked_fill(asleep, 0)
-    return _given((advantage.detach(), target.detach()), batch_first)
+    return _given(kernels.n_step(rollout, gamma=gamma, n=1), batch_first)
 
 
 def td_lambda(
@@ -125,7 +116,7 @@ def td_lambda(
     """
     _unit(gamma=gamma, lam=lam)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.td_lambda(*rollout, gamma=gamma, lam=lam), batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(gamma, lam, base=0)), batch_first)
 
 
 def monte_carlo(
@@ -152,7 +143,7 @@ def monte_carlo(
     """
     _unit(gamma=gamma)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.td_lambda(*rollout, gamma=gamma, lam=1.0), batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(gamma, 1.0, base=0)), batch_first)
 
 
 def n_step(
@@ -180,7 +171,7 @@ def n_step(
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.n_step(*rollout, gamma=gamma, n=n), batch_first)
+    return _given(kernels.n_step(rollout, gamma=gamma, n=n), batch_first)
 
 
 def vtrace(
@@ -218,8 +209,8 @@ def vtrace(
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
     _like("log_ratio", log_ratio, reward)
     ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
-    estimate = kernels.vtrace(*rollout, ratio, gamma=gamma, rho_clip=rho_clip, c_clip=c_clip)
-    return _given(estimate, batch_first)
+    recursion = Recursion(gamma, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
+    return _given(kernels.lambda_returns(rollout, recursion, ratio), batch_first)
 
 
 def _checked(
@@ -230,7 +221,7 @@ def _checked(
     truncated: Tensor,
     active: Tensor | None,
     batch_first: bool,
-) -> _Rollout:
+) -> Rollout:
     layout = "(N, T)" if batch_first else "(T, N)"
     if reward.dim() != 2:
         raise ShapeError(f"reward: expected {layout}, got {tuple(reward.shape)}; {_shape_hint(tuple(reward.shape))}")
@@ -242,9 +233,9 @@ def _checked(
     _flag("truncated", truncated, reward)
     if active is not None:
         _flag("active", active, reward)
-    rollout = _Rollout(reward, value, next_value, terminated, truncated, active)
+    rollout = Rollout(reward, value, next_value, terminated, truncated, active)
     if batch_first:
-        return _Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
+        return Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
     return rollout
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.gather import Int64s
+from headrace.buffers import OutputPool
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import Float32s
-from headrace.replay._memory import OutputPool
 from headrace.replay._pool import FramePool
 from headrace.replay._rows import Rows
 from headrace.replay._samplers import Picked
@@ -152,9 +152,9 @@ def read_observations(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s
 
 def read_frames(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
     """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
-    block = outputs.take(index.size * rows.row_bytes)
-    rows.read(index, leaf.outer, block)
-    return torch.from_numpy(block).view(leaf.frame.dtype)
+    block = outputs.take((index.size * rows.row_bytes,), torch.uint8)
+    rows.read(index, leaf.outer, block.numpy())
+    return block.view(leaf.frame.dtype)
 
 
 def read_array(rows: Rows, spec: ArraySpec, index: Int64s, batch: tuple[int, ...]) -> Tensor:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from headrace._kernels.gather import Bytes
+from headrace.buffers import anonymous
 from headrace.errors import CapacityError, DataError
 
 _SUFFIX = ".bin"
-_HUGE_PAGE = 1 << 21
 
 
 class Memory(Protocol):
@@ -122,39 +121,6 @@ class CheckpointMemory:
 
     def flush(self) -> None:
         """The checkpoint is never written to."""
-
-
-class OutputPool:
-    """Memory for samples, used again once nobody holds the sample.
-
-    A fresh allocation of some megabytes costs more in page faults than the copy into it. Each block is a numpy array;
-    a tensor made from it keeps a reference, so a block with no reference but ours is free. ``keep`` blocks are held.
-    """
-
-    def __init__(self, keep: int = 8) -> None:
-        self._keep = keep
-        self._blocks: list[Bytes] = []
-
-    def take(self, nbytes: int) -> Bytes:
-        """A block of exactly ``nbytes`` bytes with old content; it is the caller's until its last reference goes."""
-        for index in range(len(self._blocks)):
-            block = self._blocks[index]
-            # three references: the list, the variable, the argument of getrefcount itself
-            if block.nbytes == nbytes and sys.getrefcount(block) == 3:
-                self._blocks.append(self._blocks.pop(index))
-                return block
-        block = anonymous(nbytes)
-        self._blocks.append(block)
-        del self._blocks[: -self._keep]
-        return block
-
-
-def anonymous(nbytes: int) -> Bytes:
-    """Zeroed private memory, in huge pages where the kernel agrees."""
-    block = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= 2 * _HUGE_PAGE:
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(block, np.uint8, nbytes)
 
 
 def _copy_on_write(path: Path) -> Bytes:

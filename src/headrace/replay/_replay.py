@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._kernels.gather import Int64s
+from headrace.buffers import OutputPool
 from headrace.errors import ConfigError, DataError, IdError, ShapeError
 from headrace.files import claim, write_directory
 from headrace.replay import _disk as disk
@@ -21,7 +22,7 @@ from headrace.replay._batches import assemble
 from headrace.replay._checks import NestedObs, check_sizes, check_transition
 from headrace.replay._compressed import CompressedRows
 from headrace.replay._estimate import estimate_leaves, refuse_unless_fits
-from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, OutputPool, RamMemory
+from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, RamMemory
 from headrace.replay._pool import FramePool
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._rows import MappedRows, Rows

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._kernels.gather import ZERO_ROW, Int64s
+from headrace.buffers import OutputPool
 from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import CUT, ENDED
 from headrace.replay._batches import Branch, put_leaf, read_observations, tree
 from headrace.replay._checks import NestedObs, check_array, check_transition
-from headrace.replay._memory import OutputPool, RamMemory
+from headrace.replay._memory import RamMemory
 from headrace.replay._pool import FramePool
 from headrace.replay._rows import MappedRows
 from headrace.replay._spec import ArraySpec, Autoreset, Leaf, SpaceLike, array_spec, observation_leaves
