@@ -98,5 +98,6 @@ def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def helper(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a function that only kernels call: no way in from Python, nothing on disk of its own."""
-    compiled = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    return cast("Callable[_P, _R]", compiled)
+    # the two settings without wrappers are missing from numba's types
+    settings: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast("Callable[_P, _R]", numba.njit(nogil=True, error_model="numpy", **settings)(function))

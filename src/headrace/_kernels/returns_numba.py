@@ -80,10 +80,10 @@ def _write(x: Floats, value: Floats, times: Number, active: Flags | None, out: F
 
 
 @helper
-def _zero(active: Flags, out: Floats) -> None:
+def _zero(active: Flags | None, out: Floats) -> None:
     zero = out.dtype.type(0)
     for n in range(out.shape[0]):
-        out[n] = out[n] if active[n] else zero
+        out[n] = out[n] if active is None or active[n] else zero
 
 
 @kernel(checked_division=False)
