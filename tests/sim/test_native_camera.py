@@ -335,11 +335,3 @@ def test_wrong_requests_are_refused_with_what_to_do():
     camera.close()
     with pytest.raises(LifecycleError, match="closed"):
         camera.render(poses)
-
-
-def test_an_orthographic_camera_is_refused_and_names_the_one_that_can():
-    model = mujoco.MjModel.from_xml_string(
-        '<mujoco><worldbody><camera name="flat" projection="orthographic"/><geom size="1"/></worldbody></mujoco>'
-    )
-    with pytest.raises(ConfigError, match="GLCamera"):
-        NativeCamera(model, CameraSpec(name="flat", width=4, height=4))

@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
 from headrace.sim._mujoco_api import Model, mujoco, new_batch
 
-DataType: TypeAlias = Literal["rgb", "depth", "segmentation"]
-_DATA_TYPES = ("rgb", "depth", "segmentation")
+DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
+FRAME_KINDS: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+    "rgb": ((3,), np.uint8),
+    "gray": ((), np.uint8),
+    "depth": ((), np.float32),
+    "segmentation": ((), np.int32),
+    "normals": ((3,), np.float32),
+}
+"""Kind of image → axes after height and width, dtype."""
+_MOST_PIXELS = 32766
 
 F64: TypeAlias = NDArray[np.float64]
 
@@ -34,18 +42,22 @@ class CameraSpec:
     height: int
     """Pixels."""
     data_types: tuple[DataType, ...] = ("rgb",)
+    shadows: bool = False
+    """Native renderer: shadows of directional lights that cast them. OpenGL draws them always."""
+    specular: bool = False
+    """Native renderer: highlights. OpenGL draws them always."""
 
     def __post_init__(self) -> None:
         for side, pixels in (("width", self.width), ("height", self.height)):
-            if pixels < 1:
-                raise ConfigError(f"CameraSpec.{side}: expected at least 1 pixel, got {pixels}")
+            if not 1 <= pixels <= _MOST_PIXELS:
+                raise ConfigError(f"CameraSpec.{side}: expected at least 1 pixel and at most {_MOST_PIXELS}, got {pixels}")
         if not self.data_types or len(set(self.data_types)) != len(self.data_types):
             raise ConfigError(
-                f"CameraSpec.data_types: expected some of {_DATA_TYPES}, once each, got {self.data_types}"
+                f"CameraSpec.data_types: expected some of {tuple(FRAME_KINDS)}, once each, got {self.data_types}"
             )
         for kind in self.data_types:
-            if kind not in _DATA_TYPES:
-                raise UnknownNameError("camera data type", kind, _DATA_TYPES)
+            if kind not in FRAME_KINDS:
+                raise UnknownNameError("camera data type", kind, FRAME_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +67,18 @@ class PoseLayout:
     state: int
     """Numbers of state: qpos, mocap positions, mocap quaternions."""
     geoms: int
+    sites: int
     cameras: int
     lights: int
-    randomized: bool
+    randomized: bool = False
     """Whether rows carry colors and lights of their own."""
+    sized: bool = False
+    """Whether rows carry sizes of geoms of their own."""
+
+    @property
+    def model_sizes(self) -> tuple[int, ...]:
+        """What must agree between poses and the model that they are drawn with."""
+        return self.state, self.geoms, self.sites, self.cameras, self.lights
 
     @property
     def width(self) -> int:
@@ -75,14 +95,18 @@ class PoseLayout:
 def _sections(layout: PoseLayout) -> dict[str, slice]:
     sizes = {
         "state": layout.state,
+        # sites right after geoms: cameras show both alike
         "geom_pos": 3 * layout.geoms,
+        "site_pos": 3 * layout.sites,
         "geom_mat": 9 * layout.geoms,
+        "site_mat": 9 * layout.sites,
         "camera_pos": 3 * layout.cameras,
         "camera_mat": 9 * layout.cameras,
         "light_pos": 3 * layout.lights,
         "light_dir": 3 * layout.lights,
         "geom_rgba": 4 * layout.geoms if layout.randomized else 0,
         "light_diffuse": 3 * (1 + layout.lights) if layout.randomized else 0,
+        "geom_size": 3 * layout.geoms if layout.sized else 0,
         "end": 0,
     }
     sections: dict[str, slice] = {}
@@ -136,6 +160,25 @@ class ScenePoses:
         return self._part("geom_mat", self.layout.geoms, 9)
 
     @property
+    def shown_pos(self) -> F64:
+        """(n, geoms + sites, 3), world."""
+        sections = self.layout.sections
+        both = slice(sections["geom_pos"].start, sections["site_pos"].stop)
+        return self.packed[:, both].reshape(len(self), -1, 3)
+
+    @property
+    def shown_mat(self) -> F64:
+        """(n, geoms + sites, 9), world."""
+        sections = self.layout.sections
+        both = slice(sections["geom_mat"].start, sections["site_mat"].stop)
+        return self.packed[:, both].reshape(len(self), -1, 9)
+
+    @property
+    def geom_size(self) -> F64 | None:
+        """(n, geoms, 3), or None where the model's sizes hold."""
+        return self._part("geom_size", self.layout.geoms, 3) if self.layout.sized else None
+
+    @property
     def camera_pos(self) -> F64:
         """(n, cameras, 3), world."""
         return self._part("camera_pos", self.layout.cameras, 3)
@@ -170,22 +213,22 @@ class ScenePoses:
 class CameraFrames:
     """Pictures of n rows; what the camera was not asked for is None. The receiver owns the arrays."""
 
-    rgb: NDArray[np.uint8] | None
+    rgb: NDArray[np.uint8] | None = None
     """(n, height, width, 3)."""
-    depth: NDArray[np.float32] | None
+    gray: NDArray[np.uint8] | None = None
+    """(n, height, width)."""
+    depth: NDArray[np.float32] | None = None
     """(n, height, width): meters along the optical axis; the far plane where nothing is."""
-    segmentation: NDArray[np.int32] | None
-    """(n, height, width): geom ids, -1 where nothing is."""
+    segmentation: NDArray[np.int32] | None = None
+    """(n, height, width): geom ids, -1 where nothing is or a site."""
+    normals: NDArray[np.float32] | None = None
+    """(n, height, width, 3): unit normals of the surfaces in the world; zero where nothing is."""
 
     @classmethod
     def empty(cls, spec: CameraSpec, rows: int) -> CameraFrames:
         """Uninitialized memory for ``rows`` frames of a camera."""
         shape = (rows, spec.height, spec.width)
-        return cls(
-            rgb=np.empty((*shape, 3), np.uint8) if "rgb" in spec.data_types else None,
-            depth=np.empty(shape, np.float32) if "depth" in spec.data_types else None,
-            segmentation=np.empty(shape, np.int32) if "segmentation" in spec.data_types else None,
-        )
+        return cls(**{k: np.empty((*shape, *FRAME_KINDS[k][0]), FRAME_KINDS[k][1]) for k in spec.data_types})
 
 
 class Camera(Protocol):
@@ -207,14 +250,9 @@ def frames_for(spec: CameraSpec, rows: int, out: CameraFrames | None) -> CameraF
     if out is None:
         return CameraFrames.empty(spec, rows)
     shape = (rows, spec.height, spec.width)
-    expected = {
-        "rgb": ((*shape, 3), np.uint8, out.rgb),
-        "depth": (shape, np.float32, out.depth),
-        "segmentation": (shape, np.int32, out.segmentation),
-    }
-    for name, (size, dtype, array) in expected.items():
-        if name not in spec.data_types:
-            continue
+    for name in spec.data_types:
+        axes, dtype = FRAME_KINDS[name]
+        size, array = (*shape, *axes), getattr(out, name)
         if array is None or array.shape != size:
             got = "nothing" if array is None else array.shape
             raise ShapeError(f"out.{name}: expected {size}, got {got}; use CameraFrames.empty(spec, rows)")
@@ -236,9 +274,27 @@ def camera_id(model: Model, name: str) -> int:
 def pose_layout(model: Model, *, randomized: bool = False) -> PoseLayout:
     """The layout of a model's poses."""
     raw: Any = model
-    state = raw.nq + 7 * raw.nmocap
-    return PoseLayout(state=state, geoms=raw.ngeom, cameras=raw.ncam, lights=raw.nlight, randomized=randomized)
+    return PoseLayout(
+        state=raw.nq + 7 * raw.nmocap,
+        geoms=raw.ngeom,
+        sites=raw.nsite,
+        cameras=raw.ncam,
+        lights=raw.nlight,
+        randomized=randomized,
+    )
 
+
+_DERIVED = {
+    "geom_pos": "geom_xpos",
+    "geom_mat": "geom_xmat",
+    "site_pos": "site_xpos",
+    "site_mat": "site_xmat",
+    "camera_pos": "cam_xpos",
+    "camera_mat": "cam_xmat",
+    "light_pos": "light_xpos",
+    "light_dir": "light_xdir",
+}
+"""Part of a row → field of MjData."""
 
 _BODIES_PER_THREAD = 2048
 """About a millisecond of kinematics."""
@@ -272,10 +328,10 @@ class PoseReader:
         self._batch = new_batch(self._kinematic, rows, threads)
         self._capacity = rows
         self._state = [self._batch.bind(name) for name in ("qpos", "mocap_pos", "mocap_quat")]
-        fields = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
-        parts = ("geom_pos", "geom_mat", "camera_pos", "camera_mat", "light_pos", "light_dir")
         self._derived = [
-            (self.layout.sections[part], self._batch.bind(name)) for part, name in zip(parts, fields, strict=True)
+            (self.layout.sections[part], self._batch.bind(name))
+            for part, name in _DERIVED.items()
+            if self.layout.sections[part].start < self.layout.sections[part].stop
         ]
 
     def read(self, qpos: F64, mocap_pos: F64 | None = None, mocap_quat: F64 | None = None) -> ScenePoses:
@@ -316,14 +372,9 @@ class PoseReader:
 def require_layout(camera: CameraSpec, layout: PoseLayout, poses: ScenePoses) -> None:
     """Poses must come from the camera's model; colors of their own are welcome."""
     got = poses.layout
-    same = (got.state, got.geoms, got.cameras, got.lights) == (
-        layout.state,
-        layout.geoms,
-        layout.cameras,
-        layout.lights,
-    )
-    if not same:
+    if got.model_sizes != layout.model_sizes:
         raise LifecycleError(
-            f"camera {camera.name!r}: poses have {got.geoms} geoms, {got.cameras} cameras and {got.lights} lights, its "
-            f"model has {layout.geoms}, {layout.cameras} and {layout.lights}; read them with a PoseReader of that model"
+            f"camera {camera.name!r}: poses have {got.geoms} geoms, {got.sites} sites, {got.cameras} cameras and "
+            f"{got.lights} lights, its model has {layout.geoms}, {layout.sites}, {layout.cameras} and {layout.lights}; "
+            "read them with a PoseReader of that model"
         )

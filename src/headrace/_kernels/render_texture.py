@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace._kernels.compiled import kernel
-from headrace._kernels.raycast_scene import F32, I32, U64
+from headrace._kernels.render_scene import F32, I32, U64
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)

@@ -2,8 +2,8 @@
 
 A quadric with center c and shape matrix S (Σ sᵢ² aᵢaᵢᵀ over its axes) is touched by the plane X = u·Z through the
 camera where (cₓ − u·c_z)² = Sₓₓ − 2u·Sₓ_z + u²·S_zz: the two roots are its exact extent on the picture. A disc is a
-quadric with one axis of length zero, so balls, capsules (two balls) and cylinders (two discs) all use it; a box uses
-its corners. Z is the depth, positive in front of the camera.
+quadric with one axis of length zero, so balls, capsules (two balls) and cylinders (two discs) all use it; boxes and
+the bounding boxes of shapes use their corners. Z is the depth, positive in front of the camera.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 
 import numpy as np
 
-from headrace._kernels.compiled import kernel
-from headrace._kernels.raycast_scene import BOX, CAPSULE, CYLINDER, F64, I32, PLANE, SPHERE, RaycastFrame
+from headrace._kernels.compiled import inline
+from headrace._kernels.render_scene import CAPSULE, CYLINDER, F64, I32, PLANE, SPHERE, RenderFrame
 
 _EVERYTHING = 1e30
 
 
-@kernel(checked_division=False)
+@inline
 def _quadric_extent(c: float, depth: float, s_cc: float, s_cz: float, s_zz: float) -> tuple[float, float]:
     """Smallest and largest slope u = X/Z over a quadric that lies in front of the camera."""
     a = depth * depth - s_zz
@@ -27,34 +27,42 @@ def _quadric_extent(c: float, depth: float, s_cc: float, s_cz: float, s_zz: floa
     return (b - root) / a, (b + root) / a
 
 
-@kernel(checked_division=False)
-def pixel_bounds(kind: int, size: F64, axes: F64, center: F64, frame: RaycastFrame, out: I32) -> None:
+@inline
+def pixel_bounds(
+    kind: int, corners: bool, box: F64, size: F64, axes: F64, center: F64, frame: RenderFrame, out: I32
+) -> bool:
     """Write first and past-the-last column, first and past-the-last row; equal where nothing can be seen.
 
     Args:
         kind: mjtGeom.
+        corners: whether the bounds are those of ``box``: boxes and triangles.
+        box: (6,): center and half sizes in the geom's frame.
         size: (3,) as in the model.
         axes: (3, 3): row i is axis i of the geom in camera coordinates (x right, y up, depth forward).
         center: (3,) of the geom in the same coordinates.
         frame: the frustum.
         out: int32 (4,).
+
+    Returns:
+        Whether some of it lies in front of the near plane and some behind it.
     """
     u_0, u_1, v_0, v_1 = _EVERYTHING, -_EVERYTHING, _EVERYTHING, -_EVERYTHING
     nearest, farthest = _EVERYTHING, -_EVERYTHING
+    flat = frame.perspective == 0.0
     if kind == PLANE:
         nearest, farthest = -1.0, _EVERYTHING
-    elif kind == BOX:
+    elif corners:
         for corner in range(8):
-            a = size[0] if corner & 1 else -size[0]
-            b = size[1] if corner & 2 else -size[1]
-            c = size[2] if corner & 4 else -size[2]
+            a = box[0] + (box[3] if corner & 1 else -box[3])
+            b = box[1] + (box[4] if corner & 2 else -box[4])
+            c = box[2] + (box[5] if corner & 4 else -box[5])
             x = center[0] + a * axes[0, 0] + b * axes[1, 0] + c * axes[2, 0]
             y = center[1] + a * axes[0, 1] + b * axes[1, 1] + c * axes[2, 1]
             depth = center[2] + a * axes[0, 2] + b * axes[1, 2] + c * axes[2, 2]
             nearest, farthest = min(nearest, depth), max(farthest, depth)
-            if depth > 0.0:
-                u_0, u_1 = min(u_0, x / depth), max(u_1, x / depth)
-                v_0, v_1 = min(v_0, y / depth), max(v_1, y / depth)
+            scale = 1.0 if flat else 1.0 / max(depth, 1e-300)
+            u_0, u_1 = min(u_0, x * scale), max(u_1, x * scale)
+            v_0, v_1 = min(v_0, y * scale), max(v_1, y * scale)
     else:
         # squared half axes of each ball or disc, and how far its center lies along the geom's z axis
         s_x = size[0] * size[0]
@@ -81,23 +89,31 @@ def pixel_bounds(kind: int, size: F64, axes: F64, center: F64, frame: RaycastFra
             y = center[1] + shift * axes[2, 1]
             depth = center[2] + shift * axes[2, 2]
             nearest, farthest = min(nearest, depth - reach), max(farthest, depth + reach)
-            if depth > reach:
+            if flat:
+                u_0, u_1 = min(u_0, x - math.sqrt(xx)), max(u_1, x + math.sqrt(xx))
+                v_0, v_1 = min(v_0, y - math.sqrt(yy)), max(v_1, y + math.sqrt(yy))
+            elif depth > reach:
                 low, high = _quadric_extent(x, depth, xx, xz, zz)
                 u_0, u_1 = min(u_0, low), max(u_1, high)
                 low, high = _quadric_extent(y, depth, yy, yz, zz)
                 v_0, v_1 = min(v_0, low), max(v_1, high)
     out[0], out[1], out[2], out[3] = 0, frame.width, 0, frame.height
-    if farthest <= frame.near or nearest >= frame.far:
+    if not (farthest > frame.near and nearest < frame.far):
+        # this is also where poses that are not numbers end
         out[1], out[3] = 0, 0
-    elif nearest > 1e-9:
+    elif kind != PLANE and (flat or nearest > 1e-9):
         per_u = frame.width / (frame.right - frame.left)
         per_v = frame.height / (frame.top - frame.bottom)
         out[0] = _clip(math.floor((u_0 - frame.left) * per_u - 0.5), frame.width)
         out[1] = _clip(math.ceil((u_1 - frame.left) * per_u - 0.5) + 1, frame.width)
         out[2] = _clip(math.floor((frame.top - v_1) * per_v - 0.5), frame.height)
         out[3] = _clip(math.ceil((frame.top - v_0) * per_v - 0.5) + 1, frame.height)
+        if out[0] >= out[1] or out[2] >= out[3]:
+            out[0], out[1], out[2], out[3] = 0, 0, 0, 0
+    return nearest <= frame.near
 
 
-@kernel()
+@inline
 def _clip(pixel: float, size: int) -> np.int32:
-    return np.int32(min(max(pixel, 0.0), float(size)))
+    # a comparison with NaN is false: never beyond the picture
+    return np.int32(pixel if 0.0 < pixel < size else (0.0 if not pixel >= size else size))

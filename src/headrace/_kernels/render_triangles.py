@@ -1,0 +1,371 @@
+"""A rasterizer for meshes and height fields, into the same depth buffer as the primitives.
+
+Faces are culled by their plane against the camera in the shape's frame; vertices are projected once each; a face whose
+vertices all fall between the same two columns or lines of pixel centers covers none and is dropped by comparing packed
+integers. What is left (some thousand of a hundred thousand faces) is filled line by line. 1/depth is linear on the
+picture (depth itself if orthographic). A shape that reaches across the near plane takes a slower path that clips each
+face in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from headrace._kernels.compiled import kernel
+from headrace._kernels.render_scene import (
+    F32,
+    F64,
+    I32,
+    U32,
+    RenderFrame,
+    RenderPlaces,
+    RenderScene,
+    RenderScratch,
+    RenderTriangles,
+)
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_EDGE = 1e-6
+"""Pixels: how far outside a face a pixel center still counts, so that no rounding opens a gap between two faces."""
+_NARROW = 4
+"""Columns up to which testing pixels one by one is quicker than finding each line's span."""
+
+
+@kernel(checked_division=False)
+def _fill(
+    x_0: float,
+    y_0: float,
+    w_0: float,
+    x_1: float,
+    y_1: float,
+    w_1: float,
+    x_2: float,
+    y_2: float,
+    w_2: float,
+    left: int,
+    right: int,
+    top: int,
+    bottom: int,
+    deep: bool,
+    code: np.int32,
+    z: F32,
+    ids: I32,
+) -> None:
+    """One face, given in pixels, over the columns left … right and lines top … bottom, both included."""
+    ax, ay, bx, by = x_1 - x_0, y_1 - y_0, x_2 - x_0, y_2 - y_0
+    area = ax * by - bx * ay
+    if not area > 0.0:
+        return
+    inv = 1.0 / area
+    w_x = ((w_1 - w_0) * by - (w_2 - w_0) * ay) * inv
+    w_y = ((w_2 - w_0) * ax - (w_1 - w_0) * bx) * inv
+    # a face seen edge-on has a steep slope: what lies just outside must not leave the range of its corners
+    low, high = np.float32(min(w_0, min(w_1, w_2))), np.float32(max(w_0, max(w_1, w_2)))
+    cx, cy = x_2 - x_1, y_2 - y_1
+    if right - left < _NARROW:
+        slack_0 = -_EDGE * (abs(ax) + abs(ay))
+        slack_1 = -_EDGE * (abs(cx) + abs(cy))
+        slack_2 = -_EDGE * (abs(bx) + abs(by))
+        for y in range(top, bottom + 1):
+            e_0 = ax * (y - y_0) - ay * (left - x_0)
+            e_1 = cx * (y - y_1) - cy * (left - x_1)
+            e_2 = by * (left - x_2) - bx * (y - y_2)
+            w = w_0 + w_x * (left - x_0) + w_y * (y - y_0)
+            z_line, ids_line = z[np.uint64(y)], ids[np.uint64(y)]
+            for x in range(left, right + 1):
+                if e_0 >= slack_0 and e_1 >= slack_1 and e_2 >= slack_2:
+                    depth = min(max(np.float32(w), low), high)
+                    if deep:
+                        depth = _ONE / depth
+                    if depth < z_line[np.uint64(x)]:
+                        z_line[np.uint64(x)] = depth
+                        ids_line[np.uint64(x)] = code
+                e_0 -= ay
+                e_1 -= cy
+                e_2 += by
+                w += w_x
+        return
+    per_0, per_1, per_2 = ax / ay, cx / cy, bx / by
+    slope = np.float32(w_x)
+    for y in range(top, bottom + 1):
+        start, end = float(left), float(right)
+        # each edge bounds the line from one side; a level one decides about the whole line
+        if ay < 0.0:
+            start = max(start, x_0 + per_0 * (y - y_0) - _EDGE)
+        elif ay > 0.0:
+            end = min(end, x_0 + per_0 * (y - y_0) + _EDGE)
+        elif ax * (y - y_0) < -_EDGE * abs(ax):
+            continue
+        if cy < 0.0:
+            start = max(start, x_1 + per_1 * (y - y_1) - _EDGE)
+        elif cy > 0.0:
+            end = min(end, x_1 + per_1 * (y - y_1) + _EDGE)
+        elif cx * (y - y_1) < -_EDGE * abs(cx):
+            continue
+        if by > 0.0:
+            start = max(start, x_2 + per_2 * (y - y_2) - _EDGE)
+        elif by < 0.0:
+            end = min(end, x_2 + per_2 * (y - y_2) + _EDGE)
+        elif -bx * (y - y_2) < -_EDGE * abs(bx):
+            continue
+        if not start <= end:
+            continue
+        x_a = int(math.ceil(start))
+        count = int(end) + 1 - x_a
+        if count <= 0:
+            continue
+        w = np.float32(w_0 + w_x * (x_a - x_0) + w_y * (y - y_0))
+        z_run, ids_run = z[np.uint64(y), x_a : x_a + count], ids[np.uint64(y), x_a : x_a + count]
+        if deep:
+            for k in range(count):
+                depth = _ONE / min(max(w + slope * np.float32(k), low), high)
+                nearer = depth < z_run[k]
+                z_run[k] = depth if nearer else z_run[k]
+                ids_run[k] = code if nearer else ids_run[k]
+        else:
+            for k in range(count):
+                depth = min(max(w + slope * np.float32(k), low), high)
+                nearer = depth < z_run[k]
+                z_run[k] = depth if nearer else z_run[k]
+                ids_run[k] = code if nearer else ids_run[k]
+
+
+@kernel(checked_division=False)
+def _clip_and_fill(
+    corners: F64, polygon: F64, frame: RenderFrame, both_sides: bool, code: np.int32, z: F32, ids: I32
+) -> None:
+    """One face of a shape that reaches across the near plane.
+
+    ``corners`` float64 (3, 3) in camera coordinates (x right, y up, depth); ``polygon`` (4, 3) is scratch.
+    """
+    deep, near = frame.perspective > 0.0, frame.near
+    count = 0
+    for a in range(3):
+        b = 0 if a == 2 else a + 1
+        z_a, z_b = corners[a, 2], corners[b, 2]
+        if z_a >= near:
+            for k in range(3):
+                polygon[count, k] = corners[a, k]
+            count += 1
+        if (z_a >= near) != (z_b >= near):
+            t = (near - z_a) / (z_b - z_a)
+            for k in range(2):
+                polygon[count, k] = corners[a, k] + t * (corners[b, k] - corners[a, k])
+            polygon[count, 2] = near
+            count += 1
+    per_x = frame.width / (frame.right - frame.left)
+    per_y = frame.height / (frame.top - frame.bottom)
+    for a in range(count):
+        inv = 1.0 / polygon[a, 2] if deep else 1.0
+        polygon[a, 0] = (polygon[a, 0] * inv - frame.left) * per_x - 0.5
+        polygon[a, 1] = (frame.top - polygon[a, 1] * inv) * per_y - 0.5
+        if deep:
+            polygon[a, 2] = inv
+    for a in range(1, count - 1):
+        # counterclockwise with y up is clockwise with y down
+        p, q = a + 1, a
+        side = (polygon[p, 0] - polygon[0, 0]) * (polygon[q, 1] - polygon[0, 1]) - (polygon[q, 0] - polygon[0, 0]) * (
+            polygon[p, 1] - polygon[0, 1]
+        )
+        if both_sides and side < 0.0:
+            p, q = q, p
+        x_min = min(polygon[0, 0], min(polygon[p, 0], polygon[q, 0]))
+        x_max = max(polygon[0, 0], max(polygon[p, 0], polygon[q, 0]))
+        y_min = min(polygon[0, 1], min(polygon[p, 1], polygon[q, 1]))
+        y_max = max(polygon[0, 1], max(polygon[p, 1], polygon[q, 1]))
+        if not (x_max >= 0.0 and y_max >= 0.0 and x_min <= frame.width and y_min <= frame.height):
+            continue
+        _fill(
+            polygon[0, 0],
+            polygon[0, 1],
+            polygon[0, 2],
+            polygon[p, 0],
+            polygon[p, 1],
+            polygon[p, 2],
+            polygon[q, 0],
+            polygon[q, 1],
+            polygon[q, 2],
+            int(math.ceil(max(x_min - _EDGE, 0.0))),
+            int(min(x_max + _EDGE, frame.width - 1.0)),
+            int(math.ceil(max(y_min - _EDGE, 0.0))),
+            int(min(y_max + _EDGE, frame.height - 1.0)),
+            deep,
+            code,
+            z,
+            ids,
+        )
+
+
+@kernel(checked_division=False)
+def _project(
+    vertices: F32, first: int, axes: F32, center: F64, deep: bool, lens: F32, width: np.float32, height: np.float32,
+    out: F32, pixels: U32,
+) -> None:
+    """Vertices first … of a shape to pixels: column, line, 1/depth, and the pixel at or after them, packed."""
+    ax, ay, az = axes[0], axes[1], axes[2]
+    bx, by, bz = axes[3], axes[4], axes[5]
+    cx, cy, cz = axes[6], axes[7], axes[8]
+    tx, ty, tz = np.float32(center[0]), np.float32(center[1]), np.float32(center[2])
+    from_x, per_x, from_y, per_y = lens[0], lens[1], lens[2], lens[3]
+    n = pixels.shape[0]
+    px, py, pz = vertices[0, first : first + n], vertices[1, first : first + n], vertices[2, first : first + n]
+    out_x, out_y, out_w = out[0], out[1], out[2]
+    # a flat picture is one whose depths do not divide
+    near, far = (_ONE, _ZERO) if deep else (_ZERO, _ONE)
+    for k in range(n):
+        depth = tz - (az * px[k] + bz * py[k] + cz * pz[k])
+        inv = _ONE / (near * depth + far)
+        x = from_x + per_x * inv * (ax * px[k] + bx * py[k] + cx * pz[k] + tx)
+        y = from_y - per_y * inv * (ay * px[k] + by * py[k] + cy * pz[k] + ty)
+        out_x[k], out_y[k], out_w[k] = x, y, near * inv + far * depth
+        # comparisons with NaN are false: whatever comes, the pixel lies within the picture
+        x = x if x > _ZERO else _ZERO
+        x = x if x < width else width
+        y = y if y > _ZERO else _ZERO
+        y = y if y < height else height
+        pixels[k] = np.uint32((np.int32(np.ceil(x)) << np.int32(16)) | np.int32(np.ceil(y)))
+
+
+@kernel(checked_division=False)
+def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: bool, out: U32) -> int:
+    """Write the faces that look at the camera, which is at q (or looks along q from afar); return how many."""
+    sign, scale = (_ONE, _ONE) if deep else (-_ONE, _ZERO)
+    q_x, q_y, q_z = sign * np.float32(q[0]), sign * np.float32(q[1]), sign * np.float32(q[2])
+    count = np.uint64(0)
+    if every:
+        for k in range(p_x.shape[0]):
+            out[k] = np.uint32(k)
+        return p_x.shape[0]
+    for k in range(p_x.shape[0]):
+        out[count] = np.uint32(k)
+        count += np.uint64(p_x[k] * q_x + p_y[k] * q_y + p_z[k] * q_z > p_d[k] * scale)
+    return np.int64(count)
+
+
+@kernel(checked_division=False)
+def _draw_shape(
+    first: U32, second: U32, third: U32, x: F32, y: F32, w: F32, pixels: U32, faces: U32, count: int, deep: bool,
+    both: bool, code: np.int32, z: F32, ids: I32,
+) -> None:
+    """Fill the ``count`` faces listed in ``faces`` of a shape whose vertices were projected."""
+    left = np.uint64(0)
+    for k in range(count):
+        f = faces[k]
+        p = pixels[first[f]]
+        differs = (p ^ pixels[second[f]]) | (p ^ pixels[third[f]])
+        faces[left] = f
+        left += np.uint64((differs & np.uint32(0xFFFF)) != 0) & np.uint64((differs >> np.uint32(16)) != 0)
+    for k in range(np.int64(left)):
+        f = faces[k]
+        # counterclockwise with y up is clockwise with y down
+        a, b, c = first[f], third[f], second[f]
+        if both and (x[b] - x[a]) * (y[c] - y[a]) < (x[c] - x[a]) * (y[b] - y[a]):
+            b, c = c, b
+        p_a, p_b, p_c = np.int64(pixels[a]), np.int64(pixels[b]), np.int64(pixels[c])
+        x_a, x_b, x_c = p_a >> 16, p_b >> 16, p_c >> 16
+        y_a, y_b, y_c = p_a & 0xFFFF, p_b & 0xFFFF, p_c & 0xFFFF
+        _fill(
+            float(x[a]),
+            float(y[a]),
+            float(w[a]),
+            float(x[b]),
+            float(y[b]),
+            float(w[b]),
+            float(x[c]),
+            float(y[c]),
+            float(w[c]),
+            min(x_a, min(x_b, x_c)),
+            max(x_a, max(x_b, x_c)) - 1,
+            min(y_a, min(y_b, y_c)),
+            max(y_a, max(y_b, y_c)) - 1,
+            deep,
+            np.int32(code | np.int32(f)),
+            z,
+            ids,
+        )
+
+
+@kernel(checked_division=False)
+def cast_triangles(
+    scene: RenderScene,
+    triangles: RenderTriangles,
+    frame: RenderFrame,
+    places: RenderPlaces,
+    first: I32,
+    last: I32,
+    alpha: np.float32,
+    below: np.float32,
+    both_sides: bool,
+    scratch: RenderScratch,
+    z: F32,
+    ids: I32,
+) -> None:
+    """Put the shapes among geoms first[i] … last[i] of each row i into its depth buffer, those of alpha … below.
+
+    ``both_sides`` draws back faces, too (they cast shadows).
+    """
+    deep = frame.perspective > 0.0
+    lens = np.empty(4, np.float32)
+    lens[1] = np.float32(frame.width / (frame.right - frame.left))
+    lens[3] = np.float32(frame.height / (frame.top - frame.bottom))
+    lens[0] = np.float32(-frame.left * frame.width / (frame.right - frame.left) - 0.5)
+    lens[2] = np.float32(frame.top * frame.height / (frame.top - frame.bottom) - 0.5)
+    face, polygon = np.empty((3, 3)), np.empty((4, 3))
+    for i in range(first.shape[0]):
+        for g in range(first[i], last[i]):
+            shape = scene.geom_shapes[g]
+            if shape < 0 or places.bounds[i, g, 0] >= places.bounds[i, g, 1]:
+                continue
+            if not alpha <= places.alpha[i, g] < below:
+                continue
+            v_0, v_1 = triangles.ranges[shape, 0], triangles.ranges[shape, 1]
+            f_0, f_1 = triangles.ranges[shape, 2], triangles.ranges[shape, 3]
+            ray, code = places.rays[i, g], np.int32(g << scene.face_bits)
+            planes, corners = triangles.planes, triangles.corners
+            count = _facing(
+                planes[0, f_0:f_1],
+                planes[1, f_0:f_1],
+                planes[2, f_0:f_1],
+                planes[3, f_0:f_1],
+                ray[0:3] if deep else ray[9:12],
+                deep,
+                both_sides,
+                scratch.faces,
+            )
+            axes, center = places.axes[i, g], places.centers[i, g]
+            if places.clipped[i, g] == 0:
+                pixels = scratch.pixels[: v_1 - v_0]
+                width, height = np.float32(frame.width), np.float32(frame.height)
+                _project(triangles.vertices, v_0, axes, center, deep, lens, width, height, scratch.vertices, pixels)
+                _draw_shape(
+                    corners[0, f_0:f_1],
+                    corners[1, f_0:f_1],
+                    corners[2, f_0:f_1],
+                    scratch.vertices[0],
+                    scratch.vertices[1],
+                    scratch.vertices[2],
+                    pixels,
+                    scratch.faces,
+                    count,
+                    deep,
+                    both_sides,
+                    code,
+                    z[i],
+                    ids[i],
+                )
+                continue
+            for k in range(count):
+                f = scratch.faces[k]
+                for c in range(3):
+                    v = v_0 + corners[c, f_0 + f]
+                    for a in range(3):
+                        along = (
+                            float(axes[a]) * triangles.vertices[0, v]
+                            + float(axes[3 + a]) * triangles.vertices[1, v]
+                            + float(axes[6 + a]) * triangles.vertices[2, v]
+                        )
+                        face[c, a] = center[a] - along if a == 2 else center[a] + along
+                _clip_and_fill(face, polygon, frame, both_sides, np.int32(code | np.int32(f)), z[i], ids[i])

@@ -1,0 +1,138 @@
+"""Static layers: pictures of what never moves before a camera that never moves, drawn once and kept.
+
+A layer holds depths, colors, ids and normals of the solid geoms that belong to the world. It belongs to the exact bits
+of everything that it was drawn from (those geoms, the camera, the lights, their looks): a row whose bits differ has
+another layer or none, so that a layer can never be wrong. Environments with looks of their own have their own layers,
+made when the same looks come a second time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._kernels.render_scene import I32, RenderRows
+from headrace.sim._camera import FRAME_KINDS, CameraFrames, CameraSpec, PoseLayout, ScenePoses
+from headrace.sim._camera_scene import SceneTables
+
+MOST_BYTES = 64 << 20
+"""What the layers of one camera may hold; the one unused for longest makes room."""
+_REMEMBERED = 4096
+
+
+class StaticLayers:
+    """The layers of one camera. ``frames`` holds P of them; rows name theirs by its place."""
+
+    def __init__(self, spec: CameraSpec, tables: SceneTables, camera: int) -> None:
+        self._camera = camera
+        self._static = tables.poses[: tables.static]
+        kinds = {"rgb" if kind == "gray" else kind for kind in spec.data_types} | {"depth"}
+        self._shapes = {k: ((spec.height, spec.width, *FRAME_KINDS[k][0]), FRAME_KINDS[k][1]) for k in sorted(kinds)}
+        per_layer = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self._shapes.values())
+        self._most = max(1, MOST_BYTES // per_layer)
+        self.frames = self._empty(0)
+        self.stamps = np.zeros(0, np.int64)
+        """(P,): a number that changes when a layer is replaced."""
+        self._places: OrderedDict[bytes, int] = OrderedDict()
+        self._once: OrderedDict[bytes, None] = OrderedDict()
+        self._columns: dict[PoseLayout, NDArray[np.int64]] = {}
+        self._drawn = 0
+
+    def find(self, poses: ScenePoses, rows: RenderRows, draw: Callable[[RenderRows, CameraFrames], None]) -> I32:
+        """int32 (n,): the layer of each row, or -1; ``draw`` makes new ones."""
+        keys = poses.packed[:, self._key_columns(poses.layout)]
+        n = len(keys)
+        if n > 1 and bool((keys == keys[0]).all()):
+            owners = {keys[0].tobytes(): np.arange(n)}
+        else:
+            lists: dict[bytes, list[int]] = {}
+            for i in range(n):
+                lists.setdefault(keys[i].tobytes(), []).append(i)
+            owners = {key: np.array(rows) for key, rows in lists.items()}
+        found = np.full(n, -1, np.int32)
+        new: list[bytes] = []
+        for key, members in owners.items():
+            if key in self._places:
+                self._places.move_to_end(key)
+            elif len(members) > 1 or key in self._once:
+                self._once.pop(key, None)
+                new.append(key)
+            else:
+                self._once[key] = None
+                if len(self._once) > _REMEMBERED:
+                    self._once.popitem(last=False)
+        if new:
+            self._make(new[: self._room(owners)], owners, rows, draw)
+        for key, members in owners.items():
+            found[members] = self._places.get(key, -1)
+        return found
+
+    def _room(self, wanted: dict[bytes, Any]) -> int:
+        """How many layers may be made without dropping one that this call needs."""
+        return self._most - sum(key in self._places for key in wanted)
+
+    def _make(
+        self,
+        new: list[bytes],
+        owners: dict[bytes, NDArray[np.int64]],
+        rows: RenderRows,
+        draw: Callable[[RenderRows, CameraFrames], None],
+    ) -> None:
+        picked = np.array([owners[key][0] for key in new], np.int64)
+        if not len(picked):
+            return
+        fresh = self._empty(len(new))
+        draw(RenderRows(*(part[picked] if len(part) > 1 else part for part in rows)), fresh)
+        places: list[int] = []
+        for key in new:
+            if len(self._places) < self._most:
+                place = len(self._places)
+            else:
+                place = self._places.popitem(last=False)[1]
+            self._places[key] = place
+            places.append(place)
+        self._grow(max(places) + 1)
+        for kind in self._shapes:
+            getattr(self.frames, kind)[places] = getattr(fresh, kind)
+        self.stamps[places] = self._drawn + np.arange(len(places))
+        self._drawn += len(places)
+
+    def _grow(self, size: int) -> None:
+        if size <= len(self.stamps):
+            return
+        old, self.frames = self.frames, self._empty(min(self._most, max(size, 2 * len(self.stamps))))
+        count = len(self.stamps)
+        for kind in self._shapes:
+            getattr(self.frames, kind)[:count] = getattr(old, kind)
+        self.stamps = np.concatenate([self.stamps, np.full(len(self.frames.depth) - count, -1)])  # type: ignore[arg-type]
+
+    def _empty(self, count: int) -> CameraFrames:
+        return CameraFrames(**{k: np.empty((count, *shape), dtype) for k, (shape, dtype) in self._shapes.items()})
+
+    def _key_columns(self, layout: PoseLayout) -> NDArray[np.int64]:
+        """The numbers of a row that its layer depends on."""
+        if layout not in self._columns:
+            sections, static = layout.sections, self._static.astype(np.int64)
+            geoms = static[static < layout.geoms]
+            picks = [
+                *(_columns(sections["geom_pos"], static, 3), _columns(sections["geom_mat"], static, 9)),
+                *(_columns(sections[f"camera_{part}"], [self._camera], w) for part, w in (("pos", 3), ("mat", 9))),
+                *(_columns(sections[name]) for name in ("light_pos", "light_dir", "light_diffuse")),
+            ]
+            if layout.randomized:
+                picks.append(_columns(sections["geom_rgba"], geoms, 4))
+            if layout.sized:
+                picks.append(_columns(sections["geom_size"], geoms, 3))
+            self._columns[layout] = np.concatenate(picks)
+        return self._columns[layout]
+
+
+def _columns(section: slice, items: Any = None, width: int = 1) -> NDArray[np.int64]:
+    """Columns of a section: of some items that are ``width`` numbers wide, or all of it."""
+    if items is None:
+        return np.arange(section.start, section.stop)
+    return (section.start + np.asarray(items, np.int64)[:, None] * width + np.arange(width)).ravel()

@@ -1,0 +1,352 @@
+"""Drives the camera's kernels over rows of poses, a chunk at a time, on whichever thread calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._kernels.render_frames import (
+    copy_bytes,
+    copy_depth,
+    copy_segmentation,
+    find_lines,
+    find_normals,
+    restore,
+    to_gray,
+)
+from headrace._kernels.render_paint import paint
+from headrace._kernels.render_place import place
+from headrace._kernels.render_primitives import cast_primitives
+from headrace._kernels.render_scene import (
+    F32,
+    I32,
+    OPAQUE,
+    RenderFrame,
+    RenderPlaces,
+    RenderRows,
+    RenderScratch,
+    ShadowMaps,
+    new_places,
+    new_scratch,
+)
+from headrace._kernels.render_triangles import cast_triangles
+from headrace.sim._camera import CameraFrames
+from headrace.sim._camera_layers import StaticLayers
+from headrace.sim._camera_scene import SceneTables
+from headrace.sim._mujoco_api import Model
+
+_CHUNK_BYTES = 1 << 19
+"""Depths and ids of a chunk of rows: small enough to stay in a core's cache."""
+_MOST_ROWS = 64
+_VISIBLE = np.float32(1e-6)
+"""The alpha from which something is seen at all."""
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """What one thread needs to draw a chunk of up to ``rows`` rows. Depths outside ``lines`` are those of ``layer``."""
+
+    rows: int
+    z: F32
+    ids: I32
+    lines: I32
+    """(rows, H, 2): the spans that the last chunk may have drawn in."""
+    layer: NDArray[np.int64]
+    """(rows,): stamp of the layer that each row's depths belong to; -1 for none, -2 for none yet."""
+    veil_z: F32
+    veil_ids: I32
+    veil_lines: I32
+    places: RenderPlaces
+    scratch: RenderScratch
+    shadow: _ShadowBuffers | None
+
+
+@dataclass(slots=True)
+class _ShadowBuffers:
+    maps: F32
+    basis: F32
+    ids: I32
+    lines: I32
+    places: RenderPlaces
+    scratch: RenderScratch
+
+
+class Painter:
+    """The stages of one camera. Keeps memory between calls, one set per thread that draws at the same time."""
+
+    def __init__(
+        self, model: Model, tables: SceneTables, frame: RenderFrame, *, specular: bool, casters: tuple[int, ...]
+    ) -> None:
+        self._tables = tables
+        self._frame = frame
+        maps = tables.scene.light_maps.copy()
+        maps[list(casters)] = np.arange(len(casters))
+        self._scene = tables.scene._replace(light_maps=maps)
+        self._gloss = tables.scene.geom_gloss if specular else None
+        self._casters = casters
+        self._light_frame = _light_frame(model, frame)
+        self._kinds = {
+            "primitives": bool((tables.scene.geom_shapes < 0).any()),
+            "triangles": tables.triangles is not None,
+        }
+        self.has_sky = tables.textures is not None and tables.textures.sky >= 0
+        self._no_layers = np.empty((0, frame.height, frame.width), np.float32)
+        self._idle: list[_Buffers] = []
+
+    def draw(
+        self,
+        start: int,
+        stop: int,
+        rows: RenderRows,
+        layers: StaticLayers | None,
+        layer: I32 | None,
+        frames: CameraFrames,
+        static_only: bool,
+    ) -> None:
+        """Draw rows start … stop into ``frames``.
+
+        Args:
+            start: first row.
+            stop: past the last row.
+            rows: all rows of the call.
+            layers: where the layers are.
+            layer: int32 (n,): the layer under each row, or -1 for none; None for none at all.
+            frames: what to fill.
+            static_only: leave out what moves and what is transparent: to make a layer.
+        """
+        try:
+            buffers = self._idle.pop()
+        except IndexError:
+            buffers = self._new_buffers()
+        try:
+            for at in range(start, stop, buffers.rows):
+                end = min(at + buffers.rows, stop)
+                under = np.full(end - at, -1, np.int32) if layer is None else layer[at:end]
+                parts = {name: array[at:end] if len(array) > 1 else array for name, array in rows._asdict().items()}
+                some = _slices(frames, at, end)
+                self._draw_chunk(buffers, RenderRows(**parts), layers, under, some, static_only)
+        finally:
+            self._idle.append(buffers)
+
+    def _draw_chunk(
+        self,
+        buffers: _Buffers,
+        rows: RenderRows,
+        layers: StaticLayers | None,
+        under: I32,
+        frames: CameraFrames,
+        static_only: bool,
+    ) -> None:
+        n, tables, scene, frame = len(under), self._tables, self._scene, self._frame
+        places, z, ids, lines = buffers.places, buffers.z[:n], buffers.ids[:n], buffers.lines[:n]
+        place(scene, rows, frame, places)
+        # depths of the layer where the last chunk drew; everywhere where another layer was
+        kept = CameraFrames() if layers is None else layers.frames
+        stamps = np.full(n, -1) if layers is None else np.where(under < 0, -1, layers.stamps[under])
+        lines[buffers.layer[:n] != stamps] = 0, frame.width
+        buffers.layer[:n] = stamps
+        restore(lines, under, self._no_layers if kept.depth is None else kept.depth, np.float32(frame.far), z, ids)
+        bare = under < 0
+        everything = np.full(n, len(scene.geom_types), np.int32)
+        static = np.full(n, tables.static, np.int32)
+        first = np.where(bare, np.int32(0), static)
+        last = static if static_only else everything
+        find_lines(places, first, last, OPAQUE, lines)
+        lines[bare] = 0, frame.width
+        # what does not move comes first, as in a layer: of two surfaces at the same depth the first one is seen
+        self._cast(buffers, rows, places, first, static, OPAQUE, z, ids)
+        if not static_only:
+            self._cast(buffers, rows, places, static, everything, OPAQUE, z, ids)
+        rgb = frames.rgb
+        if rgb is None and frames.gray is not None:
+            rgb = np.empty((*frames.gray.shape, 3), np.uint8)
+        transparent = 0 if static_only else int(places.transparent[:n].max(initial=0))
+        if rgb is not None:
+            _lay(under, kept.rgb, rgb)
+            shadows = self._shadows(buffers, rows)
+            ones = np.ones(n, np.float32)
+            self._paint(buffers, rows, shadows, lines, ones, bare, z, ids, rgb)
+            for turn in range(2 * transparent):
+                self._draw_veil(buffers, rows, shadows, turn, transparent, rgb)
+            if frames.gray is not None:
+                to_gray(rgb.reshape(-1, 3), frames.gray.reshape(-1))
+        if transparent and (frames.depth is not None or frames.segmentation is not None or frames.normals is not None):
+            # depth and ids see all geoms as solid
+            nothing = np.zeros(n, np.int32)
+            for g_0, g_1 in ((nothing, static), (static, everything)):
+                self._cast(buffers, rows, places, g_0, g_1, _VISIBLE, z, ids, below=OPAQUE)
+            find_lines(places, nothing, everything, _VISIBLE, lines)
+            lines[bare] = 0, frame.width
+        if frames.depth is not None:
+            _lay(under, kept.depth, frames.depth)
+            copy_depth(lines, z, frames.depth)
+        if frames.segmentation is not None:
+            _lay(under, kept.segmentation, frames.segmentation)
+            copy_segmentation(lines, ids, scene.geom_ids, scene.face_bits, bare, frames.segmentation)
+        if frames.normals is not None:
+            _lay(under, kept.normals, frames.normals)
+            find_normals(
+                *(scene, rows.sizes, rows.camera_mat, places, tables.triangles, lines, bare, buffers.scratch),
+                *(z, ids, frames.normals),
+            )
+
+    def _cast(
+        self,
+        buffers: _Buffers,
+        rows: RenderRows,
+        places: RenderPlaces,
+        first: I32,
+        last: I32,
+        alpha: np.float32,
+        z: F32,
+        ids: I32,
+        below: np.float32 = np.float32(np.inf),  # noqa: B008
+    ) -> None:
+        """Put geoms first … last of each row into the depth buffer, those of alpha … below."""
+        if self._kinds["primitives"]:
+            cast_primitives(
+                *(self._scene, rows.sizes, self._frame, places, first, last, alpha, below, buffers.scratch, z, ids)
+            )
+        if self._tables.triangles is not None:
+            cast_triangles(
+                *(self._scene, self._tables.triangles, self._frame, places, first, last, alpha, below, False),
+                *(buffers.scratch, z, ids),
+            )
+
+    def _paint(
+        self,
+        buffers: _Buffers,
+        rows: RenderRows,
+        shadows: ShadowMaps | None,
+        lines: I32,
+        alpha: F32,
+        background: Any,
+        z: F32,
+        ids: I32,
+        rgb: Any,
+    ) -> None:
+        tables = self._tables
+        paint(
+            *(self._scene, rows, self._frame, buffers.places, tables.triangles, tables.textures, shadows, self._gloss),
+            *(lines, alpha, background, buffers.scratch, z, ids, rgb),
+        )
+
+    def _draw_veil(
+        self, buffers: _Buffers, rows: RenderRows, shadows: ShadowMaps | None, turn: int, most: int, rgb: Any
+    ) -> None:
+        """Blend one transparent geom per row: each from near to far and then from far to near, as MuJoCo does."""
+        n, places = len(rgb), buffers.places
+        count = places.transparent[:n]
+        rank = turn - (most - count) if turn < most else (2 * most - 1 - turn)
+        there = (rank >= 0) & (rank < count)
+        g = places.order[np.arange(n), np.where(there, rank, 0)]
+        first = np.where(there, g, 0).astype(np.int32)
+        last = np.where(there, g + 1, 0).astype(np.int32)
+        z, ids, lines = buffers.veil_z[:n], buffers.veil_ids[:n], buffers.veil_lines[:n]
+        find_lines(places, first, last, _VISIBLE, lines)
+        restore(lines, np.arange(n, dtype=np.int32), buffers.z, np.float32(0), z, ids)
+        self._cast(buffers, rows, places, first, last, _VISIBLE, z, ids)
+        alpha = np.where(there, places.alpha[np.arange(n), first], np.float32(0)).astype(np.float32)
+        self._paint(buffers, rows, shadows, lines, alpha, np.zeros(n, np.bool_), z, ids, rgb)
+
+    def _shadows(self, buffers: _Buffers, rows: RenderRows) -> ShadowMaps | None:
+        """Depth maps from the lights that cast shadows."""
+        own = buffers.shadow
+        if own is None:
+            return None
+        n, scene, tables, frame = len(rows.camera_pos), self._scene, self._tables, self._light_frame
+        everything, nothing = np.full(n, len(scene.geom_types), np.int32), np.zeros(n, np.int32)
+        cam = rows.camera_mat.reshape(n, 3, 3)
+        for m, light in enumerate(self._casters):
+            source = scene.light_source[light]
+            pos, along = rows.light_pos[:, source], rows.light_dir[:, source]
+            helper = np.where(np.abs(along[:, 2:]) < 0.9, [[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0]])
+            right = np.cross(along, helper)
+            right /= np.sqrt((right * right).sum(1, keepdims=True))
+            up = np.cross(right, along)
+            seen = rows._replace(
+                camera_pos=np.ascontiguousarray(pos),
+                camera_mat=np.stack([right, up, -along], -1).reshape(n, 9),
+            )
+            place(scene, seen, frame, own.places)
+            # sites cast no shadows
+            own.places.alpha[:n, scene.geom_ids < 0] = 0
+            z, ids = own.maps[:n, m], own.ids[:n]
+            z[:] = frame.far
+            if self._kinds["primitives"]:
+                cast_primitives(
+                    *(scene, rows.sizes, frame, own.places, nothing, everything, _VISIBLE, np.float32(np.inf)),
+                    *(own.scratch, z, ids),
+                )
+            if tables.triangles is not None:
+                cast_triangles(
+                    *(scene, tables.triangles, frame, own.places, nothing, everything, _VISIBLE, np.float32(np.inf)),
+                    *(True, own.scratch, z, ids),
+                )
+            for k, axis in enumerate((right, up, along, pos - rows.camera_pos)):
+                # sums in place of matrix products, whose bits depend on the number of rows
+                own.basis[:n, m, 3 * k : 3 * k + 3] = (cam * axis[:, :, None]).sum(1)
+        return ShadowMaps(own.maps[:n], own.basis[:n], np.float32(frame.right))
+
+    def _new_buffers(self) -> _Buffers:
+        frame, scene, triangles = self._frame, self._scene, self._tables.triangles
+        height, width = frame.height, frame.width
+        rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // (8 * height * width)))
+        geoms, lights = len(scene.geom_types), len(scene.light_types)
+        vertices = faces = 0
+        if triangles is not None:
+            vertices, faces = (int((triangles.ranges[:, k + 1] - triangles.ranges[:, k]).max()) for k in (0, 2))
+        shadow = None
+        if self._casters:
+            side = self._light_frame.width
+            shadow = _ShadowBuffers(
+                maps=np.empty((rows, len(self._casters), side, side), np.float32),
+                basis=np.empty((rows, len(self._casters), 12), np.float32),
+                ids=np.empty((rows, side, side), np.int32),
+                lines=np.empty((rows, side, 2), np.int32),
+                places=new_places(rows, geoms, lights),
+                scratch=new_scratch(side, vertices, faces, 0),
+            )
+        return _Buffers(
+            rows=rows,
+            z=np.empty((rows, height, width), np.float32),
+            ids=np.empty((rows, height, width), np.int32),
+            lines=np.empty((rows, height, 2), np.int32),
+            layer=np.full(rows, -2),
+            veil_z=np.empty((rows, height, width), np.float32),
+            veil_ids=np.empty((rows, height, width), np.int32),
+            veil_lines=np.empty((rows, height, 2), np.int32),
+            places=new_places(rows, geoms, lights),
+            scratch=new_scratch(width, vertices, faces, len(self._casters)),
+            shadow=shadow,
+        )
+
+
+def _light_frame(model: Model, frame: RenderFrame) -> RenderFrame:
+    """What a directional light sees: MuJoCo's square around it, in a resolution that suits the picture."""
+    raw: Any = model
+    half = float(raw.vis.map.shadowclip * raw.stat.extent)
+    side = min(max(256, 4 * max(frame.width, frame.height)), 2048)
+    return frame._replace(width=side, height=side, left=-half, right=half, bottom=-half, top=half, perspective=0.0)
+
+
+def _lay(under: I32, layers: NDArray[Any] | None, out: NDArray[Any]) -> None:
+    """Copy each row's layer, where it has one."""
+    if layers is not None and len(layers):
+        copy_bytes(under, *(array.reshape(len(array), -1).view(np.uint8) for array in (layers, out)))
+
+
+def _slices(frames: CameraFrames, start: int, stop: int) -> CameraFrames:
+    def part(array: Any) -> Any:
+        return None if array is None else array[start:stop]
+
+    return CameraFrames(
+        rgb=part(frames.rgb),
+        gray=part(frames.gray),
+        depth=part(frames.depth),
+        segmentation=part(frames.segmentation),
+        normals=part(frames.normals),
+    )
