@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace._kernels import compiled, gather, raycast
+from headrace._kernels import compiled, gather, render_paint
 
 PROGRAM = """
 import torch
@@ -30,19 +30,21 @@ def test_kernels_leave_torchs_number_of_threads_alone() -> None:
 
 def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls(monkeypatch, tmp_path) -> None:
     here = Path(compiled.__file__).parent
-    names = {path.name for path in compiled.sources(here / "raycast.py")}
-    assert {"raycast.py", "raycast_paint.py", "raycast_texture.py", "raycast_scene.py"} <= names, "two imports away too"
+    names = {path.name for path in compiled.sources(here / "render_paint.py")}
+    assert {"render_paint.py", "render_wrap.py", "render_texture.py", "render_scene.py"} <= names, (
+        "two imports away too"
+    )
     assert compiled.sources(here / "gather.py") == [here / "gather.py"]
     # what numba compares before it takes code from disk
-    stamp = raycast.render_primitives._cache._cache_file._source_stamp
+    stamp = render_paint.paint._cache._cache_file._source_stamp
     for name in names:
         (tmp_path / name).write_bytes((here / name).read_bytes())
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     compiled._digest.cache_clear()
-    assert compiled._digest(tmp_path / "raycast.py") == stamp
+    assert compiled._digest(tmp_path / "render_paint.py") == stamp
     compiled._digest.cache_clear()
-    with (tmp_path / "raycast_texture.py").open("a") as file:
+    with (tmp_path / "render_texture.py").open("a") as file:
         file.write("# changed\n")
-    assert compiled._digest(tmp_path / "raycast.py") not in (stamp, None)
+    assert compiled._digest(tmp_path / "render_paint.py") not in (stamp, None)
     compiled._digest.cache_clear()
     assert gather._scatter._cache._cache_file._source_stamp != stamp

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
+from headrace.sim._appearance import Appearance, AppearanceSpec
 from headrace.sim._camera import CameraFrames, CameraSpec, PoseReader, ScenePoses
 from headrace.sim._native_camera import NativeCamera
 
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES, VIEWS
 
 REFERENCES = Path(__file__).parent / "references"
-ALL = ("rgb", "depth", "segmentation")
+ALL = ("rgb", "gray", "depth", "segmentation", "normals")
 
 
 def model_of(scene: str) -> mujoco.MjModel:
@@ -29,6 +30,10 @@ def model_of(scene: str) -> mujoco.MjModel:
 def draw(model: mujoco.MjModel, camera: str, width: int, height: int) -> CameraFrames:
     spec = CameraSpec(name=camera, width=width, height=height, data_types=ALL)
     return NativeCamera(model, spec).render(PoseReader(model).read(model.qpos0[None].copy()))
+
+
+def vars_of(frames: CameraFrames) -> dict[str, np.ndarray]:
+    return {name: getattr(frames, name) for name in ALL}
 
 
 def inside_regions(ids: np.ndarray) -> np.ndarray:
@@ -163,17 +168,15 @@ def _differs_in_pictures(model: mujoco.MjModel, data: mujoco.MjData, g: int) -> 
             return np.linalg.norm(local - [0, 0, nearest]) < size[0]
 
 
-def test_primitives_look_the_same_when_a_mesh_somewhere_sends_the_scene_through_mujocos_rays():
+def test_primitives_look_the_same_beside_a_mesh():
     mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
     far = '<body pos="900 0 -900"><geom type="mesh" mesh="m"/></body>'
     scene = SCENES["primitives"]
     with_mesh = scene.replace("<worldbody>", f"{mesh}<worldbody>").replace("</worldbody>", f"{far}</worldbody>")
     plain = draw(mujoco.MjModel.from_xml_string(scene), "front", 48, 36)
-    through_rays = draw(mujoco.MjModel.from_xml_string(with_mesh), "front", 48, 36)
-    away = inside_regions(plain.segmentation[0])
-    assert np.array_equal(plain.segmentation[0][away], through_rays.segmentation[0][away])
-    assert np.abs(plain.depth[0] / through_rays.depth[0] - 1)[away].max() < 1e-4
-    assert np.abs(plain.rgb[0].astype(int) - through_rays.rgb[0])[away].max() <= 1
+    beside = draw(mujoco.MjModel.from_xml_string(with_mesh), "front", 48, 36)
+    for name in ALL:
+        assert np.array_equal(getattr(plain, name), getattr(beside, name))
 
 
 MOVING = SCENES["primitives"].replace('<body pos="-0.8 0.3 0.3">', '<body pos="-0.8 0.3 0.3"><freejoint/>')
@@ -286,9 +289,7 @@ def test_frames_land_in_the_given_memory():
     spec = CameraSpec(name="front", width=8, height=8, data_types=ALL)
     camera, poses = NativeCamera(model, spec), PoseReader(model).read(qpos)
     block = np.zeros((5, 8, 8, 3), np.uint8)
-    out = CameraFrames(
-        rgb=block[1:4], depth=np.zeros((3, 8, 8), np.float32), segmentation=np.zeros((3, 8, 8), np.int32)
-    )
+    out = CameraFrames(**{**vars_of(CameraFrames.empty(spec, 3)), "rgb": block[1:4]})
     assert camera.render(poses, out) is out
     assert np.array_equal(block[1:4], camera.render(poses).rgb)
     assert not block[[0, 4]].any()
@@ -335,3 +336,107 @@ def test_wrong_requests_are_refused_with_what_to_do():
     camera.close()
     with pytest.raises(LifecycleError, match="closed"):
         camera.render(poses)
+
+
+@pytest.mark.parametrize("scene", sorted(SCENES))
+def test_frames_over_a_static_layer_are_those_drawn_in_full(scene):
+    # the first body of each scene moves; textures, glass, the sky and a height field do not
+    xml = SCENES[scene].replace(
+        "</worldbody>",
+        '<body pos="0 -0.4 0.6"><freejoint/><geom size="0.2" rgba="1 0 0 1"/>'
+        '<geom type="box" size="0.05 0.3 0.05" rgba="0 1 0 0.5"/></body></worldbody>',
+    )
+    model = mujoco.MjModel.from_xml_string(xml)
+    qpos = np.tile(model.qpos0, (6, 1))
+    qpos[:, -7] += np.linspace(-1, 1, 6)
+    qpos[:, -5] += np.linspace(-0.5, 0.5, 6)
+    poses = PoseReader(model).read(qpos)
+    spec = CameraSpec(name=model.camera(0).name, width=51, height=37, data_types=ALL)
+    full = NativeCamera(model, spec, layers=False).render(poses)
+    camera = NativeCamera(model, spec)
+    assert camera._layers is not None
+    for rows in (np.arange(6), np.array([3]), np.array([3]), np.array([5, 1, 4])):
+        over = camera.render(poses.rows(rows))
+        for name in ALL:
+            assert np.array_equal(getattr(over, name), getattr(full, name)[rows]), name
+    assert len(camera._layers.stamps) == 1, "one layer serves all rows"
+
+
+def test_rows_whose_world_differs_have_layers_of_their_own_and_memory_is_bounded(monkeypatch):
+    model = mujoco.MjModel.from_xml_string(MOVING)
+    poses = PoseReader(model).read(np.tile(model.qpos0, (5, 1)))
+    spec = CameraSpec(name="front", width=40, height=30, data_types=ALL)
+    looks = Appearance(model, AppearanceSpec(color=0.3, camera_position=0.1, light=0.2), seed=1)
+    own = looks.apply(poses, np.array([0, 1, 2, 1, 0]))
+    monkeypatch.setattr("headrace.sim._camera_layers.MOST_BYTES", 2 * 40 * 30 * (3 + 4 + 4 + 12))
+    camera, full = NativeCamera(model, spec), NativeCamera(model, spec, layers=False).render(own)
+    for order in (np.arange(5), np.array([2, 2, 0, 1, 4]), np.array([2]), np.array([0, 1, 2]), np.array([4, 3, 2])):
+        over = camera.render(own.rows(order))
+        for name in ALL:
+            assert np.array_equal(getattr(over, name), getattr(full, name)[order]), name
+        assert len(camera._layers.stamps) <= 2
+
+
+def test_a_row_that_is_not_numbers_leaves_the_layers_of_others_alone():
+    model, qpos = moving_rows(4)
+    spec = CameraSpec(name="front", width=16, height=12, data_types=ALL)
+    camera, poses = NativeCamera(model, spec), PoseReader(model).read(qpos)
+    good = camera.render(poses)
+    broken = poses.packed.copy()
+    broken[2] = np.nan
+    again = camera.render(ScenePoses(broken, poses.layout))
+    for name in ALL:
+        assert np.array_equal(getattr(again, name)[[0, 1, 3]], getattr(good, name)[[0, 1, 3]])
+
+
+def test_an_orthographic_camera_sees_parallel_rays():
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><statistic extent="1"/><visual><map znear="0.01" zfar="50"/></visual>
+        <asset><mesh name="m" vertex="0 0 0 0.4 0 0 0 0.4 0 0 0 0.4"/></asset><worldbody>
+        <camera name="flat" pos="0.1 0 3" euler="20 10 0" projection="orthographic" fovy="2.4"/>
+        <geom type="sphere" size="0.3" pos="-0.5 0.3 0"/>
+        <geom type="box" size="0.2 0.1 0.3" pos="0.4 0.3 0" euler="10 20 30"/>
+        <geom type="capsule" size="0.1 0.2" pos="0 -0.4 0.1" euler="50 20 0"/>
+        <geom type="mesh" mesh="m" pos="0.2 -0.1 0"/>
+        <geom type="cylinder" size="0.15 0.2" pos="-0.5 -0.4 0" euler="60 0 0"/>
+        <geom type="ellipsoid" size="0.1 0.2 0.3" pos="0.6 -0.4 0" euler="0 40 0"/>
+        <geom type="plane" size="3 3 1" pos="0 0 -0.5"/></worldbody></mujoco>"""
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    size = 48
+    frames = draw(model, "flat", size, size)
+    ids, depth, normals = cast_rays(model, data, size, 1.2, flat=True)
+    away = inside_regions(ids)
+    assert (frames.segmentation[0] == ids)[away].all()
+    assert np.abs(frames.depth[0] - depth)[away].max() < 1e-5
+    assert np.abs(frames.normals[0] - normals)[away].max() < 1e-3
+
+
+def cast_rays(model, data, size: int, half: float, *, flat: bool = False):
+    """Ids, depths and normals of the first camera by MuJoCo's rays, a pixel at a time."""
+    mat, pos = data.cam_xmat[0].reshape(3, 3), data.cam_xpos[0]
+    slopes = ((np.arange(size) + 0.5) / size * 2 - 1) * half
+    ids, depth = np.full((size, size), -1, np.int32), np.zeros((size, size))
+    normals = np.zeros((size, size, 3))
+    hit, normal = np.zeros(1, np.int32), np.zeros(3)
+    for i, v in enumerate(-slopes):
+        for j, u in enumerate(slopes):
+            offset = mat @ [u, v, 0] if flat else np.zeros(3)
+            way = mat @ ([0, 0, -1] if flat else [u, v, -1])
+            depth[i, j] = mujoco.mj_ray(model, data, pos + offset, way, None, 1, -1, hit, normal)
+            ids[i, j], normals[i, j] = hit[0], normal
+    return ids, depth, normals
+
+
+def test_sites_are_drawn_and_are_no_geoms():
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><worldbody><light pos="0 0 3"/><site name="s" size="0.3" rgba="1 0 0 1" pos="0 0 -2"/>'
+        '<site type="box" size="0.3 0.3 0.3" pos="0 0 -1" group="4"/>'
+        '<geom size="0.1" pos="0 0 -4"/><camera name="down"/></worldbody></mujoco>'
+    )
+    frames = draw(model, "down", 9, 9)
+    assert frames.rgb[0, 4, 4, 0] > 50
+    assert not frames.rgb[0, 4, 4, 1:].any()
+    assert frames.segmentation[0, 4, 4] == -1
+    assert frames.depth[0, 4, 4] == pytest.approx(1.7)

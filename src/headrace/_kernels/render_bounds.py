@@ -12,13 +12,13 @@ import math
 
 import numpy as np
 
-from headrace._kernels.compiled import inline
+from headrace._kernels.compiled import helper, inline
 from headrace._kernels.render_scene import CAPSULE, CYLINDER, F64, I32, PLANE, SPHERE, RenderFrame
 
 _EVERYTHING = 1e30
 
 
-@inline
+@helper
 def _quadric_extent(c: float, depth: float, s_cc: float, s_cz: float, s_zz: float) -> tuple[float, float]:
     """Smallest and largest slope u = X/Z over a quadric that lies in front of the camera."""
     a = depth * depth - s_zz
@@ -27,7 +27,7 @@ def _quadric_extent(c: float, depth: float, s_cc: float, s_cz: float, s_zz: floa
     return (b - root) / a, (b + root) / a
 
 
-@inline
+@helper
 def pixel_bounds(
     kind: int, corners: bool, box: F64, size: F64, axes: F64, center: F64, frame: RenderFrame, out: I32
 ) -> bool:

@@ -37,7 +37,7 @@ def find_lines(places: RenderPlaces, first: I32, last: I32, alpha: np.float32, l
 
 @kernel()
 def restore(lines: I32, under: I32, layers: F32, far: np.float32, z: F32, ids: I32) -> None:
-    """Put depths back within the spans, with no surface there: those of layers[under[i]], or ``far`` where that is -1."""
+    """Put depths back within the spans, and no surface: those of layers[under[i]], or ``far`` where that is -1."""
     for i in range(lines.shape[0]):
         layer = under[i]
         for y in range(lines.shape[1]):
@@ -111,7 +111,7 @@ def find_normals(
     for i in range(lines.shape[0]):
         cam = camera_mat[i]
         for y in range(lines.shape[1]):
-            at, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
+            at, last = int(lines[i, y, 0]), int(lines[i, y, 1])
             z_line, ids_line = z[i, y], ids[i, y]
             while at < last:
                 g = ids_line[at] >> bits
@@ -126,8 +126,19 @@ def find_normals(
                         shape = scene.geom_shapes[g]
                         if shape >= 0:
                             shape_normals(
-                                z_line[at:end], xs[at:end], ids_line[at:end], mask, np.int64(triangles.ranges[shape, 2]),
-                                triangles.normals, triangles.planes, False, line, axes, nx, ny, nz,
+                                z_line[at:end],
+                                xs[at:end],
+                                ids_line[at:end],
+                                mask,
+                                int(triangles.ranges[shape, 2]),
+                                triangles.normals,
+                                triangles.planes,
+                                False,
+                                line,
+                                axes,
+                                nx,
+                                ny,
+                                nz,
                             )
                     if scene.geom_shapes[g] < 0:
                         for a in range(3):
@@ -136,7 +147,11 @@ def find_normals(
                             int(scene.geom_types[g]), z_line[at:end], xs[at:end], line, size, axes, nx, ny, nz
                         )
                     for a in range(3):
-                        to_x, to_y, to_z = np.float32(cam[3 * a]), np.float32(cam[3 * a + 1]), np.float32(cam[3 * a + 2])
+                        to_x, to_y, to_z = (
+                            np.float32(cam[3 * a]),
+                            np.float32(cam[3 * a + 1]),
+                            np.float32(cam[3 * a + 2]),
+                        )
                         for k in range(end - at):
                             out[i, y, at + k, a] = to_x * nx[k] + to_y * ny[k] + to_z * nz[k]
                 elif background[i]:

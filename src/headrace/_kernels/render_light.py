@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper
 from headrace._kernels.render_scene import (
     BOX,
     CAPSULE,
@@ -31,7 +31,7 @@ _HALF = np.float32(0.5)
 _TINY = np.float32(1e-30)
 
 
-@inline
+@helper
 def primitive_normals(kind: int, z: F32, xs: F32, ray: F32, size: F32, axes: F32, nx: F32, ny: F32, nz: F32) -> None:
     """Unit normals of a run that sees a primitive at depths z.
 
@@ -92,10 +92,21 @@ def primitive_normals(kind: int, z: F32, xs: F32, ray: F32, size: F32, axes: F32
             nz[k] = side * (az if on_a else (bz if on_b else cz))
 
 
-@inline
+@helper
 def shape_normals(
-    z: F32, xs: F32, ids: I32, mask: np.int32, first: int, faces: F32, planes: F32, smooth: bool, ray: F32, axes: F32, nx: F32,
-    ny: F32, nz: F32,
+    z: F32,
+    xs: F32,
+    ids: I32,
+    mask: np.int32,
+    first: int,
+    faces: F32,
+    planes: F32,
+    smooth: bool,
+    ray: F32,
+    axes: F32,
+    nx: F32,
+    ny: F32,
+    nz: F32,
 ) -> None:
     """Unit normals of a run that sees a shape: between the corners' normals where ``smooth``, else the face's own.
 
@@ -122,9 +133,20 @@ def shape_normals(
         nz[k] = a * axes[2] + b * axes[5] + c * axes[8]
 
 
-@kernel(checked_division=False)
-def illuminate(types: I32, ambient: F32, shape: F32, lights: F32, diffuse: F32, z_line: F32, columns: F32, first: int,
-    last: int, lens: F32, work: F32) -> None:
+@helper
+def illuminate(
+    types: I32,
+    ambient: F32,
+    shape: F32,
+    lights: F32,
+    diffuse: F32,
+    z_line: F32,
+    columns: F32,
+    first: int,
+    last: int,
+    lens: F32,
+    work: F32,
+) -> None:
     """Add every light to the colors of columns first … last of a line.
 
     Args:
@@ -188,10 +210,21 @@ def illuminate(types: I32, ambient: F32, shape: F32, lights: F32, diffuse: F32, 
             blue[k] += s * (ab + db * cosine)
 
 
-@kernel(checked_division=False)
+@helper
 def darken(
-    maps: F32, light: I32, basis: F32, half: np.float32, ambient: F32, lights: F32, diffuse: F32, z: F32, xs: F32,
-    first: int, last: int, lens: F32, work: F32,
+    maps: F32,
+    light: I32,
+    basis: F32,
+    half: np.float32,
+    ambient: F32,
+    lights: F32,
+    diffuse: F32,
+    z: F32,
+    xs: F32,
+    first: int,
+    last: int,
+    lens: F32,
+    work: F32,
 ) -> None:
     """Take a directional light away again where something stands between; note what arrives in rows 11 … of work.
 
@@ -226,10 +259,20 @@ def darken(
                 work[6 + a, k] = max(work[6 + a, k] - hidden * (ambient[i, a] + diffuse[i, a] * cosine), _ZERO)
 
 
-@kernel(checked_division=False)
+@helper
 def add_highlights(
-    types: I32, specular: F32, shape: F32, lights: F32, reflectance: np.float32, exponent: np.float32, maps: I32, z: F32,
-    xs: F32, lens: F32, at: int, work: F32,
+    types: I32,
+    specular: F32,
+    shape: F32,
+    lights: F32,
+    reflectance: np.float32,
+    exponent: np.float32,
+    maps: I32,
+    z: F32,
+    xs: F32,
+    lens: F32,
+    at: int,
+    work: F32,
 ) -> None:
     """Blinn's highlights of a run that begins in column ``at``, with the viewer at the camera, as OpenGL has them.
 
@@ -266,7 +309,7 @@ def add_highlights(
                 work[6 + a, at + k] += strength * specular[i, a]
 
 
-@inline
+@helper
 def write_colors(out: U8, red: F32, green: F32, blue: F32) -> None:
     """Store colors into ``out`` uint8 (k, 3), rounded."""
     for k in range(out.shape[0]):
@@ -275,7 +318,7 @@ def write_colors(out: U8, red: F32, green: F32, blue: F32) -> None:
         out[k, 2] = np.uint8(np.int32(min(blue[k], _ONE) * _TOP + _HALF))
 
 
-@inline
+@helper
 def blend_colors(out: U8, red: F32, green: F32, blue: F32, alpha: np.float32) -> None:
     """Blend colors over ``out`` uint8 (k, 3)."""
     rest = _ONE - alpha

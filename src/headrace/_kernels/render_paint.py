@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper, inline, kernel
 from headrace._kernels.render_light import (
     add_highlights,
     blend_colors,
@@ -73,10 +73,11 @@ def paint(
     ids: I32,
     rgb: U8,
 ) -> None:
-    """Colors of n rows into ``rgb`` uint8 (n, H, W, 3), within lines int32 (n, H, 2): first and past-the-last column.
+    """Colors of n rows into ``rgb`` uint8 (n, H, W, 3), within the spans ``lines`` int32 (n, H, 2).
 
-    An alpha float32 (n,) below 1 blends over what is there. Pixels without a geom get the sky in rows with ``background``,
-    else they are left alone. What a scene has not (triangles, textures, shadows, highlights) is None and not compiled.
+    An alpha float32 (n,) below 1 blends over what is there. Rows with ``background`` get the sky in pixels without a
+    geom, other rows keep what is there. What a scene has not (triangles, textures, shadows, highlights) is None and
+    not compiled.
     """
     work, xs, line, bits = scratch.work, scratch.xs, scratch.line, scene.face_bits
     mask = np.int32((1 << bits) - 1)
@@ -93,7 +94,7 @@ def paint(
         diffuse = rows.diffuse[i if rows.diffuse.shape[0] > 1 else 0]
         veil, bare = alpha[i] < _ONE, background[i]
         for y in range(frame.height):
-            first, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
+            first, last = int(lines[i, y, 0]), int(lines[i, y, 1])
             if first >= last:
                 continue
             z_line, ids_line, out = z[i, y], ids[i, y], rgb[i, y]
@@ -112,8 +113,19 @@ def paint(
                         shape = scene.geom_shapes[g]
                         if shape >= 0:
                             shape_normals(
-                                z_line[at:end], xs[at:end], ids_line[at:end], mask, np.int64(triangles.ranges[shape, 2]),
-                                triangles.normals, triangles.planes, True, line, axes, nx, ny, nz,
+                                z_line[at:end],
+                                xs[at:end],
+                                ids_line[at:end],
+                                mask,
+                                int(triangles.ranges[shape, 2]),
+                                triangles.normals,
+                                triangles.planes,
+                                True,
+                                line,
+                                axes,
+                                nx,
+                                ny,
+                                nz,
                             )
                     if scene.geom_shapes[g] < 0:
                         for a in range(3):
@@ -166,7 +178,7 @@ def paint(
                         red[k] = (red[k] + glow) * tint_r
                         green[k] = (green[k] + glow) * tint_g
                         blue[k] = (blue[k] + glow) * tint_b
-                    if gloss is not None:
+                    if gloss is not None:  # noqa: SIM102  # only a bare None is not compiled
                         if gloss[g, 0] > _ZERO:
                             add_highlights(
                                 scene.light_types,
@@ -197,24 +209,59 @@ def paint(
                                 size[a] = np.float32(sizes[g, a])
                             if cube or plain:
                                 _project_texture(
-                                    int(scene.geom_types[g]), scale, cube, z_line[at:end], xs[at:end], at, line, size,
-                                    work, levels,
+                                    int(scene.geom_types[g]),
+                                    scale,
+                                    cube,
+                                    z_line[at:end],
+                                    xs[at:end],
+                                    at,
+                                    line,
+                                    size,
+                                    work,
+                                    levels,
                                 )
                             elif scene.geom_shapes[g] < 0:
                                 wrap_primitive(
-                                    int(scene.geom_types[g]), scale, z_line[at:end], xs[at:end], line, size, levels,
-                                    work[0, at:end], work[1, at:end], work[9, at:end],
+                                    int(scene.geom_types[g]),
+                                    scale,
+                                    z_line[at:end],
+                                    xs[at:end],
+                                    line,
+                                    size,
+                                    levels,
+                                    work[0, at:end],
+                                    work[1, at:end],
+                                    work[9, at:end],
                                 )
                             elif triangles is not None:
                                 shape = scene.geom_shapes[g]
                                 wrap_shape(
-                                    scale, z_line[at:end], xs[at:end], ids_line[at:end], mask,
-                                    np.int64(triangles.ranges[shape, 2]), np.int64(triangles.first_texcoord[shape]),
-                                    triangles.normals, triangles.planes, triangles.texcoords, line, levels,
-                                    work[0, at:end], work[1, at:end], work[9, at:end],
+                                    scale,
+                                    z_line[at:end],
+                                    xs[at:end],
+                                    ids_line[at:end],
+                                    mask,
+                                    int(triangles.ranges[shape, 2]),
+                                    int(triangles.first_texcoord[shape]),
+                                    triangles.normals,
+                                    triangles.planes,
+                                    triangles.texcoords,
+                                    line,
+                                    levels,
+                                    work[0, at:end],
+                                    work[1, at:end],
+                                    work[9, at:end],
                                 )
                             _multiply_texture(
-                                cube, red, green, blue, at, work, textures.texels, levels, scratch.corners,
+                                cube,
+                                red,
+                                green,
+                                blue,
+                                at,
+                                work,
+                                textures.texels,
+                                levels,
+                                scratch.corners,
                                 scratch.packed,
                             )
                         if plain and textures.sky >= 0 and sizes[g, 0] <= 0.0 and sizes[g, 1] <= 0.0:
@@ -227,19 +274,27 @@ def paint(
                     for a in range(3):
                         for k in range(at, end):
                             work[6 + a, k] = _ZERO
-                    if textures is not None:
+                    if textures is not None:  # noqa: SIM102  # as above
                         if textures.sky >= 0:
                             _sky(rows.camera_mat[i], lens, xs[at:end], at, work, textures.levels[textures.sky])
                             _multiply_texture(
-                                True, red, green, blue, at, work, textures.texels, textures.levels[textures.sky],
-                                scratch.corners, scratch.packed,
+                                True,
+                                red,
+                                green,
+                                blue,
+                                at,
+                                work,
+                                textures.texels,
+                                textures.levels[textures.sky],
+                                scratch.corners,
+                                scratch.packed,
                             )
                 at = end
             if bare:
                 write_colors(out[first:last], work[6, first:last], work[7, first:last], work[8, first:last])
 
 
-@kernel()
+@helper
 def _multiply_texture(
     cube: bool, red: F32, green: F32, blue: F32, at: int, work: F32, texels: U64, levels: I32, corners: I32, packed: U64
 ) -> None:
@@ -252,7 +307,7 @@ def _multiply_texture(
         multiply_texture_2d(red, green, blue, u, v, rho2, texels, levels, corners, packed)
 
 
-@kernel(checked_division=False)
+@helper
 def _project_texture(
     kind: int, scale: F32, cube: bool, z: F32, xs: F32, at: int, ray: F32, size: F32, work: F32, levels: I32
 ) -> None:
@@ -304,7 +359,7 @@ def _project_texture(
         rho2[k] = max(ux * ux + vx * vx, uy * uy + vy * vy)
 
 
-@kernel(checked_division=False)
+@helper
 def _fade_into_haze(red: F32, green: F32, blue: F32, z: F32, xs: F32, ray: F32, haze: F32) -> None:
     """Blend an infinite plane into the haze with the distance from the foot of the camera."""
     dx, dy, sx, sy = ray[6], ray[7], ray[9], ray[10]
@@ -318,7 +373,7 @@ def _fade_into_haze(red: F32, green: F32, blue: F32, z: F32, xs: F32, ray: F32, 
         blue[k] += w * (hb - blue[k])
 
 
-@kernel(checked_division=False)
+@helper
 def _sky(cam: F64, lens: F32, xs: F32, at: int, work: F32, levels: I32) -> None:
     """White, and the directions in which a run that begins in column ``at`` sees the sky."""
     n = xs.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper, inline, kernel
 from headrace._kernels.render_bounds import pixel_bounds
 from headrace._kernels.render_scene import (
     BOX,
@@ -43,14 +43,19 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
     first_y = frame.top - 0.5 * step_y
     deep = frame.perspective
     flat = 1.0 - deep
+    # the fields of a named tuple are taken out once: each time costs a reference count, and time to compile
+    types, shapes, boxes = scene.geom_types, scene.geom_shapes, scene.geom_boxes
+    all_mat, all_pos, all_sizes = rows.geom_mat, rows.geom_pos, rows.sizes
+    rays, centers, all_axes, all_bounds = places.rays, places.centers, places.axes, places.bounds
+    all_clipped, distance = places.clipped, places.distance
     axes = np.empty((3, 3))
     box = np.empty(6)
     for i in range(rows.camera_pos.shape[0]):
         cam, cam_pos = rows.camera_mat[i], rows.camera_pos[i]
-        for g in range(scene.geom_types.shape[0]):
-            mat, pos, ray = rows.geom_mat[i, g], rows.geom_pos[i, g], places.rays[i, g]
-            kind, size = scene.geom_types[g], rows.sizes[i if rows.sizes.shape[0] > 1 else 0, g]
-            center = places.centers[i, g]
+        for g in range(types.shape[0]):
+            mat, pos, ray = all_mat[i, g], all_pos[i, g], rays[i, g]
+            kind, size = types[g], all_sizes[i if all_sizes.shape[0] > 1 else 0, g]
+            center = centers[i, g]
             away_x, away_y, away_z = cam_pos[0] - pos[0], cam_pos[1] - pos[1], cam_pos[2] - pos[2]
             extent = 0.0
             for a in range(3):
@@ -68,9 +73,9 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
                 ray[12 + a] = deep * to_x * step_x
                 ray[15 + a] = -deep * to_y * step_y
                 axes[a, 0], axes[a, 1], axes[a, 2] = rel_x, rel_y, -rel_z
-                places.axes[i, g, 3 * a] = np.float32(rel_x)
-                places.axes[i, g, 3 * a + 1] = np.float32(rel_y)
-                places.axes[i, g, 3 * a + 2] = np.float32(rel_z)
+                all_axes[i, g, 3 * a] = np.float32(rel_x)
+                all_axes[i, g, 3 * a + 1] = np.float32(rel_y)
+                all_axes[i, g, 3 * a + 2] = np.float32(rel_z)
                 center[a] = -(cam[a] * away_x + cam[3 + a] * away_y + cam[6 + a] * away_z)
                 extent += abs(center[a]) + abs(rel_x) + abs(rel_y) + abs(rel_z)
             center[2] = -center[2]
@@ -83,21 +88,21 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
                 else:
                     _cross(ray, at, 9, 18 + at)
             for a in range(3):
-                box[a] = 0.0 if kind == BOX else scene.geom_boxes[g, a]
-                box[3 + a] = size[a] if kind == BOX else scene.geom_boxes[g, 3 + a]
-            bounds = places.bounds[i, g]
-            corners = kind == BOX or scene.geom_shapes[g] >= 0
+                box[a] = 0.0 if kind == BOX else boxes[g, a]
+                box[3 + a] = size[a] if kind == BOX else boxes[g, 3 + a]
+            bounds = all_bounds[i, g]
+            corners = kind == BOX or shapes[g] >= 0
             clipped = pixel_bounds(kind, corners, box, size, axes, center, frame, bounds)
-            places.clipped[i, g] = 1 if clipped else 0
+            all_clipped[i, g] = 1 if clipped else 0
             if not extent < 1e15:
                 # a diverged simulation: poses that are not numbers are not drawn
                 for a in range(4):
                     bounds[a] = 0
-            places.distance[i, g] = np.sqrt(away_x * away_x + away_y * away_y + away_z * away_z)
+            distance[i, g] = np.sqrt(away_x * away_x + away_y * away_y + away_z * away_z)
         rgba = rows.rgba[i if rows.rgba.shape[0] > 1 else 0]
-        sizes = rows.sizes[i if rows.sizes.shape[0] > 1 else 0]
+        sizes = all_sizes[i if all_sizes.shape[0] > 1 else 0]
         places.transparent[i] = _transparent_order(
-            scene.geom_types, sizes, rgba, places.rays[i], places.distance[i], places.alpha[i], places.order[i]
+            types, sizes, rgba, rays[i], distance[i], places.alpha[i], places.order[i]
         )
         _place_lights(
             scene.light_source,
@@ -113,14 +118,14 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
         )
 
 
-@inline
+@helper
 def _cross(ray: F64, a: int, b: int, out: int) -> None:
     ray[out] = ray[a + 1] * ray[b + 2] - ray[a + 2] * ray[b + 1]
     ray[out + 1] = ray[a + 2] * ray[b] - ray[a] * ray[b + 2]
     ray[out + 2] = ray[a] * ray[b + 1] - ray[a + 1] * ray[b]
 
 
-@inline
+@helper
 def _place_lights(
     sources: I32,
     types: I32,
@@ -155,7 +160,7 @@ def _place_lights(
                 out[k, 3 + a] = np.float32(along)
 
 
-@inline
+@helper
 def _transparent_order(types: I32, sizes: F64, rgba: F32, rays: F64, distance: F64, alpha: F32, order: I32) -> int:
     """Fill each geom's alpha and the transparent ones from near to far, as MuJoCo sorts them; return how many."""
     count = 0

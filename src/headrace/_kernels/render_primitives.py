@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper, kernel
 from headrace._kernels.render_place import is_ball, line_ray
 from headrace._kernels.render_scene import (
     BOX,
@@ -44,7 +44,7 @@ _INF = np.float32(np.inf)
 _TINY = np.float32(1e-20)  # keeps a ray along the axis of a cylinder from dividing zero by zero
 
 
-@inline
+@helper
 def hit_plane(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, code: np.int32) -> None:
     """The plane z = 0 within ±size; a size of zero is infinite. Seen from both sides."""
     ox0, oy0, oz0, oxs, oys, ozs = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
@@ -61,7 +61,7 @@ def hit_plane(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, 
         ids[k] = code if hit else ids[k]
 
 
-@inline
+@helper
 def hit_ball(z: F32, ids: I32, xs: F32, ray: F32, near: np.float32, code: np.int32) -> None:
     """The unit sphere: spheres and ellipsoids, whose ray is given in coordinates divided by their size."""
     b0 = ray[0] * ray[6] + ray[1] * ray[7] + ray[2] * ray[8]
@@ -81,7 +81,7 @@ def hit_ball(z: F32, ids: I32, xs: F32, ray: F32, near: np.float32, code: np.int
         ids[k] = code if hit else ids[k]
 
 
-@inline
+@helper
 def hit_capsule(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, code: np.int32) -> None:
     """A cylinder of radius size[0] and half length size[1] along z, with a sphere at each end."""
     r2, h = size[0] * size[0], size[1]
@@ -114,7 +114,7 @@ def hit_capsule(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32
         ids[k] = code if hit else ids[k]
 
 
-@inline
+@helper
 def hit_cylinder(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, code: np.int32) -> None:
     """A cylinder of radius size[0] and half length size[1] along z, closed."""
     r2, h = size[0] * size[0], size[1]
@@ -139,7 +139,7 @@ def hit_cylinder(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float3
         ids[k] = code if hit else ids[k]
 
 
-@inline
+@helper
 def hit_box(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, code: np.int32) -> None:
     """A box of half sizes size."""
     hx, hy, hz = size[0], size[1], size[2]

@@ -2,8 +2,8 @@
 
 A chunk of n rows goes through the stages together: place (geoms and lights relative to the camera), cast (the nearest
 surface of each pixel: exact rays for primitives, a rasterizer for triangles), paint (colors), and copies of what else
-was asked for. All stages share a depth buffer ``z`` float32 (n, H, W), the far plane where nothing is, and ``ids`` int32
-(n, H, W): the visible geom's slot << face_bits | its face, or -1.
+was asked for. All stages share a depth buffer ``z`` float32 (n, H, W), the far plane where nothing is, and ``ids``
+int32 (n, H, W): the visible geom's slot << face_bits | its face, or -1.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import kernel
+from headrace._kernels.compiled import helper
 from headrace._kernels.render_scene import F32, I32, U64
 
 _ZERO = np.float32(0)
@@ -29,7 +29,7 @@ _BLUE = np.uint64(42)
 _LANE = np.uint64((1 << 21) - 1)
 
 
-@kernel()
+@helper
 def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, base: I32, index: I32, out: U64) -> None:
     """One level at (u, v) in [0, 1]: packed colors times 4096. Anything else reads the texel at 0.
 
@@ -68,7 +68,7 @@ def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, b
         out[k] = upper * gv + lower * fv
 
 
-@kernel()
+@helper
 def _multiply(red: F32, green: F32, blue: F32, fine: U64) -> None:
     for k in range(red.shape[0]):
         red[k] *= np.float32(np.int32(fine[k] & _LANE)) * _TO_UNIT
@@ -76,7 +76,7 @@ def _multiply(red: F32, green: F32, blue: F32, fine: U64) -> None:
         blue[k] *= np.float32(np.int32(fine[k] >> _BLUE)) * _TO_UNIT
 
 
-@kernel()
+@helper
 def _multiply_blend(red: F32, green: F32, blue: F32, fine: U64, coarse: U64, weight: F32) -> None:
     for k in range(red.shape[0]):
         w, rest = weight[k] * _TO_UNIT, (_ONE - weight[k]) * _TO_UNIT
@@ -87,7 +87,7 @@ def _multiply_blend(red: F32, green: F32, blue: F32, fine: U64, coarse: U64, wei
         blue[k] *= rest * np.float32(np.int32(fine[k] >> _BLUE)) + w * np.float32(np.int32(coarse[k] >> _BLUE))
 
 
-@kernel()
+@helper
 def multiply_texture_2d(
     red: F32, green: F32, blue: F32, u: F32, v: F32, rho2: F32, texels: U64, levels: I32, index: I32, packed: U64
 ) -> None:
@@ -134,7 +134,7 @@ def multiply_texture_2d(
         at = end
 
 
-@kernel(checked_division=False)
+@helper
 def multiply_texture_cube(
     red: F32,
     green: F32,

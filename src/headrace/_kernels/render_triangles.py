@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from headrace._kernels.compiled import kernel
+from headrace._kernels.compiled import helper, kernel
 from headrace._kernels.render_scene import (
     F32,
     F64,
@@ -34,7 +34,7 @@ _NARROW = 4
 """Columns up to which testing pixels one by one is quicker than finding each line's span."""
 
 
-@kernel(checked_division=False)
+@helper
 def _fill(
     x_0: float,
     y_0: float,
@@ -113,7 +113,7 @@ def _fill(
             continue
         if not start <= end:
             continue
-        x_a = int(math.ceil(start))
+        x_a = math.ceil(start)
         count = int(end) + 1 - x_a
         if count <= 0:
             continue
@@ -133,7 +133,7 @@ def _fill(
                 ids_run[k] = code if nearer else ids_run[k]
 
 
-@kernel(checked_division=False)
+@helper
 def _clip_and_fill(
     corners: F64, polygon: F64, frame: RenderFrame, both_sides: bool, code: np.int32, z: F32, ids: I32
 ) -> None:
@@ -188,9 +188,9 @@ def _clip_and_fill(
             polygon[q, 0],
             polygon[q, 1],
             polygon[q, 2],
-            int(math.ceil(max(x_min - _EDGE, 0.0))),
+            math.ceil(max(x_min - _EDGE, 0.0)),
             int(min(x_max + _EDGE, frame.width - 1.0)),
-            int(math.ceil(max(y_min - _EDGE, 0.0))),
+            math.ceil(max(y_min - _EDGE, 0.0)),
             int(min(y_max + _EDGE, frame.height - 1.0)),
             deep,
             code,
@@ -199,10 +199,18 @@ def _clip_and_fill(
         )
 
 
-@kernel(checked_division=False)
+@helper
 def _project(
-    vertices: F32, first: int, axes: F32, center: F64, deep: bool, lens: F32, width: np.float32, height: np.float32,
-    out: F32, pixels: U32,
+    vertices: F32,
+    first: int,
+    axes: F32,
+    center: F64,
+    deep: bool,
+    lens: F32,
+    width: np.float32,
+    height: np.float32,
+    out: F32,
+    pixels: U32,
 ) -> None:
     """Vertices first … of a shape to pixels: column, line, 1/depth, and the pixel at or after them, packed."""
     ax, ay, az = axes[0], axes[1], axes[2]
@@ -229,7 +237,7 @@ def _project(
         pixels[k] = np.uint32((np.int32(np.ceil(x)) << np.int32(16)) | np.int32(np.ceil(y)))
 
 
-@kernel(checked_division=False)
+@helper
 def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: bool, out: U32) -> int:
     """Write the faces that look at the camera, which is at q (or looks along q from afar); return how many."""
     sign, scale = (_ONE, _ONE) if deep else (-_ONE, _ZERO)
@@ -242,13 +250,25 @@ def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: b
     for k in range(p_x.shape[0]):
         out[count] = np.uint32(k)
         count += np.uint64(p_x[k] * q_x + p_y[k] * q_y + p_z[k] * q_z > p_d[k] * scale)
-    return np.int64(count)
+    return int(count)
 
 
-@kernel(checked_division=False)
+@helper
 def _draw_shape(
-    first: U32, second: U32, third: U32, x: F32, y: F32, w: F32, pixels: U32, faces: U32, count: int, deep: bool,
-    both: bool, code: np.int32, z: F32, ids: I32,
+    first: U32,
+    second: U32,
+    third: U32,
+    x: F32,
+    y: F32,
+    w: F32,
+    pixels: U32,
+    faces: U32,
+    count: int,
+    deep: bool,
+    both: bool,
+    code: np.int32,
+    z: F32,
+    ids: I32,
 ) -> None:
     """Fill the ``count`` faces listed in ``faces`` of a shape whose vertices were projected."""
     left = np.uint64(0)
@@ -258,13 +278,13 @@ def _draw_shape(
         differs = (p ^ pixels[second[f]]) | (p ^ pixels[third[f]])
         faces[left] = f
         left += np.uint64((differs & np.uint32(0xFFFF)) != 0) & np.uint64((differs >> np.uint32(16)) != 0)
-    for k in range(np.int64(left)):
+    for k in range(int(left)):
         f = faces[k]
         # counterclockwise with y up is clockwise with y down
         a, b, c = first[f], third[f], second[f]
         if both and (x[b] - x[a]) * (y[c] - y[a]) < (x[c] - x[a]) * (y[b] - y[a]):
             b, c = c, b
-        p_a, p_b, p_c = np.int64(pixels[a]), np.int64(pixels[b]), np.int64(pixels[c])
+        p_a, p_b, p_c = int(pixels[a]), int(pixels[b]), int(pixels[c])
         x_a, x_b, x_c = p_a >> 16, p_b >> 16, p_c >> 16
         y_a, y_b, y_c = p_a & 0xFFFF, p_b & 0xFFFF, p_c & 0xFFFF
         _fill(

@@ -1,7 +1,7 @@
 """Texture coordinates of 2D textures on surfaces that are not planes, as MuJoCo wraps them.
 
-Each function fills u, v and ``rho2``, the squared footprint of a pixel in texels: how far the coordinates move while the
-ray moves by a pixel in the surface's tangent plane, along whichever of the pixel's sides is longer.
+Each function fills u, v and ``rho2``, the squared footprint of a pixel in texels: how far the coordinates move while
+the ray moves by a pixel in the surface's tangent plane, along whichever of the pixel's sides is longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper
 from headrace._kernels.render_scene import BOX, CAPSULE, CYLINDER, F32, I32
 
 _ZERO = np.float32(0)
@@ -20,7 +20,7 @@ _TURN = np.float32(1 / (2 * math.pi))
 _TINY = np.float32(1e-12)
 
 
-@inline
+@helper
 def _footprint(x: np.float32, t: np.float32, ray: F32, normal: F32, by_u: F32, by_v: F32) -> np.float32:
     """Squared texels of a pixel, from the gradients of texel coordinates and the surface's normal."""
     dx, dy, dz = ray[6] + x * ray[9], ray[7] + x * ray[10], ray[8] + x * ray[11]
@@ -39,7 +39,7 @@ def _footprint(x: np.float32, t: np.float32, ray: F32, normal: F32, by_u: F32, b
     return widest
 
 
-@kernel(checked_division=False)
+@helper
 def wrap_primitive(
     kind: int, scale: F32, z: F32, xs: F32, ray: F32, size: F32, levels: I32, u: F32, v: F32, rho2: F32
 ) -> None:
@@ -96,7 +96,7 @@ def wrap_primitive(
         rho2[k] = _footprint(x, t, ray, normal, by_u, by_v)
 
 
-@kernel(checked_division=False)
+@helper
 def wrap_shape(
     scale: F32,
     z: F32,

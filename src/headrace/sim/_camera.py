@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError,
 from headrace.sim._mujoco_api import Model, mujoco, new_batch
 
 DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
-FRAME_KINDS: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
     "rgb": ((3,), np.uint8),
     "gray": ((), np.uint8),
     "depth": ((), np.float32),
@@ -50,7 +50,9 @@ class CameraSpec:
     def __post_init__(self) -> None:
         for side, pixels in (("width", self.width), ("height", self.height)):
             if not 1 <= pixels <= _MOST_PIXELS:
-                raise ConfigError(f"CameraSpec.{side}: expected at least 1 pixel and at most {_MOST_PIXELS}, got {pixels}")
+                raise ConfigError(
+                    f"CameraSpec.{side}: expected at least 1 pixel and at most {_MOST_PIXELS}, got {pixels}"
+                )
         if not self.data_types or len(set(self.data_types)) != len(self.data_types):
             raise ConfigError(
                 f"CameraSpec.data_types: expected some of {tuple(FRAME_KINDS)}, once each, got {self.data_types}"
@@ -228,7 +230,11 @@ class CameraFrames:
     def empty(cls, spec: CameraSpec, rows: int) -> CameraFrames:
         """Uninitialized memory for ``rows`` frames of a camera."""
         shape = (rows, spec.height, spec.width)
-        return cls(**{k: np.empty((*shape, *FRAME_KINDS[k][0]), FRAME_KINDS[k][1]) for k in spec.data_types})
+        arrays: dict[str, Any] = {}
+        for kind in spec.data_types:
+            axes, dtype = FRAME_KINDS[kind]
+            arrays[kind] = np.empty((*shape, *axes), dtype)
+        return cls(**arrays)
 
 
 class Camera(Protocol):
@@ -261,6 +267,15 @@ def frames_for(spec: CameraSpec, rows: int, out: CameraFrames | None) -> CameraF
         if not array.flags.c_contiguous:
             raise ShapeError(f"out.{name}: expected contiguous memory; pass a whole array or a slice of its rows")
     return out
+
+
+def refuse_kinds(spec: CameraSpec, renderer: str, kinds: tuple[str, ...]) -> None:
+    """A kind that a renderer has not is an error before anything starts."""
+    for kind in spec.data_types:
+        if kind in kinds:
+            raise ConfigError(
+                f"camera {spec.name!r}: the {renderer} renderer has no {kind} images; use the native renderer for them"
+            )
 
 
 def camera_id(model: Model, name: str) -> int:

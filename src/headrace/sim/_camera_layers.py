@@ -86,13 +86,12 @@ class StaticLayers:
         if not len(picked):
             return
         fresh = self._empty(len(new))
-        draw(RenderRows(*(part[picked] if len(part) > 1 else part for part in rows)), fresh)
+        parts: dict[str, Any] = {k: part[picked] if len(part) > 1 else part for k, part in rows._asdict().items()}
+        draw(RenderRows(**parts), fresh)
         places: list[int] = []
         for key in new:
-            if len(self._places) < self._most:
-                place = len(self._places)
-            else:
-                place = self._places.popitem(last=False)[1]
+            full = len(self._places) >= self._most
+            place = self._places.popitem(last=False)[1] if full else len(self._places)
             self._places[key] = place
             places.append(place)
         self._grow(max(places) + 1)
@@ -104,14 +103,16 @@ class StaticLayers:
     def _grow(self, size: int) -> None:
         if size <= len(self.stamps):
             return
-        old, self.frames = self.frames, self._empty(min(self._most, max(size, 2 * len(self.stamps))))
         count = len(self.stamps)
+        size = min(self._most, max(size, 2 * count))
+        old, self.frames = self.frames, self._empty(size)
         for kind in self._shapes:
             getattr(self.frames, kind)[:count] = getattr(old, kind)
-        self.stamps = np.concatenate([self.stamps, np.full(len(self.frames.depth) - count, -1)])  # type: ignore[arg-type]
+        self.stamps = np.concatenate([self.stamps, np.full(size - count, -1)])
 
     def _empty(self, count: int) -> CameraFrames:
-        return CameraFrames(**{k: np.empty((count, *shape), dtype) for k, (shape, dtype) in self._shapes.items()})
+        arrays: dict[str, Any] = {k: np.empty((count, *shape), dtype) for k, (shape, dtype) in self._shapes.items()}
+        return CameraFrames(**arrays)
 
     def _key_columns(self, layout: PoseLayout) -> NDArray[np.int64]:
         """The numbers of a row that its layer depends on."""

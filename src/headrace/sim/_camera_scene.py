@@ -135,6 +135,7 @@ def build_tables(model: Model) -> SceneTables:
     shape_ids, boxes = np.full(count, -1, np.int32), np.zeros((count, 6))
     kinds = np.array([s.kind for s in shown], np.int32)
     for k, s in enumerate(shown):
+        shape: Shape | None = None
         if s.geom >= 0 and (s.kind == HFIELD or s.kind > BOX):
             key = (s.kind == HFIELD, int(raw.geom_dataid[s.geom]))
             shape = shapes[key][1] if key in shapes else shape_of(raw, s.geom)
@@ -157,9 +158,9 @@ def build_tables(model: Model) -> SceneTables:
             tint[k, :3] = color
             continue
         texture[k] = textures.add(number)
-        has_coordinates = shape_ids[k] >= 0 and shapes[key][1].texcoords is not None
+        has_coordinates = shape is not None and shape.texcoords is not None
         cube = textures.kinds[texture[k]] == TEXTURE_CUBE
-        scale[k] = _texture_scale(raw, s, shape_ids[k] >= 0, has_coordinates, cube)
+        scale[k] = _texture_scale(raw, s, shape is not None, has_coordinates, cube)
     sky = [i for i in range(raw.ntex) if raw.tex_type[i] == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)]
     sky_texture = textures.add(sky[0]) if sky else -1
     lights = _lights(raw)
@@ -167,7 +168,7 @@ def build_tables(model: Model) -> SceneTables:
     face_bits = int(most_faces - 1).bit_length()
     if count << face_bits > 2**31 - 1:
         raise ConfigError(
-            f"camera: {count} visible geoms with up to {most_faces} faces are more than the native renderer can number; "
+            f"camera: {count} visible geoms with up to {most_faces} faces are more than the native renderer numbers; "
             'simplify the largest mesh, or use renderer="gl"'
         )
     scene = RenderScene(

@@ -135,8 +135,8 @@ def _height_field(raw: Any, k: int) -> Shape:
     for low, high in quads:
         first, n = sum(map(len, vertices)), len(low)
         vertices += [low, high]
-        k = first + np.arange(n - 1)
-        faces += [np.stack([k, k + 1, k + n + 1], 1), np.stack([k, k + n + 1, k + n], 1)]
+        at = first + np.arange(n - 1)
+        faces += [np.stack([at, at + 1, at + n + 1], 1), np.stack([at, at + n + 1, at + n], 1)]
     points = np.concatenate(vertices).astype(np.float32)
     corners = np.concatenate(faces).astype(np.int32)
     return Shape(points, corners, np.repeat(_unit_normals(points, corners)[:, None], 3, 1), None)

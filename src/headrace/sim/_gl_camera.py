@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._kernels.render_frames import to_gray
 from headrace.errors import ConfigError, LifecycleError
 from headrace.sim._camera import (
     CameraFrames,
@@ -19,6 +20,7 @@ from headrace.sim._camera import (
     camera_id,
     frames_for,
     pose_layout,
+    refuse_kinds,
     require_layout,
 )
 from headrace.sim._mujoco_api import Model, mujoco
@@ -34,6 +36,7 @@ class GLCamera:
     """
 
     def __init__(self, model: Model, spec: CameraSpec, *, backend: Literal["egl", "osmesa"] = "egl") -> None:
+        refuse_kinds(spec, "gl", ("normals",))
         self.spec = spec
         self.model = model
         self._layout = pose_layout(model)
@@ -69,9 +72,13 @@ class GLCamera:
         for i in range(len(poses)):
             self._pose(poses, i)
             flags = self._scene.flags
-            if frames.rgb is not None:
+            if frames.rgb is not None or frames.gray is not None:
                 flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
-                frames.rgb[i] = self._read_colors()
+                colors = self._read_colors()
+                if frames.rgb is not None:
+                    frames.rgb[i] = colors
+                if frames.gray is not None:
+                    to_gray(np.ascontiguousarray(colors).reshape(-1, 3), frames.gray[i].reshape(-1))
             if frames.depth is None and frames.segmentation is None:
                 continue
             flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
@@ -97,6 +104,9 @@ class GLCamera:
             at += field.size
         mujoco.mj_fwdPosition(model, data)
         data.geom_xpos[:], data.geom_xmat[:] = poses.geom_pos[i], poses.geom_mat[i]
+        sections = poses.layout.sections
+        data.site_xpos[:] = poses.packed[i, sections["site_pos"]].reshape(-1, 3)
+        data.site_xmat[:] = poses.packed[i, sections["site_mat"]].reshape(-1, 9)
         data.cam_xpos[:], data.cam_xmat[:] = poses.camera_pos[i], poses.camera_mat[i]
         data.light_xpos[:], data.light_xdir[:] = poses.light_pos[i], poses.light_dir[i]
         if poses.geom_rgba is not None and poses.light_diffuse is not None:

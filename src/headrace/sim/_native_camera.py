@@ -1,4 +1,4 @@
-"""The camera that needs nothing but pip: one depth buffer on the CPU, exact rays for primitives, triangles for meshes."""
+"""The camera that needs nothing but pip: a depth buffer on the CPU, exact rays for primitives, triangles for meshes."""
 
 from __future__ import annotations
 
@@ -120,5 +120,3 @@ class NativeCamera:
             rgba=rgba * tables.tint,
             diffuse=diffuse,
         )
-
-

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._kernels.render_frames import to_gray
 from headrace.errors import ConfigError, LifecycleError, require_extra
 from headrace.sim._camera import (
     CameraFrames,
@@ -16,6 +17,7 @@ from headrace.sim._camera import (
     camera_id,
     frames_for,
     pose_layout,
+    refuse_kinds,
     require_layout,
 )
 from headrace.sim._mujoco_api import Model, mujoco
@@ -37,6 +39,7 @@ class WarpCamera:
         purpose = "WarpCamera"
         self._wp: Any = require_extra("warp", extra="warp", purpose=purpose)
         self._mjw: Any = require_extra("mujoco_warp", extra="warp", purpose=purpose)
+        refuse_kinds(spec, "warp", ("normals",))
         self.spec = spec
         self.model = model
         camera_id(model, spec.name)
@@ -95,7 +98,7 @@ class WarpCamera:
             raw,
             nworld=rows,
             cam_res=(self.spec.width, self.spec.height),
-            render_rgb="rgb" in want,
+            render_rgb="rgb" in want or "gray" in want,
             render_depth="depth" in want,
             # the background of a depth picture is told by the segmentation
             render_seg="segmentation" in want or "depth" in want,
@@ -106,10 +109,13 @@ class WarpCamera:
 
     def _collect(self, frames: CameraFrames, n: int) -> None:
         shape = (n, self.spec.height, self.spec.width)
-        if frames.rgb is not None:
+        if frames.rgb is not None or frames.gray is not None:
             packed: NDArray[np.uint32] = self._context.rgb_data.numpy()[:n].reshape(shape)
+            rgb = np.empty((*shape, 3), np.uint8) if frames.rgb is None else frames.rgb
             for channel, shift in enumerate((16, 8, 0)):
-                frames.rgb[..., channel] = (packed >> np.uint32(shift)) & np.uint32(255)
+                rgb[..., channel] = (packed >> np.uint32(shift)) & np.uint32(255)
+            if frames.gray is not None:
+                to_gray(rgb.reshape(-1, 3), frames.gray.reshape(-1))
         if frames.depth is None and frames.segmentation is None:
             return
         pairs: NDArray[np.int32] = self._context.seg_data.numpy()[:n].reshape(*shape, 2)
