@@ -16,7 +16,7 @@ import torch
 
 import headrace
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.rollout._replay_episode import make_replay_env, replay_episode
+from headrace.rollout import make_replay_env, replay_episode
 
 folder = Path(tempfile.mkdtemp())
 

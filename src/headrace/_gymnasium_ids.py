@@ -21,7 +21,12 @@ IDS = {
 
 
 def register_ids() -> None:
-    """Register every id once; ``gymnasium.make_vec(id, num_envs=…)`` then gives the task with numpy arrays."""
+    """Register every id once: ``gymnasium.make(id)`` gives one environment, ``make_vec(id, num_envs=…)`` a batch."""
     for env_id, task in IDS.items():
         if env_id not in registry:
-            register(env_id, vector_entry_point="headrace.envs._numpy_env:make_numpy", kwargs={"task": task})
+            register(
+                env_id,
+                entry_point="headrace.envs._single_env:make_single",
+                vector_entry_point="headrace.envs._numpy_env:make_numpy",
+                kwargs={"task": task},
+            )

@@ -10,6 +10,7 @@ the content; tests replace it to see what a full, failing or torn disk does.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -39,6 +40,7 @@ _REASONS = {
     errno.EPERM: "no permission to write",
     errno.EIO: "the disk failed",
 }
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _FULL = 1 << 16
 """A disk with less room than this counts as full."""
 
@@ -57,6 +59,14 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Move a file over another, or a directory to a free name, in one step."""
         os.replace(source, target)
+
+    def exchange(self, first: Path, second: Path) -> int:
+        """Swap two names in one step; returns an error number, 0 if it was done."""
+        renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if renameat2 is None:
+            return errno.ENOSYS
+        failed = renameat2(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE)
+        return ctypes.get_errno() if failed else 0
 
 
 disk = Disk()
@@ -122,6 +132,24 @@ def put_in_place(source: Path, target: Path) -> None:
     sync_tree(source)
     disk.rename(source, target)
     sync_directory(target.parent)
+
+
+def exchange(source: Path, target: Path) -> None:
+    """Put a finished directory in the place of another, which is at ``source`` afterwards.
+
+    One step where the file system can; else two, between which a crash leaves the old one at ``source`` + ``.old``.
+    """
+    sync_tree(source)
+    number = disk.exchange(source, target)
+    if number in (errno.ENOSYS, errno.EINVAL):
+        aside = source.with_name(f"{source.name}.old")
+        disk.rename(target, aside)
+        disk.rename(source, target)
+        disk.rename(aside, source)
+    elif number:
+        raise OSError(number, os.strerror(number), str(target))
+    sync_directory(target.parent)
+    sync_directory(source.parent)
 
 
 def write_all(handle: int, content: Buffer) -> None:

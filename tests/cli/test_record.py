@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -56,14 +58,14 @@ def test_verify_names_a_damaged_file_and_fails(ants, tmp_path, capsys):
 def test_show_of_a_dataset_without_episodes_has_no_mean(tmp_path, capsys):
     with EpisodeRecorder(tmp_path / "empty", RecorderCfg(fields=("obs",)), DatasetInfo(env_name="ant", fps=20)):
         pass
-    assert run("show", tmp_path / "empty") == 0
+    assert run("info", tmp_path / "empty") == 0
     out = capsys.readouterr().out
     assert "0 in all" in out
     assert "nan" not in out
 
 
 def test_show_prints_episodes_and_fields(ants, capsys):
-    assert run("show", ants, "--limit", 2) == 0
+    assert run("info", ants, "--limit", 2) == 0
     out = capsys.readouterr().out
     assert "4 more" in out
     assert "obs/policy" in out
@@ -91,4 +93,76 @@ def test_replay_of_another_task_setting_says_where_it_differs(ants, tmp_path, ca
 
 def test_a_contact_sheet_needs_pictures(ants, tmp_path):
     with pytest.raises(ConfigError, match="expected pictures in the dataset"):
-        run("show", ants, "--sheet", tmp_path / "sheet.png")
+        run("info", ants, "--sheet", tmp_path / "sheet.png")
+
+
+def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_path, capsys):
+    info = DatasetInfo(env_name="ant", env_args={"overrides": {"episode_length": 8}}, fps=20)
+    env = make("ant", 2, threads=1, overrides={"episode_length": 8})
+    fields = ("obs", "actions", "rewards", "flags", "states")
+    with EpisodeRecorder(tmp_path / "more", RecorderCfg(fields=fields), info) as recorder:
+        env.attach(recorder)
+        env.reset(seed=5)
+        for _ in range(8):
+            env.step(torch.zeros(2, 8))
+    env.close()
+    assert run("merge", ants, tmp_path / "more", "-o", tmp_path / "both") == 0
+    assert "8 episodes of 2 datasets" in capsys.readouterr().out
+    assert run("info", tmp_path / "both") == 0
+    said = capsys.readouterr().out
+    assert "env_name: ant" in said
+    assert "fps: 20" in said
+    assert run("replay", tmp_path / "both") == 0
+    assert "bit-exact: 8 episodes" in capsys.readouterr().out
+    assert run("export", tmp_path / "more", tmp_path / "x", "--to", "lerobot") == 0
+    assert run("export", tmp_path / "both", tmp_path / "x", "--to", "lerobot", "--append") == 0
+    assert run("verify", tmp_path / "x") == 0
+    assert "lerobot: 8 episodes" in capsys.readouterr().out
+
+
+OWN_TASK = """
+from headrace.envs import TaskEntry, register_task
+register_task(TaskEntry(
+    name="own-pole",
+    task="headrace.envs.tasks.cartpole:Cartpole",
+    cfg="headrace.envs.tasks.cartpole:CartpoleCfg",
+    summary="a task of the user's own",
+))
+"""
+
+
+def test_a_task_of_ones_own_is_replayed_by_its_module(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_tasks.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_tasks  # noqa: F401  (registers the task)
+
+    env = make("own-pole", 2, overrides={"episode_length": 5})
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=("obs", "actions")), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=4)
+        for _ in range(5):
+            env.step(torch.zeros(2, 1))
+    env.close()
+    program = "import sys; from headrace._cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "record", "replay", str(tmp_path / "d")]
+    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert plain.returncode == 2
+    assert "own-pole" in plain.stderr
+    named = subprocess.run(
+        [*command, "--task", "own_tasks:own-pole"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert named.returncode == 0, named.stderr
+    assert "bit-exact" in named.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--camera-name", "front"), "FIELD=NAME"),
+        (("--stack", "obs/policy=many"), "number of frames"),
+        (("--camera-name", "obs/nothing=front"), "obs/nothing"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(ants, tmp_path, option, words):
+    with pytest.raises(ConfigError, match=words):
+        run("export", ants, tmp_path / "x", "--to", "lerobot", *option)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from headrace.envs import make
-from headrace.errors import ConfigError
-from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
-from headrace.rollout._replay_episode import make_replay_env, replay_episode
+from headrace.envs import make, make_task
+from headrace.errors import ConfigError, DataError
+from headrace.recording import DatasetInfo, Episode, EpisodeDataset, EpisodeRecorder, RecorderCfg
+from headrace.rollout import make_replay_env, replay_episode
 
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
 SHORT = {"episode_length": 12}
@@ -100,7 +102,7 @@ def test_replay_needs_one_slot_and_a_named_task(ants):
     with pytest.raises(ConfigError, match="one slot"):
         replay_episode(EpisodeDataset(ants)[0], env)
     env.close()
-    with pytest.raises(ConfigError, match="env_name"):
+    with pytest.raises(ConfigError, match="does not name its task"):
         make_replay_env(DatasetInfo())
 
 
@@ -131,3 +133,61 @@ def test_the_true_last_observation_is_kept_with_and_without_final_obs(tmp_path):
     with_it, without = (EpisodeDataset(tmp_path / name)[0] for name in ("True", "False"))
     np.testing.assert_array_equal(with_it.read("obs/policy"), without.read("obs/policy"))
     assert not np.array_equal(with_it.read("obs/policy")[-1], with_it.read("obs/policy")[0])
+
+
+def test_images_are_replayed_and_one_pixel_is_noticed(tmp_path, monkeypatch):
+    env = make("cartpole-camera", 2, threads=1, overrides={"episode_length": 6})
+    fields = ("cameras/policy", "actions", "states")
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=fields), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=3)
+        for _ in range(8):
+            # the policy looks at nothing; the recorder has every frame all the same
+            env.step(torch.full((2, 1), 0.4), observe=torch.zeros(2, dtype=torch.bool))
+    env.close()
+    dataset = EpisodeDataset(tmp_path / "d")
+    replay_env = make_replay_env(dataset.info)
+    for episode in dataset:
+        result = replay_episode(episode, replay_env)
+        assert result.exact, str(result.difference)
+        assert set(result.compared) == {"obs/policy", "states"}
+    read = Episode.read
+
+    def changed(self, name, start=0, stop=None):
+        values = read(self, name, start, stop)
+        if name == "obs/policy" and start == 4:
+            values[0, 10, 20, 1] ^= 1
+        return values
+
+    monkeypatch.setattr(Episode, "read", changed)
+    difference = replay_episode(dataset[0], replay_env).difference
+    assert difference is not None
+    assert (difference.step, difference.field, difference.index) == (4, "obs/policy", (10, 20, 1))
+    replay_env.close()
+
+
+def test_a_dataset_without_a_task_replays_with_the_task_that_the_caller_names(tmp_path):
+    env = make(make_task("cartpole"), 1)
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=("obs", "actions")), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=1)
+        while not recorder.report.finished:
+            env.step(torch.ones(1, 1))
+    env.close()
+    dataset = EpisodeDataset(tmp_path / "d")
+    with pytest.raises(ConfigError, match="does not name its task"):
+        make_replay_env(dataset.info)
+    for task in ("cartpole", make_task("cartpole")):
+        replay_env = make_replay_env(dataset.info, task)
+        assert replay_episode(dataset[0], replay_env).exact
+        replay_env.close()
+
+
+def test_another_instruction_is_not_the_same_episode(ants, monkeypatch):
+    dataset = EpisodeDataset(ants)
+    env = make_replay_env(dataset.info)
+    entry = dataclasses.replace(dataset.entries[0], instruction="walk backwards")
+    episode = Episode(dataset.path, entry)
+    with pytest.raises(DataError, match="the instruction was 'walk backwards'"):
+        replay_episode(episode, env)
+    env.close()

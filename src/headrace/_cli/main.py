@@ -47,7 +47,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
   headrace serve pusher-solid             serve a chunk policy to clients elsewhere, batching over them
   headrace imitate pusher-solid --output F  record an expert and train such a policy
-  headrace record show FOLDER             what a recorded dataset holds; also verify, replay, export
+  headrace record info DATASET            what a recorded dataset holds; also verify, replay, merge, export
   headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
   headrace compare runs/a runs/b          improved, regressed, unchanged or inconclusive; 'sweep' makes the runs
   headrace report runs                    all of it on one page

@@ -1,9 +1,11 @@
-"""``headrace record``: export, verify, show and replay recorded episodes."""
+"""``headrace record``: info, verify, replay, merge and export recorded episodes."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,15 +13,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headrace._cli.options import add_option
 from headrace._cli.parser import helping
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.types import StackSpec
 
 _DESCRIPTION = """\
 Work with episodes that an EpisodeRecorder wrote.
 
-  headrace record show runs/ant                            what is in it
+  headrace record info runs/ant                            what is in it
   headrace record verify runs/ant                          are all files whole
+  headrace record replay runs/ant --episode 12             does the same physics come out
+  headrace record merge runs/a runs/b -o runs/ab           one dataset of several
   headrace record export runs/ant demos.hdf5 --to robomimic
   headrace record export runs/ant ant_lerobot --to lerobot --fps 20
-  headrace record replay runs/ant --episode 12             does the same physics come out
 """
 
 
@@ -27,7 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the sub-command and its own sub-commands."""
     parser = commands.add_parser(
         "record",
-        help="export, verify, show and replay recorded episodes",
+        help="info, verify, replay, merge and export recorded episodes",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,22 +45,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "verify",
         help="check hashes, lengths, timestamps and video frames",
         description=(
-            "Check a recorded dataset, or an export of it (robomimic file, LeRobot or Minari folder). "
+            "Check a recorded dataset, or an export of it (robomimic file, LeRobot or Minari directory). "
             "Prints every problem; the exit code is 1 if there is one."
         ),
     )
     verify.add_argument("dataset", metavar="DATASET", type=Path, help="directory or .hdf5 file")
     verify.set_defaults(handler=_verify)
     show = actions.add_parser(
-        "show",
-        help="print a table of episodes; with --sheet also a picture of their frames",
-        description="Print the episodes of a recorded dataset and what they are made of.",
+        "info",
+        help="print where a dataset comes from and its episodes; with --sheet also an image of their frames",
+        description="Print where a recorded dataset comes from, its episodes and what they are made of.",
     )
     show.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
     show.add_argument("--limit", type=int, default=20, help="episodes in the table (default: 20)")
     show.add_argument("--sheet", type=Path, metavar="FILE.png", help="write a contact sheet of frames to this file")
     show.add_argument("--camera", help="array for the sheet, such as obs/camera (default: the first with images)")
-    show.set_defaults(handler=_show)
+    show.set_defaults(handler=_info)
     replay = actions.add_parser(
         "replay",
         help="run recorded actions again and compare the physics bit for bit",
@@ -65,7 +72,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     replay.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
     replay.add_argument("--episode", type=int, metavar="ID", help="episode id (default: all of them)")
     add_option(replay, "--seed", otherwise="that of the recording; needed where an id has several")
+    replay.add_argument(
+        "--task",
+        help="a task of your own: module:task imports the module, which registers it (default: the dataset's task)",
+    )
     replay.set_defaults(handler=_replay)
+    merge = actions.add_parser(
+        "merge",
+        help="make one dataset of several recordings of the same environment",
+        description=(
+            "Check every file, then link (or copy) the episodes of all datasets into a new one. Datasets of different "
+            "environments, other fields, and an episode that is there twice are refused."
+        ),
+    )
+    merge.add_argument("datasets", metavar="DATASET", type=Path, nargs="+", help="directories of EpisodeRecorders")
+    merge.add_argument("--output", "-o", type=Path, metavar="PATH", required=True, help="where to write the result")
+    merge.set_defaults(handler=_merge)
 
 
 def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
@@ -73,13 +95,15 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "export",
         help="write the episodes in a format that people train from",
         description=(
-            "Assemble a robomimic/Isaac Lab HDF5 file, a LeRobot v3.0 folder or a Minari folder from committed "
+            "Assemble a robomimic/Isaac Lab HDF5 file, a LeRobot v3.0 directory or a Minari directory from committed "
             "episodes. An export that was interrupted goes on where it was; the target appears when it is whole. "
-            "A Minari folder is named like its dataset id, for example ant-v0."
+            "A Minari directory is named like its dataset id, for example ant-v0."
         ),
     )
     export.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
-    export.add_argument("target", metavar="TARGET", type=Path, help="file or directory to create; must not exist")
+    export.add_argument(
+        "target", metavar="TARGET", type=Path, help="file or directory to make; must not exist, unless --append"
+    )
     export.add_argument("--to", required=True, choices=("robomimic", "lerobot", "minari"), help="the format")
     export.add_argument(
         "--only",
@@ -89,6 +113,23 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     export.add_argument("--min-length", type=int, default=0, help="leave out shorter episodes (default: 0)")
     export.add_argument("--fps", type=float, help="steps per second, where the dataset does not say (LeRobot)")
+    export.add_argument(
+        "--camera-name",
+        action="append",
+        default=[],
+        metavar="FIELD=NAME",
+        help="name of a camera in LeRobot, such as obs/policy=front; repeatable (default: the observation group)",
+    )
+    export.add_argument(
+        "--stack",
+        action="append",
+        default=[],
+        metavar="FIELD=FRAMES",
+        help="frames that an image field stacks along its channels, where the dataset does not say (LeRobot)",
+    )
+    export.add_argument(
+        "--append", action="store_true", help="add the episodes that the target does not have (LeRobot)"
+    )
     export.set_defaults(handler=_export)
 
 
@@ -105,10 +146,38 @@ def _export(arguments: argparse.Namespace) -> int:
             only=arguments.only,
             min_length=arguments.min_length,
             fps=arguments.fps,
+            cameras=dict(_pairs(arguments.camera_name, "--camera-name FIELD=NAME")),
+            stacks={name: _stack(frames) for name, frames in _pairs(arguments.stack, "--stack FIELD=FRAMES")},
+            append=arguments.append,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     for path in made:
         Console().print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _pairs(texts: list[str], form: str) -> list[tuple[str, str]]:
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, sign, value) in zip(texts, pairs, strict=True):
+        if not (name and sign and value):
+            raise ConfigError(f"expected {form}, got {text!r}")
+    return [(name, value) for name, _, value in pairs]
+
+
+def _stack(frames: str) -> StackSpec:
+    from headrace.types import StackSpec
+
+    if not (frames.isascii() and frames.isdecimal()):
+        raise ConfigError(f"--stack: expected a number of frames, got {frames!r}")
+    return StackSpec(frames=int(frames))
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from headrace.recording import EpisodeDataset, merge_datasets
+
+    path = merge_datasets(arguments.datasets, arguments.output)
+    words = f"wrote {escape(str(path))}: {len(EpisodeDataset(path))} episodes of {len(arguments.datasets)} datasets"
+    Console().print(words, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -125,12 +194,15 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _info(arguments: argparse.Namespace) -> int:
     from headrace.recording import EpisodeDataset, contact_sheet, episode_table
     from headrace.recording._show import field_table
 
     dataset = EpisodeDataset(arguments.dataset)
     console = Console()
+    for name, value in asdict(dataset.info).items():
+        if name not in ("spaces", "stacks") and value:
+            console.print(f"{name}: {escape(str(value))}", highlight=False, soft_wrap=True)
     console.print(episode_table(dataset, limit=arguments.limit))
     if len(dataset):
         console.print(field_table(dataset[0]))
@@ -142,13 +214,18 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from headrace.recording import EpisodeDataset
-    from headrace.rollout._replay_episode import make_replay_env, replay_episode
+    from headrace.rollout import make_replay_env, replay_episode
 
     dataset = EpisodeDataset(arguments.dataset)
     one = arguments.episode is not None
     episodes = [dataset.find(arguments.episode, arguments.seed)] if one else list(dataset)
     console = Console()
-    env = make_replay_env(dataset.info)
+    task = None
+    if arguments.task is not None:
+        from headrace.bench._targets import parse_target
+
+        task = parse_target(arguments.task).name
+    env = make_replay_env(dataset.info, task)
     differ = steps = 0
     compared: tuple[str, ...] = ()
     try:

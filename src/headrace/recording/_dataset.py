@@ -110,7 +110,7 @@ class EpisodeDataset:
             if entry.episode_id == episode_id and entry.attempt == attempt and seed in (None, entry.seed)
         ]
         if not found:
-            raise IdError(f"episode id {episode_id}: not in the dataset; 'headrace record show' lists what is")
+            raise IdError(f"episode id {episode_id}: not in the dataset; 'headrace record info' lists what is")
         if len(found) > 1:
             seeds = ", ".join(str(entry.seed) for entry in found)
             raise IdError(f"episode id {episode_id}: recorded under several seeds ({seeds}); say which")

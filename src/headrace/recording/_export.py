@@ -7,19 +7,24 @@ units are assembled, and one rename puts the result in its place.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from headrace.errors import ConfigError, DataError, StorageError, UnknownNameError
-from headrace.files import put_in_place, storage_error, write_whole
+from headrace.files import exchange, put_in_place, storage_error, write_whole
 from headrace.recording._dataset import Episode, EpisodeDataset, Only
 from headrace.recording._fields import Field
+from headrace.types import StackSpec
+
+if TYPE_CHECKING:
+    from headrace.recording._lerobot import Appended
 
 Format = Literal["robomimic", "lerobot", "minari"]
 FORMATS: tuple[Format, ...] = ("robomimic", "lerobot", "minari")
@@ -39,6 +44,24 @@ class Unit:
     episodes: tuple[Episode, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an export begins to count; not at 0 where episodes are appended."""
+
+    unit: int = 0
+    episode: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What a format must be told where the dataset does not say."""
+
+    fps: float | None = None
+    cameras: Mapping[str, str] = field(default_factory=dict[str, str])
+    stacks: Mapping[str, StackSpec] = field(default_factory=dict[str, StackSpec])
+
+
 class Exporter(Protocol):
     """One format."""
 
@@ -46,6 +69,7 @@ class Exporter(Protocol):
     """Episode bytes after which a unit is full."""
     space: int
     """Bytes of disk that an export takes at most while it runs, for each byte of the episodes."""
+    start: Start
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Refuse what the format cannot hold, before anything is written."""
@@ -68,51 +92,79 @@ def export_dataset(
     only: Only | Literal["failed_apart"] = "all",
     min_length: int = 0,
     fps: float | None = None,
+    cameras: Mapping[str, str] | None = None,
+    stacks: Mapping[str, StackSpec] | None = None,
+    append: bool = False,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Write the committed episodes of a dataset in another format.
 
     Args:
-        source: the folder that an ``EpisodeRecorder`` wrote.
-        target: file (robomimic) or folder (LeRobot, Minari) to make; must not exist.
+        source: the directory that an ``EpisodeRecorder`` wrote.
+        target: file (robomimic) or directory (LeRobot, Minari) to make; must not exist, unless ``append``.
         to: the format.
         only: which episodes; ``failed_apart`` makes two datasets, the failed ones at ``<target>_failed``.
         min_length: leave out shorter episodes.
         fps: steps per second, where the dataset does not say.
-        progress: told how far it is.
+        cameras: LeRobot: image field → name of its camera; ``{"obs/policy": "front"}`` gives
+            ``observation.images.front``. The observation group where a field is not named.
+        stacks: LeRobot: image fields that are stacks of frames, where the dataset does not say.
+        append: LeRobot: add the episodes that an export does not have yet; it is replaced in one step.
+        progress: called with the episodes done and all episodes.
 
     Returns:
-        What was made.
+        What was made or appended to.
     """
     if to not in FORMATS:
         raise UnknownNameError("format", to, FORMATS)
+    if to != "lerobot" and (append or cameras or stacks):
+        raise ConfigError(f"append, cameras, stacks: only LeRobot exports have them, got {to}; leave them out")
+    options = ExportOptions(fps=fps, cameras=cameras or {}, stacks=stacks or {})
     target = Path(target)
-    if only == "failed_apart":
-        apart = target.with_name(f"{target.stem}_failed{target.suffix}")
-        if to == "minari":
-            stem, _, version = target.name.rpartition("-v")
-            apart = target.with_name(f"{stem}_failed-v{version}")
-        halves: tuple[tuple[Only, Path], ...] = (("succeeded", target), ("failed", apart))
-        made: list[Path] = []
-        for half, place in halves:
-            dataset = EpisodeDataset(source, only=half, min_length=min_length)
-            if len(dataset):
-                made.append(_export(dataset, place, to, fps, progress))
-        return made
-    return [_export(EpisodeDataset(source, only=only, min_length=min_length), target, to, fps, progress)]
+    parts: list[tuple[Only, Path]] = [("succeeded", target), ("failed", _failed_target(target, to))]
+    if only != "failed_apart":
+        parts = [(only, target)]
+    made: list[Path] = []
+    for part, place in parts:
+        dataset = EpisodeDataset(source, only=part, min_length=min_length)
+        if len(dataset) or only != "failed_apart":
+            made.append(_export(dataset, place, to, options, progress, append=append))
+    return made
 
 
-def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None, progress: Progress | None) -> Path:
+def _failed_target(target: Path, to: Format) -> Path:
+    if to == "minari":
+        stem, _, version = target.name.rpartition("-v")
+        return target.with_name(f"{stem}_failed-v{version}")
+    return target.with_name(f"{target.stem}_failed{target.suffix}")
+
+
+def _export(
+    dataset: EpisodeDataset,
+    target: Path,
+    to: Format,
+    options: ExportOptions,
+    progress: Progress | None,
+    *,
+    append: bool,
+) -> Path:
     if not len(dataset):
         raise DataError(
             f"{dataset.path}: no episode to export; record some, or choose others with only and min_length "
             "(--only, --min-length)"
         )
+    appended = None
     if target.exists():
-        raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
-    exporter = _make_exporter(dataset, to, fps)
-    fields = _common_fields(dataset)
-    exporter.check(fields, target)
+        if not append:
+            raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
+        from headrace.recording._lerobot import Appended
+
+        appended = Appended.read(target)
+        dataset = _missing(dataset, target, appended.episodes)
+        if not len(dataset):
+            return target
+    exporter = _make_exporter(dataset, to, options, appended)
+    exporter.check(_common_fields(dataset), target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # HDF5 answers a full disk with a broken file and a storm of messages: better to know before
     needed, free = exporter.space * sum(entry.size for entry in dataset.entries), shutil.disk_usage(target.parent).free
@@ -121,10 +173,25 @@ def _export(dataset: EpisodeDataset, target: Path, to: Format, fps: float | None
             errno.ENOSPC, f"{target}: the export needs up to {needed:,} bytes, the disk has {free:,}; make room"
         )
     try:
-        _assemble(dataset, target, exporter, _plan(dataset, to, exporter, fps), progress)
+        _assemble(dataset, target, exporter, _plan(dataset, to, exporter, options), progress)
+    except StorageError:
+        raise
     except OSError as error:
         raise storage_error(target, error, "make room and start the export again: it goes on where it was") from error
     return target
+
+
+def _missing(dataset: EpisodeDataset, target: Path, there: Mapping[tuple[int, int, int], str]) -> EpisodeDataset:
+    """The dataset without the episodes that an export has; the same identity with other content is refused."""
+    for entry in dataset.entries:
+        if there.get(entry.key, entry.sha256) != entry.sha256:
+            raise DataError(
+                f"append: {target} has another episode of seed {entry.seed}, id {entry.episode_id}, attempt "
+                f"{entry.attempt} than {dataset.path}; export to another directory"
+            )
+    rest = copy.copy(dataset)
+    rest.entries = [entry for entry in dataset.entries if entry.key not in there]
+    return rest
 
 
 def _assemble(
@@ -134,7 +201,7 @@ def _assemble(
     _begin(partial, plan)
     done: list[Path] = []
     finished = 0
-    for unit in _split(dataset, exporter.unit_bytes):
+    for unit in _split(dataset, exporter.unit_bytes, exporter.start):
         folder = partial / f"unit-{unit.index:05d}"
         if not folder.exists():
             for episode in unit.episodes:
@@ -153,11 +220,14 @@ def _assemble(
         shutil.rmtree(out)
     out.unlink(missing_ok=True)
     exporter.assemble(done, out)
-    put_in_place(out, target)
+    if target.exists():
+        exchange(out, target)
+    else:
+        put_in_place(out, target)
     shutil.rmtree(partial)
 
 
-def _make_exporter(dataset: EpisodeDataset, to: Format, fps: float | None) -> Exporter:
+def _make_exporter(dataset: EpisodeDataset, to: Format, options: ExportOptions, appended: Appended | None) -> Exporter:
     # each format brings its own library, which is loaded when it is asked for
     if to == "robomimic":
         from headrace.recording._robomimic import RobomimicExporter
@@ -169,7 +239,7 @@ def _make_exporter(dataset: EpisodeDataset, to: Format, fps: float | None) -> Ex
         return MinariExporter(dataset)
     from headrace.recording._lerobot import LeRobotExporter
 
-    return LeRobotExporter(dataset, fps)
+    return LeRobotExporter(dataset, options, appended)
 
 
 def _common_fields(dataset: EpisodeDataset) -> list[Field]:
@@ -187,10 +257,11 @@ def _common_fields(dataset: EpisodeDataset) -> list[Field]:
     return first
 
 
-def _plan(dataset: EpisodeDataset, to: Format, exporter: Exporter, fps: float | None) -> bytes:
+def _plan(dataset: EpisodeDataset, to: Format, exporter: Exporter, options: ExportOptions) -> bytes:
     """What an export is made of; a partial one goes on only if this is the same."""
     digest = hashlib.sha256("".join(entry.sha256 for entry in dataset.entries).encode()).hexdigest()
-    plan = {"to": to, "fps": fps, "unit_bytes": exporter.unit_bytes, "episodes": len(dataset), "sha256": digest}
+    plan = {"to": to, "unit_bytes": exporter.unit_bytes, "episodes": len(dataset), "sha256": digest}
+    plan |= {"options": asdict(options), "start": asdict(exporter.start)}
     return json.dumps(plan).encode()
 
 
@@ -204,15 +275,17 @@ def _begin(partial: Path, plan: bytes) -> None:
         write_whole(file, plan)
 
 
-def _split(dataset: EpisodeDataset, unit_bytes: int) -> list[Unit]:
+def _split(dataset: EpisodeDataset, unit_bytes: int, start: Start) -> list[Unit]:
     units: list[Unit] = []
     held: list[Episode] = []
-    size = first = step = 0
+    size, first, step = 0, start.episode, start.step
     for number, episode in enumerate(dataset):
         held.append(episode)
         size += episode.entry.size
         if size >= unit_bytes or number == len(dataset) - 1:
-            units.append(Unit(index=len(units), first_episode=first, first_step=step, episodes=tuple(held)))
+            units.append(
+                Unit(index=start.unit + len(units), first_episode=first, first_step=step, episodes=tuple(held))
+            )
             first += len(held)
             step += sum(episode.meta.length for episode in held)
             held, size = [], 0

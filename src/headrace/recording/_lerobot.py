@@ -2,26 +2,32 @@
 
 One step is one row: the observation, the action that answered to it, and what followed (``next.reward``,
 ``next.done``, ``next.success``). The last observation of an episode has no row in this format.
+
+``meta/headrace.json`` beside LeRobot's own files says which field each feature comes from and which episodes are in the
+export, so that more can be appended.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, require_extra
-from headrace.files import link_or_copy
+from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
+from headrace.files import link_or_copy, read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._export import Unit
-from headrace.recording._fields import Array, Field, as_rgb, can_be_shown
+from headrace.recording._episode_file import Kinds, check_record, is_count
+from headrace.recording._export import ExportOptions, Start, Unit
+from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_picture
 from headrace.recording._lerobot_stats import Stats, combine, picture_stats, sampled_rows, vector_stats
 from headrace.recording._mp4 import Mp4Writer
+from headrace.types import StackSpec
 
 CHUNK = 1000
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -33,7 +39,30 @@ _COUNTERS = {
     "index": "int64",
     "task_index": "int64",
 }
-_PLAIN = {"actions": "action", "processed_actions": "processed_action", "states": "observation.environment_state"}
+_PLAIN = {
+    "actions": "action",
+    "processed_actions": "processed_action",
+    "rewards": "next.reward",
+    "states": "observation.environment_state",
+    "substeps": "observation.environment_substates",
+}
+ABOUT = "meta/headrace.json"
+VERSION = 1
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+_ABOUT_KINDS: Kinds = {
+    "version": ("a whole number", is_count),
+    "fps": ("a whole number", is_count),
+    "features": ("a JSON object", lambda value: isinstance(value, dict)),
+    "tasks": ("a list of texts", _is_list),
+    "episodes": ("a list", _is_list),
+    "steps": ("a whole number", is_count),
+    "units": ("a whole number", is_count),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,34 +72,89 @@ class Feature:
     key: str
     field: Field
     kind: Literal["numbers", "video"]
+    stack: StackSpec | None = None
+    """How a video's field stacks its frames; the newest one is exported."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As LeRobot writes it: a number alone has shape (1,), a video (H, W, 3)."""
         if self.kind == "video":
-            return as_rgb(np.broadcast_to(np.uint8(0), self.field.shape)).shape
+            return self.images(np.zeros((1, *self.field.shape), np.uint8)).shape[1:]
         return self.field.shape or (1,)
 
+    def images(self, rows: Array) -> NDArray[np.uint8]:
+        """The newest frame of each row, uint8 (T, H, W, 3)."""
+        return as_rgb(rows if self.stack is None else self.stack.newest(torch.from_numpy(rows)).numpy())
 
-def plan_features(fields: Sequence[Field]) -> list[Feature]:
-    """Which feature each field becomes. Fields without numbers (an empty dimension) have no place in the format."""
+
+def plan_features(
+    fields: Sequence[Field], stacks: Mapping[str, StackSpec], cameras: Mapping[str, str]
+) -> list[Feature]:
+    """Which feature each field becomes. Fields without numbers (an empty dimension) have no place in the format.
+
+    Args:
+        fields: of the episodes.
+        stacks: image fields that are stacks of frames.
+        cameras: image field → name of its camera; the observation group where a field is not named.
+    """
     names = {field.name for field in fields}
+    unknown = sorted((cameras.keys() | stacks.keys()) - names)
+    if unknown:
+        raise UnknownNameError("field", unknown[0], names)
     features: list[Feature] = []
     for field in fields:
         if not field.row_bytes:
             continue
-        path = field.name.removeprefix("obs/").replace("/", ".")
         if field.name in _PLAIN:
             features.append(Feature(key=_PLAIN[field.name], field=field, kind="numbers"))
-        elif field.name == "rewards":
-            features.append(Feature(key="next.reward", field=field, kind="numbers"))
         elif field.name.startswith("obs/"):
-            video = can_be_shown(field)
-            if field.name == "obs/policy" and "obs/state" not in names and not video:
+            stack = stacks.get(field.name)
+            path = field.name.removeprefix("obs/").replace("/", ".")
+            frame = field if stack is None else replace(field, shape=stack.frame_shape(field.shape))
+            if can_be_shown(frame):
+                key = f"observation.images.{cameras.get(field.name, path)}"
+                features.append(Feature(key=key, field=field, kind="video", stack=stack))
+                continue
+            if field.name in cameras or (is_picture(field.shape) and field.dtype == np.uint8):
+                raise ConfigError(
+                    f"LeRobot: {field.name} is {field.dtype}{field.shape}, which is no image with 1, 3 or 4 channels; "
+                    "if it is a stack of frames, record with DatasetInfo.of(env), or say how many: "
+                    f"stacks={{{field.name!r}: StackSpec(frames=K)}} (--stack {field.name}=K)"
+                )
+            if field.name == "obs/policy" and "obs/state" not in names:
                 path = "state"
-            key = f"observation.images.{path}" if video else f"observation.{path}"
-            features.append(Feature(key=key, field=field, kind="video" if video else "numbers"))
+            features.append(Feature(key=f"observation.{path}", field=field, kind="numbers"))
+    keys = [feature.key for feature in features]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ConfigError(
+            f"LeRobot: two fields would become {twice[0]}; give the cameras different names (--camera-name)"
+        )
     return features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """An export that is there already, to which more episodes are appended."""
+
+    path: Path
+    about: dict[str, Any]
+    """The content of its ``meta/headrace.json``."""
+
+    @classmethod
+    def read(cls, path: Path) -> Appended:
+        """Of an export on disk, written by this module."""
+        if not (path / ABOUT).exists():
+            raise DataError(f"{path}: no {ABOUT}; only an export that headrace wrote can be appended to")
+        about = check_record(read_json(path / ABOUT), _ABOUT_KINDS, str(path / ABOUT))
+        if about["version"] != VERSION:
+            raise DataError(f"{path / ABOUT}: expected version {VERSION}, got {about['version']}; export again")
+        return cls(path=path, about=about)
+
+    @property
+    def episodes(self) -> dict[tuple[int, int, int], str]:
+        """Identity of every episode → SHA-256 of its file."""
+        return {(seed, episode, attempt): digest for seed, episode, attempt, digest in self.about["episodes"]}
 
 
 class LeRobotExporter:
@@ -79,24 +163,34 @@ class LeRobotExporter:
     unit_bytes = 256 << 20
     space = 1  # units are linked into the result
 
-    def __init__(self, dataset: EpisodeDataset, fps: float | None) -> None:
+    def __init__(self, dataset: EpisodeDataset, options: ExportOptions, appended: Appended | None = None) -> None:
         self._dataset = dataset
-        wanted = fps or dataset.info.fps
+        self._appended = appended
+        self._options = options
+        wanted = options.fps or dataset.info.fps
         if wanted is None:
             raise ConfigError("LeRobot: needs fps, and the dataset does not say; pass fps (--fps)")
         if wanted != int(wanted):
             raise ConfigError(f"LeRobot: fps is a whole number, got {wanted}; pass the one you train with (--fps)")
         self._fps = int(wanted)
-        self._task = dataset.info.instruction or dataset.info.env_name or "task"
+        usual = dataset.info.instruction or dataset.info.env_name or "task"
+        self._task_of = [entry.instruction or usual for entry in dataset.entries]
+        known: list[str] = appended.about["tasks"] if appended is not None else []
+        self._tasks = list(dict.fromkeys([*known, *self._task_of]))
         self._features: list[Feature] = []
         self._flags = False
         self._judged = all(entry.success is not None for entry in dataset.entries)
         self._arrow = require_extra("pyarrow", extra="record", purpose="LeRobot's parquet files")
         self._parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
+        self.start = Start()
+        if appended is not None:
+            about = appended.about
+            self.start = Start(unit=about["units"], episode=len(about["episodes"]), step=about["steps"])
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Actions and observations make a LeRobot dataset; column ranks end at 5."""
-        self._features = plan_features(fields)
+        stacks = {field.name: stack for field in fields if (stack := self._dataset.info.stack(field.name)) is not None}
+        self._features = plan_features(fields, {**stacks, **self._options.stacks}, self._options.cameras)
         self._flags = "terminated" in {field.name for field in fields}
         keys = [feature.key for feature in self._features]
         if "action" not in keys or not any(key.startswith("observation.") for key in keys):
@@ -105,7 +199,23 @@ class LeRobotExporter:
         if deep:
             raise ConfigError(f"LeRobot: {deep[0]} has more than 5 dimensions, the most that it knows; leave it out")
         if target.suffix:
-            raise ConfigError(f"LeRobot: expected a folder as target, got {target}")
+            raise ConfigError(f"LeRobot: expected a directory as target, got {target}")
+        if self._appended is not None:
+            there = {"fps": self._appended.about["fps"], "features": self._appended.about["features"]}
+            here = {"fps": self._fps, "features": self._described()}
+            for name, value in here.items():
+                if there[name] != value:
+                    raise ConfigError(
+                        f"append: {name} is {there[name]} in {target} and {value} in {self._dataset.path}"
+                    )
+
+    def _described(self) -> dict[str, Any]:
+        """Feature → where it comes from and what it is, with the flags that the rows have."""
+        found: dict[str, Any] = {
+            feature.key: {"field": feature.field.name, "dtype": str(feature.field.dtype), "shape": list(feature.shape)}
+            for feature in self._features
+        }
+        return found | {name: True for name, has in (("next.done", self._flags), ("next.success", self._judged)) if has}
 
     def write_unit(self, unit: Unit, folder: Path) -> None:
         """One parquet file, a video per camera, and what the metadata will say of each episode."""
@@ -164,7 +274,7 @@ class LeRobotExporter:
         yield "frame_index", steps
         yield "episode_index", np.full(length, number)
         yield "index", first_step + steps
-        yield "task_index", np.zeros(length, np.int64)
+        yield "task_index", np.full(length, self._tasks.index(self._task_of[number - self.start.episode]))
 
     def _add_video(self, video: Mp4Writer, feature: Feature, episode: Episode) -> Stats:
         length = episode.meta.length
@@ -172,7 +282,7 @@ class LeRobotExporter:
         kept: list[NDArray[np.uint8]] = []
         for start in range(0, length, 64):
             block = episode.read(feature.field.name, start, min(start + 64, length))
-            for row, picture in enumerate(as_rgb(block), start=start):
+            for row, picture in enumerate(feature.images(block), start=start):
                 video.add(picture)
                 if row in wanted:
                     kept.append(picture)
@@ -181,7 +291,7 @@ class LeRobotExporter:
     def _line(self, unit: Unit, number: int, first_step: int, length: int) -> dict[str, Any]:
         return {
             "episode_index": number,
-            "tasks": [self._task],
+            "tasks": [self._task_of[number - self.start.episode]],
             "length": length,
             "data/chunk_index": unit.index // CHUNK,
             "data/file_index": unit.index % CHUNK,
@@ -194,7 +304,14 @@ class LeRobotExporter:
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Put data and video files in their places and write the metadata."""
         lines: list[dict[str, Any]] = []
-        for index, unit in enumerate(units):
+        episodes = Path("meta") / "episodes" / "chunk-000" / "file-000.parquet"
+        appended = self._appended
+        if appended is not None:
+            for place in ("data", "videos"):
+                for file in sorted(path for path in (appended.path / place).rglob("*") if path.is_file()):
+                    link_or_copy(file, out / file.relative_to(appended.path))
+            lines += self._parquet.read_table(appended.path / episodes).to_pylist()
+        for index, unit in enumerate(units, start=self.start.unit):
             place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
             link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
             for feature in self._features:
@@ -202,15 +319,24 @@ class LeRobotExporter:
                     target = out / VIDEO_PATH.format(video_key=feature.key, **place)
                     link_or_copy(unit / f"{feature.key}.mp4", target)
             lines += json.loads((unit / "episodes.json").read_text())
-        meta = out / "meta"
-        episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
-        episodes.parent.mkdir(parents=True)
-        self._parquet.write_table(self._arrow.Table.from_pylist(lines), episodes, compression="snappy")
-        (meta / "info.json").write_text(json.dumps(self._info(lines), indent=4))
+        (out / episodes).parent.mkdir(parents=True)
+        self._parquet.write_table(self._arrow.Table.from_pylist(lines), out / episodes, compression="snappy")
+        (out / "meta" / "info.json").write_text(json.dumps(self._info(lines), indent=4))
         stats = combine([_stats_of(line) for line in lines])
         plain = {key: {name: _plain(name, values) for name, values in each.items()} for key, each in stats.items()}
-        (meta / "stats.json").write_text(json.dumps(plain, indent=4))
-        self._parquet.write_table(_task_table(self._arrow, self._task), meta / "tasks.parquet")
+        (out / "meta" / "stats.json").write_text(json.dumps(plain, indent=4))
+        self._parquet.write_table(_task_table(self._arrow, self._tasks), out / "meta" / "tasks.parquet")
+        before = appended.about["episodes"] if appended is not None else []
+        about = {
+            "version": VERSION,
+            "fps": self._fps,
+            "features": self._described(),
+            "tasks": self._tasks,
+            "episodes": [*before, *([*entry.key, entry.sha256] for entry in self._dataset.entries)],
+            "steps": self.start.step + self._dataset.steps,
+            "units": self.start.unit + len(units),
+        }
+        (out / ABOUT).write_text(json.dumps(about))
 
     def _info(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         features: dict[str, dict[str, Any]] = {}
@@ -231,8 +357,8 @@ class LeRobotExporter:
             "codebase_version": "v3.0",
             "robot_type": self._dataset.info.robot_type,
             "total_episodes": len(lines),
-            "total_frames": self._dataset.steps,
-            "total_tasks": 1,
+            "total_frames": self.start.step + self._dataset.steps,
+            "total_tasks": len(self._tasks),
             "chunks_size": CHUNK,
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 200,
@@ -284,9 +410,9 @@ def _stats_of(line: Mapping[str, Any]) -> dict[str, Stats]:
     return stats
 
 
-def _task_table(arrow: Any, task: str) -> Any:
+def _task_table(arrow: Any, tasks: Sequence[str]) -> Any:
     """The list of tasks as pandas reads it: the words are the index."""
-    table = arrow.table({"task_index": arrow.array([0], arrow.int64()), "task": [task]})
+    table = arrow.table({"task_index": arrow.array(range(len(tasks)), arrow.int64()), "task": list(tasks)})
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
         for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))

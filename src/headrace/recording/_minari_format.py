@@ -6,19 +6,22 @@ The folder's name is the dataset id, so that ``minari.load_dataset("ant-v0")`` f
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.recording._dataset import EpisodeDataset
-from headrace.recording._export import Unit
+from headrace.recording._export import Start, Unit
 from headrace.recording._fields import Field
 from headrace.recording._hdf5_parts import join, open_hdf5, put, put_attributes
+from headrace.recording._info import DatasetInfo, whole_space
 
 VERSION = "0.5.4"
 """The first that reads images which are not JPEG; older ones refuse the dataset instead of misreading it."""
@@ -32,6 +35,8 @@ class MinariExporter:
 
     unit_bytes = 256 << 20
     space = 2  # in units and in the result
+
+    start = Start()
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         self._dataset = dataset
@@ -63,6 +68,7 @@ class MinariExporter:
                         ("total_steps", meta.length),
                         ("success", meta.success),
                         ("episode_id", meta.episode_id),
+                        ("instruction", meta.instruction or None),
                     ],
                 )
                 for name in episode.names:
@@ -84,36 +90,61 @@ class MinariExporter:
             for name in list(episodes):
                 file.move(f"episodes/{name}", name)
             del file["episodes"]
-        observations = {field.name: field for field in self._fields if field.name.startswith("obs/")}
-        tree: dict[str, Any] = {}
-        for name, field in observations.items():
-            *groups, leaf = name.split("/")[1:]
-            branch = tree
-            for step in groups:
-                branch = branch.setdefault(step, {})
-            branch[leaf] = field
-        action = next(field for field in self._fields if field.name == "actions")
         info = self._dataset.info
         metadata = {
             "total_episodes": len(self._dataset),
             "total_steps": self._dataset.steps,
             "data_format": "hdf5",
             "jpeg_encoding": False,
-            "observation_space": json.dumps(_space(tree)),
-            "action_space": json.dumps(_box(action)),
+            "observation_space": json.dumps(self._space("obs", info.spaces.get("observation"))),
+            "action_space": json.dumps(self._space("actions", info.spaces.get("action"))),
             "dataset_id": self._name,
             "minari_version": VERSION,
             "description": info.instruction or info.env_name,
             "dataset_size": round((data / "main_data.hdf5").stat().st_size / 1e6, 1),
         }
+        spec = _env_spec(info)
+        if spec is not None:
+            metadata["env_spec"] = spec
         (data / "metadata.json").write_text(json.dumps(metadata))
 
+    def _space(self, path: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The space of the arrays at a path: as the environment declared it, if they are of its dtype and shape."""
+        exact = [field for field in self._fields if field.name == path]
+        if exact:
+            fits = known is not None and _fits(known, exact[0])
+            return whole_space(known) if known is not None and fits else _box(exact[0])
+        below = [field.name.removeprefix(f"{path}/") for field in self._fields if field.name.startswith(f"{path}/")]
+        parts = known["subspaces"] if known is not None and known["type"] == "Dict" else {}
+        names = dict.fromkeys(name.split("/")[0] for name in below)
+        return {"type": "Dict", "subspaces": {name: self._space(f"{path}/{name}", parts.get(name)) for name in names}}
 
-def _space(tree: Mapping[str, Any]) -> dict[str, Any]:
-    subspaces: dict[str, Any] = {}
-    for name, value in tree.items():
-        subspaces[name] = _box(value) if isinstance(value, Field) else _space(cast("Mapping[str, Any]", value))
-    return {"type": "Dict", "subspaces": subspaces}
+
+def _fits(space: Mapping[str, Any], field: Field) -> bool:
+    if space["type"] == "Discrete":
+        return field.shape == () and np.issubdtype(field.dtype, np.integer)
+    if space["type"] == "MultiDiscrete":
+        return field.shape == np.shape(space["nvec"]) and np.issubdtype(field.dtype, np.integer)
+    if space["type"] == "MultiBinary":
+        n = space["n"]
+        return field.shape == (tuple(n) if isinstance(n, list) else (n,))
+    return space["type"] == "Box" and tuple(space["shape"]) == field.shape and space["dtype"] == str(field.dtype)
+
+
+def _env_spec(info: DatasetInfo) -> str | None:
+    """The Gymnasium spec of the environment, from which Minari recovers it; None where it has no Gymnasium id."""
+    if info.env_name.startswith("gym:"):
+        found = gymnasium.registry.get(info.env_name.removeprefix("gym:"))
+        arguments: dict[str, Any] = dict(info.env_args.get("overrides", {}))
+    else:
+        ours = [spec for spec in gymnasium.registry.values() if spec.namespace == "headrace"]
+        found = next((spec for spec in ours if spec.kwargs.get("task") == info.env_name), None)
+        arguments = dict(info.env_args)
+    if found is None:
+        return None
+    spec = copy.deepcopy(found)
+    spec.kwargs |= arguments
+    return spec.to_json()
 
 
 def _box(field: Field) -> dict[str, Any]:

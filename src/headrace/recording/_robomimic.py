@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.recording._dataset import EpisodeDataset
-from headrace.recording._export import Unit
+from headrace.recording._export import Start, Unit
 from headrace.recording._fields import Field
 from headrace.recording._hdf5_parts import join, open_hdf5, put, put_attributes
 
@@ -36,6 +36,8 @@ class RobomimicExporter:
 
     unit_bytes = 256 << 20
     space = 4  # observations are stored twice, as obs and next_obs, and all of it in units and in the result
+
+    start = Start()
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         self._dataset = dataset
@@ -61,6 +63,7 @@ class RobomimicExporter:
                         ("seed", meta.seed),
                         ("success", meta.success),
                         ("episode_id", meta.episode_id),
+                        ("instruction", meta.instruction or None),
                     ],
                 )
                 for name in episode.names:

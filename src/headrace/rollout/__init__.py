@@ -6,17 +6,22 @@ from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import evaluate
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._ppo import PPO, PPOCfg
+from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_episode
 
 __all__ = [
     "PPO",
     "Counters",
+    "Difference",
     "EpisodePlan",
     "EpisodeResult",
     "Evaluation",
     "PPOCfg",
+    "Replay",
     "SavedPolicy",
     "evaluate",
     "load_actor_critic",
     "load_chunk_policy",
+    "make_replay_env",
+    "replay_episode",
     "save_actor_critic",
 ]

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from headrace._leaves import flatten
-from headrace.envs import BatchEnv, make
-from headrace.errors import ConfigError, DataError
+from headrace.envs import BatchEnv, Task, make
+from headrace.errors import ConfigError, DataError, UnsupportedError
 from headrace.recording import DatasetInfo, Episode
 from headrace.recording._fields import Array, as_array, is_picture
-from headrace.types import ResetRecord, StepRecord
+from headrace.types import Obs, ResetRecord, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,8 @@ class Replay:
 class _Witness:
     """Keeps what one environment does, as the recorder saw it."""
 
-    needs: frozenset[Literal["states", "frames"]] = frozenset({"states"})
-
-    def __init__(self) -> None:
+    def __init__(self, needs: frozenset[Literal["states", "frames"]]) -> None:
+        self.needs = needs
         self.first: ResetRecord | None = None
         self.last: StepRecord | None = None
 
@@ -69,18 +68,30 @@ class _Witness:
         self.last = record
 
 
-def make_replay_env(info: DatasetInfo) -> BatchEnv:
-    """An environment like the one that was recorded, with one slot."""
-    if not info.env_name:
-        raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo(env_name=…)")
-    return make(info.env_name, 1, autoreset="disabled", **info.env_args)
+def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchEnv:
+    """An environment like the one that was recorded, with one slot.
+
+    Args:
+        info: of the dataset.
+        task: where the dataset names none, or one that is not registered under its name here: a name or a task.
+    """
+    chosen = task or info.env_name
+    if not chosen:
+        raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo.of(env), or pass task")
+    if isinstance(chosen, str) and chosen.startswith("gym:"):
+        raise UnsupportedError(
+            f"replay: expected a task of headrace.make, got {chosen!r}; a bridged environment shows no physics states, "
+            "and its episodes need not repeat"
+        )
+    arguments = {} if isinstance(chosen, Task) else info.env_args
+    return make(chosen, 1, autoreset="disabled", **arguments)
 
 
 def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
     """Run a recorded episode's actions from its beginning and compare every step with what was recorded.
 
-    States, observations (but not pictures), rewards and flags are compared where the episode has them, to the last bit.
-    It stops at the first difference.
+    States, observations, images, rewards, flags and the instruction are compared where the episode has them, to the
+    last bit. It stops at the first difference.
 
     Args:
         episode: with ``actions``.
@@ -90,17 +101,21 @@ def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
         raise ConfigError(f"replay: expected an environment with one slot, got {env.num_envs}; use make_replay_env")
     if "actions" not in episode.names:
         raise DataError("replay: the episode has no actions; record them")
-    recorded = {name: episode.read(name) for name in episode.names if not _is_picture(episode, name)}
-    actions = torch.from_numpy(recorded.pop("actions")).to(env.device)
-    recorded.pop("processed_actions", None)
-    compared = tuple(sorted(recorded))
-    witness = _Witness()
+    names = sorted(set(episode.names) - {"actions", "processed_actions", "substeps"})
+    recorded = _Recorded(episode, names)
+    actions = torch.from_numpy(episode.read("actions")).to(env.device)
+    witness = _Witness(recorded.needs)
     env.attach(witness)
     try:
         env.reset(seed=episode.meta.seed, options={"episode_ids": torch.tensor([episode.meta.episode_id])})
         assert witness.first is not None
-        beginning = {f"obs/{name}": values for name, values in flatten(witness.first.obs).items()}
-        difference = _compare(0, recorded, {**beginning, "states": witness.first.states}, row=0)
+        told = witness.first.instructions[0] if witness.first.instructions else ""
+        if told != episode.meta.instruction:
+            raise DataError(
+                f"replay: the instruction was {episode.meta.instruction!r} in the episode and is {told!r} in the "
+                "environment; make it as it was recorded"
+            )
+        difference = _compare(0, recorded, _shown(witness.first.obs, witness.first.states), row=0)
         steps, ended_at = 0, None
         while difference is None and ended_at is None and steps < episode.meta.length:
             env.step(actions[steps : steps + 1])
@@ -108,8 +123,7 @@ def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
             record = witness.last
             assert record is not None
             step = record.step
-            after = {f"obs/{name}": values for name, values in flatten(step.obs).items()}
-            difference = _compare(steps, recorded, {**after, "states": record.states}, row=steps)
+            difference = _compare(steps, recorded, _shown(step.obs, record.states), row=steps)
             taken = {"rewards": step.reward, "terminated": step.terminated, "truncated": step.truncated}
             difference = difference or _compare(steps, recorded, taken, row=steps - 1)
             if bool(step.terminated[0] | step.truncated[0]):
@@ -120,20 +134,39 @@ def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
         difference = Difference(
             step=steps, field="length", index=(), recorded=episode.meta.length, replayed=ended_at or float("inf")
         )
-    return Replay(steps=steps, compared=compared, difference=difference, ended_at=ended_at)
+    return Replay(steps=steps, compared=tuple(names), difference=difference, ended_at=ended_at)
 
 
-def _is_picture(episode: Episode, name: str) -> bool:
-    return name.startswith("obs/") and is_picture(episode.field(name).shape)
+class _Recorded:
+    """The rows of an episode. Images are read when their step comes: an episode of them may not fit into memory."""
+
+    def __init__(self, episode: Episode, names: list[str]) -> None:
+        self._episode = episode
+        self.names = names
+        images = [name for name in names if name.startswith("obs/") and is_picture(episode.field(name).shape)]
+        self._small = {name: episode.read(name) for name in names if name not in images}
+        needs: set[Literal["states", "frames"]] = set()
+        if "states" in names:
+            needs.add("states")
+        if images:
+            needs.add("frames")
+        self.needs = frozenset(needs)
+
+    def row(self, name: str, row: int) -> Array:
+        return self._small[name][row] if name in self._small else self._episode.read(name, row, row + 1)[0]
+
+
+def _shown(obs: Obs, states: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+    return {**flatten(obs, "obs"), "states": states}
 
 
 def _compare(
-    step: int, recorded: dict[str, Array], replayed: Mapping[str, torch.Tensor | None], row: int
+    step: int, recorded: _Recorded, replayed: Mapping[str, torch.Tensor | None], row: int
 ) -> Difference | None:
     for name, values in replayed.items():
-        if values is None or name not in recorded:
+        if values is None or name not in recorded.names:
             continue
-        wanted, got = recorded[name][row], as_array(values, name)[0]
+        wanted, got = recorded.row(name, row), as_array(values, name)[0]
         if got.dtype != wanted.dtype or got.shape != wanted.shape:
             raise DataError(
                 f"replay: {name} is {wanted.dtype}{wanted.shape} in the episode and {got.dtype}{got.shape} in the "

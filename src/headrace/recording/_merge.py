@@ -1,0 +1,83 @@
+"""Putting datasets together: several recordings of the same environment become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from headrace.errors import ConfigError, DataError
+from headrace.files import link_or_copy, write_directory, write_whole
+from headrace.recording._dataset import EpisodeDataset
+from headrace.recording._info import INFO, info_text
+
+
+def merge_datasets(sources: Sequence[Path | str], target: Path | str) -> Path:
+    """Make one dataset of the episodes of several; the sources stay as they are.
+
+    Files are linked where the disk allows it, else copied. The datasets must agree in what they say of themselves and
+    in their fields, every file must be the one of its journal line, and no episode (seed, id, attempt) may be there
+    twice.
+
+    Args:
+        sources: directories that an ``EpisodeRecorder`` wrote, two or more.
+        target: directory to make; appears when it is whole.
+    """
+    if len(sources) < 2:
+        raise ConfigError(f"merge: expected two datasets or more, got {len(sources)}")
+    datasets = [EpisodeDataset(source) for source in sources]
+    _check_descriptions(datasets)
+    _check_identities(datasets)
+    _check_fields(datasets)
+
+    def fill(folder: Path) -> None:
+        (folder / "episodes").mkdir()
+        lines: list[bytes] = []
+        for dataset in datasets:
+            for entry in dataset.entries:
+                entry.check(dataset.path)
+                link_or_copy(dataset.path / entry.file, folder / entry.file)
+                lines.append(entry.as_line())
+        write_whole(folder / INFO, info_text(datasets[0].info))
+        write_whole(folder / "journal.jsonl", b"".join(lines))
+
+    write_directory(Path(target), fill)
+    return Path(target)
+
+
+def _check_descriptions(datasets: Sequence[EpisodeDataset]) -> None:
+    first = datasets[0]
+    for other in datasets[1:]:
+        here, there = asdict(first.info), asdict(other.info)
+        for name, value in here.items():
+            if there[name] != value:
+                raise ConfigError(
+                    f"merge: {name} is {value!r} in {first.path} and {there[name]!r} in {other.path}; only recordings "
+                    "of the same environment can be merged"
+                )
+
+
+def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
+    seen: dict[tuple[int, int, int], Path] = {}
+    for dataset in datasets:
+        for entry in dataset.entries:
+            before = seen.setdefault(entry.key, dataset.path)
+            if before is not dataset.path or sum(other.key == entry.key for other in dataset.entries) > 1:
+                raise DataError(
+                    f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in {before} "
+                    f"and in {dataset.path}; record with different seeds"
+                )
+
+
+def _check_fields(datasets: Sequence[EpisodeDataset]) -> None:
+    filled = [dataset for dataset in datasets if len(dataset)]
+    for dataset in filled[1:]:
+        first, other = filled[0][0], dataset[0]
+        here = {name: (first.field(name).dtype, first.field(name).shape) for name in first.names}
+        there = {name: (other.field(name).dtype, other.field(name).shape) for name in other.names}
+        if here != there:
+            different = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+            raise ConfigError(
+                f"merge: {different[0]} is {here.get(different[0])} in {filled[0].path} and {there.get(different[0])} "
+                f"in {dataset.path}; record the same fields"
+            )
