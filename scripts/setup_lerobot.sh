@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv-lerobot, in which LeRobot's own dataset class opens our exports. Does nothing if it is up to date.
+# Makes .venv-lerobot, in which LeRobot's own classes open our exports, and headrace plays its policies. Does nothing if it is up to date.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-lerobot

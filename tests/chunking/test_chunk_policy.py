@@ -296,3 +296,39 @@ def test_a_module_is_in_its_own_mode_again_after_an_evaluation() -> None:
     assert module.modes == [False]
     assert (module.training, module.frozen.training, module.dropout.training) == (True, False, True)
     env.close()
+
+
+class _Pi0Config:
+    """As LeRobot's, for what is read of it."""
+
+    type = "pi0"
+    chunk_size, n_obs_steps, max_action_dim = 6, 1, 32
+    output_features = {"action": SimpleNamespace(shape=(2,))}  # noqa: RUF012  # as LeRobot's
+
+
+class _Pi0:
+    config = _Pi0Config()
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, object]] = []
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def predict_action_chunk(self, batch: Obs, **kwargs: object) -> Tensor:
+        self.seen.append(kwargs)
+        return torch.zeros(len(batch["policy"]), 6, 2)
+
+
+def test_a_policy_with_pi0s_signature_gets_noise_of_its_own_width_and_is_reset_before_each_call() -> None:
+    pi0 = _Pi0()
+    policy = as_chunk_policy(pi0)
+    assert (policy.horizon, policy.action_dim, policy.obs_steps) == (6, 2, 1)
+    told = _context([1, 2, 3])
+    for _ in range(2):
+        policy({"policy": torch.zeros(3, 4)}, told)
+    assert pi0.resets == 2
+    noise = pi0.seen[0]["noise"]
+    assert torch.equal(noise, told.noise(6, 32))  # type: ignore[arg-type]
+    assert torch.equal(noise, pi0.seen[1]["noise"])  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_it_serves_the_shipped_policy_until_ctrl_c_and_evaluate_plays_with_it(tm
         server.wait()
     assert server.returncode == 0, errors
     assert "rows in" in rest
-    assert main([*play, str(tmp_path / "inline.csv"), "--strict", "--num-envs", "4"]) == 0
+    assert main([*play, str(tmp_path / "inline.csv"), "--num-envs", "4"]) == 0
     assert (tmp_path / "remote.csv").read_text() == (tmp_path / "inline.csv").read_text()
 
 

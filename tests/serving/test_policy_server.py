@@ -54,7 +54,7 @@ def test_tables_are_equal_to_the_bit_inline_in_a_thread_a_process_and_from_one_o
         with RemoteEngine(server.address) as engine:
             assert engine.strict_size == 8
             assert play(task, 4, episodes, policy=engine.policy, engine=engine) == inline
-        with RemoteEngine(server.address, images="png") as engine:
+        with RemoteEngine(server.address, images="png", connections=2) as engine:
             assert play(task, 7, episodes, policy=engine.policy, engine=engine) == inline
         halves: dict[int, list[EpisodeResult]] = {}
 

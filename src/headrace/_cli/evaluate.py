@@ -38,8 +38,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
     parser.add_argument(
         "--policy",
-        help="a checkpoint that 'headrace imitate' wrote, module:name of a policy object, class or function, or the "
-        "address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship for TASK)",
+        help="a checkpoint that 'headrace imitate' wrote; module:name of a policy object, class or function; "
+        "lerobot:DIR; the address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship "
+        "for TASK)",
     )
     add_option(parser, "--episodes", default=100)
     add_option(parser, "--num-envs", default=16)

@@ -48,7 +48,9 @@ def open_remote(arguments: argparse.Namespace, env: BatchEnv) -> RemoteEngine | 
         action_dim=shape[0],
         connections=arguments.connections,
         images=arguments.images,
-        cfg=RemoteCfg(api_key=os.environ.get("HEADRACE_API_KEY") or None),
+        cfg=RemoteCfg(
+            timeout=arguments.timeout or RemoteCfg().timeout, api_key=os.environ.get("HEADRACE_API_KEY") or None
+        ),
     )
     if engine.sizes.horizon is None and arguments.horizon is None:
         try:

@@ -30,6 +30,7 @@ from headrace.chunking._engines import (
     register_engine,
 )
 from headrace.chunking._history import ObsHistory
+from headrace.chunking._lerobot import LeRobotPolicy, load_lerobot_policy
 from headrace.chunking._policy import ChunkPolicy, PolicyLike, RemembersEpisodes, as_chunk_policy, has_memory
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Greedy",
     "Immediate",
     "InlineEngine",
+    "LeRobotPolicy",
     "ObsHistory",
     "Periodic",
     "PolicyLike",
@@ -63,6 +65,7 @@ __all__ = [
     "admission_names",
     "as_chunk_policy",
     "has_memory",
+    "load_lerobot_policy",
     "make_admission",
     "make_engine",
     "register_admission",

@@ -23,6 +23,15 @@ def lerobot_action_dim(config: object) -> int | None:
     return shape[0] if shape else None
 
 
+def lerobot_horizon(config: object) -> int | None:
+    """Rows of a chunk that ``predict_action_chunk`` gives; None where the configuration does not say.
+
+    A diffusion policy plans ``horizon`` rows from its oldest observation on, and gives ``n_action_steps`` from now on.
+    """
+    name = "n_action_steps" if hasattr(config, "noise_scheduler_type") else "chunk_size"
+    return cast("int | None", getattr(config, name, None))
+
+
 def lerobot_batch(obs: Obs, policy: object) -> Obs:
     """The groups, and beside them what the policy's ``config.input_features`` name.
 

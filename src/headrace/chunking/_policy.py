@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.chunking._context import ChunkContext, EpisodeRows, named
-from headrace.chunking._lerobot_names import lerobot_action_dim, lerobot_batch
+from headrace.chunking._lerobot import adapt_lerobot
 from headrace.errors import ConfigError, PolicyError
 from headrace.types import Obs
 
@@ -78,7 +78,7 @@ class _Adapted:
     """A policy with the sizes that the contract wants. Can be pickled if the policy can."""
 
     policy: PolicyLike
-    form: Literal["predict", "with context", "plain"]
+    form: Literal["with context", "plain"]
     horizon: int
     action_dim: int
     obs_steps: int
@@ -94,8 +94,6 @@ class _Adapted:
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         with torch.no_grad():
-            if self.form == "predict":
-                return cast("PredictsChunks", self.policy).predict_action_chunk(lerobot_batch(obs, self.policy))
             call = cast("Callable[..., Tensor]", self.policy)
             return call(obs, context) if self.form == "with context" else call(obs)
 
@@ -115,8 +113,9 @@ def as_chunk_policy(
         obs_steps: observations wanted, where the policy does not say (``obs_steps``, or LeRobot's
             ``config.n_obs_steps``); 1 if nobody does.
     """
-    config = getattr(policy, "config", None)
     own = policy.policy if isinstance(policy, _Adapted) else policy
+    if callable(getattr(own, "predict_action_chunk", None)):
+        own = policy = adapt_lerobot(own)
     if callable(getattr(own, "begin", None)) != callable(getattr(own, "end", None)):
         raise ConfigError(
             "policy: expected begin(rows) and end(rows), or neither, got only one of them; begin is called when "
@@ -127,11 +126,9 @@ def as_chunk_policy(
     return _Adapted(
         policy=own,
         form=_form(own),
-        horizon=_size("horizon", horizon, getattr(policy, "horizon", None), getattr(config, "chunk_size", None)),
-        action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None), lerobot_action_dim(config)),
-        obs_steps=_size(
-            "obs_steps", obs_steps, getattr(policy, "obs_steps", None), getattr(config, "n_obs_steps", None), default=1
-        ),
+        horizon=_size("horizon", horizon, getattr(policy, "horizon", None)),
+        action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None)),
+        obs_steps=_size("obs_steps", obs_steps, getattr(policy, "obs_steps", None), default=1),
     )
 
 
@@ -140,9 +137,9 @@ def has_memory(policy: ChunkPolicy) -> bool:
     return isinstance(policy.policy if isinstance(policy, _Adapted) else policy, RemembersEpisodes)
 
 
-def _size(name: str, given: int | None, own: object, configured: object, default: int | None = None) -> int:
-    """The size that the policy states, else its configuration; what the caller says must agree."""
-    said = [size for size in (own, configured, given) if size is not None][:1] or [default]
+def _size(name: str, given: int | None, own: object, default: int | None = None) -> int:
+    """The size that the policy states; what the caller says must agree."""
+    said = [size for size in (own, given) if size is not None][:1] or [default]
     size = said[0]
     if not isinstance(size, int) or size < 1:
         raise ConfigError(
@@ -186,9 +183,7 @@ def _asked(context: ChunkContext) -> str:
     return f", for {named(context)}"
 
 
-def _form(policy: PolicyLike) -> Literal["predict", "with context", "plain"]:
-    if callable(getattr(policy, "predict_action_chunk", None)):
-        return "predict"
+def _form(policy: PolicyLike) -> Literal["with context", "plain"]:
     if not callable(policy):
         raise ConfigError(
             "policy: expected a function, an nn.Module or an object with predict_action_chunk, "

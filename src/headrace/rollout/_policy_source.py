@@ -1,4 +1,4 @@
-"""A chunk policy from what a user writes on the command line: a task, a checkpoint, or ``module:name``."""
+"""A chunk policy from what a user writes on the command line: a checkpoint, ``module:name``, ``lerobot:DIR``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from headrace.chunking import PolicyLike
+from headrace.chunking import PolicyLike, load_lerobot_policy
 from headrace.errors import ConfigError
 from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
+
+_LEROBOT = "lerobot:"
 
 
 def load_policy_source(source: str | None, *, task: str | None = None) -> PolicyLike:
@@ -30,6 +32,8 @@ def load_policy_source(source: str | None, *, task: str | None = None) -> Policy
                 "lerobot:DIR, or a checkpoint that 'headrace imitate' wrote"
             )
         return load_chunk_policy(task)
+    if source.startswith(_LEROBOT):
+        return load_lerobot_policy(source.removeprefix(_LEROBOT))
     module, colon, attribute = source.partition(":")
     if not colon or Path(source).is_file():
         return load_chunk_policy(source)
