@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
@@ -126,6 +126,26 @@ class ResetRecord:
     """One text per episode that begins; none at all where the environment has no instructions."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubstepRecord:
+    """What observers see of one physics substep, within a step. Tensors are borrowed. n = rows that act in the step."""
+
+    env_ids: Tensor
+    """int64 (n,), ascending; the same for all substeps of a step."""
+    episode_ids: Tensor
+    """int64 (n,)."""
+    index: int
+    """Which substep of the step, from 0."""
+    count: int
+    """Substeps of the step (the task's decimation)."""
+    states: Tensor
+    """float64 (n, S): physics states after the substep."""
+
+
+Need: TypeAlias = Literal["states", "frames", "substeps"]
+"""What an observer wants of an environment."""
+
+
 class StepObserver(Protocol):
     """Something attached to an environment that sees what active environments do: a recorder, a counter.
 
@@ -133,8 +153,9 @@ class StepObserver(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[Literal["states", "frames"]]:
-        """``states``: fill the state fields. ``frames``: cameras of every active environment are rendered each step."""
+    def needs(self) -> frozenset[Need]:
+        """``states``: fill the state fields. ``frames``: cameras of every active environment are rendered each step.
+        ``substeps``: call :meth:`SubstepObserver.after_substep`, too."""
         ...
 
     def after_reset(self, record: ResetRecord) -> None:
@@ -143,6 +164,18 @@ class StepObserver(Protocol):
 
     def after_step(self, record: StepRecord) -> None:
         """Some environments have acted. Called before ``after_reset`` of the episodes that follow the ended ones."""
+        ...
+
+
+@runtime_checkable
+class SubstepObserver(StepObserver, Protocol):
+    """An observer that also sees every physics substep of the environments that act (``"substeps" in needs``).
+
+    Physics is the same to the last bit; a step calls the simulation once per substep instead of once.
+    """
+
+    def after_substep(self, record: SubstepRecord) -> None:
+        """Some environments have taken a physics substep; ``after_step`` follows the last one of a step."""
         ...
 
 

@@ -24,7 +24,18 @@ from headrace.envs._task import Task
 from headrace.errors import LifecycleError
 from headrace.ids import check_ids, check_seed
 from headrace.sim import Simulation
-from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepRecord
+from headrace.types import (
+    Ids,
+    Need,
+    Obs,
+    ResetRecord,
+    StateDict,
+    Step,
+    StepInfo,
+    StepRecord,
+    SubstepObserver,
+    SubstepRecord,
+)
 
 if TYPE_CHECKING:
     from headrace.envs._viewer import Viewer
@@ -157,7 +168,7 @@ class BatchEnv(EpisodicEnv):
         self.timer.start("task")
         self.task.apply_action(rows, chosen)
         self.timer.start("physics")
-        failed = self.sim.step(ids, self.task.cfg.decimation)
+        failed = self._advance(ids)
         self.timer.start("task")
         rows.renew()
         outcome, diverged = self._judge(ids, rows, chosen, failed)
@@ -233,6 +244,31 @@ class BatchEnv(EpisodicEnv):
         stop_workers()
 
     # --- inside a step ------------------------------------------------------------------------------------------
+
+    def _advance(self, ids: Tensor | None) -> Tensor | None:
+        """Run the physics of a step; returns the environments whose simulation failed, if any did."""
+        count = self.task.cfg.decimation
+        watching = [
+            observer
+            for observer in self._observers
+            if "substeps" in observer.needs and isinstance(observer, SubstepObserver)
+        ]
+        if not watching:
+            return self.sim.step(ids, count)
+        env_ids = self._episodes.everyone if ids is None else ids
+        episode_ids = self._episodes.episode_ids.index_select(0, env_ids)
+        failed: Tensor | None = None
+        for index in range(count):
+            # one that failed stays as it is, as within one call for all substeps
+            going = ids if failed is None else env_ids[~torch.isin(env_ids, failed)]
+            lost = self.sim.step(going, 1)
+            if lost is not None:
+                failed = lost if failed is None else torch.cat([failed, lost]).unique()
+            states = self.sim.states(ids)
+            record = SubstepRecord(env_ids=env_ids, episode_ids=episode_ids, index=index, count=count, states=states)
+            for observer in watching:
+                observer.after_substep(record)
+        return failed
 
     def _judge(
         self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None
@@ -356,5 +392,5 @@ class BatchEnv(EpisodicEnv):
             self._viewer = Viewer(self.task.model)
         return self._viewer
 
-    def _needs(self, what: Literal["states", "frames"]) -> bool:
+    def _needs(self, what: Need) -> bool:
         return any(what in observer.needs for observer in self._observers)

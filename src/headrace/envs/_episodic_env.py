@@ -11,10 +11,10 @@ from torch import Tensor
 from headrace.envs._active_set import ActiveSet
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
-from headrace.errors import LifecycleError, ShapeError
+from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.ids import check_ids, check_seed
 from headrace.timing import StageTimer
-from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
+from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver, SubstepObserver
 
 AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
@@ -111,6 +111,10 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def attach(self, observer: StepObserver) -> None:
         """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
+        if "substeps" in observer.needs and not isinstance(observer, SubstepObserver):
+            raise ConfigError(
+                f"attach: {type(observer).__name__} needs substeps, but has no method after_substep(record); add one"
+            )
         self._observers.append(observer)
 
     def detach(self, observer: StepObserver) -> None:

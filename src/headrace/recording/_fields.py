@@ -18,7 +18,7 @@ Array: TypeAlias = NDArray[Any]
 Nested: TypeAlias = "dict[str, Nested] | Array"
 """Arrays by name, nested as the observations were."""
 
-PLAIN_FIELDS = ("actions", "processed_actions", "rewards", "flags", "states")
+PLAIN_FIELDS = ("actions", "processed_actions", "rewards", "flags", "states", "substeps")
 """Fields that are not observations. ``flags`` is stored as two: ``terminated`` and ``truncated``."""
 
 

@@ -21,7 +21,7 @@ from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, StepLayout
 from headrace.recording._store import EpisodeStore
 from headrace.recording._writer import BackgroundWriter
-from headrace.types import ResetRecord, StepRecord
+from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class RecorderCfg:
 
     fields: tuple[str, ...] = ("obs", "actions", "rewards", "flags")
     """``obs`` (every group), ``obs/<group>``, ``cameras`` (every picture group), ``cameras/<group>``, ``actions``,
-    ``processed_actions``, ``rewards``, ``flags``, ``states`` (physics states, which replay compares)."""
+    ``processed_actions``, ``rewards``, ``flags``, ``states`` (physics states, which replay compares), ``substeps``
+    (physics states after every physics substep of a step)."""
     keep: Literal["all", "succeeded", "failed_apart"] = "all"
     """``succeeded`` keeps no others; ``failed_apart`` puts the others into a folder of their own."""
     min_length: int = 1
@@ -114,14 +115,17 @@ class EpisodeRecorder:
         self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._returns: NDArray[np.float64] = np.empty(0)
         self._first_states: Array | None = None
+        self._substeps: list[Array] = []
         self._at_exit = _close_at_exit(self)
 
     @property
-    def needs(self) -> frozenset[Literal["states", "frames"]]:
+    def needs(self) -> frozenset[Need]:
         """What the environment must provide."""
-        wanted: set[Literal["states", "frames"]] = set()
+        wanted: set[Need] = set()
         if "states" in self.cfg.fields:
             wanted.add("states")
+        if "substeps" in self.cfg.fields:
+            wanted.add("substeps")
         if needs_frames(self.cfg.fields):
             wanted.add("frames")
         return frozenset(wanted)
@@ -165,6 +169,13 @@ class EpisodeRecorder:
                 self._first_states = np.zeros((self._num_envs, *states.shape[1:]), states.dtype)
             self._first_states[env_ids] = states
 
+    def after_substep(self, record: SubstepRecord) -> None:
+        """Keep the states of a substep until its step is recorded."""
+        if "substeps" in self.cfg.fields:
+            if record.index == 0:
+                self._substeps.clear()
+            self._substeps.append(as_array(record.states, "substeps"))
+
     def after_step(self, record: StepRecord) -> None:
         """Copy the rows that acted; hand over the episodes that ended."""
         self._check_open()
@@ -183,8 +194,9 @@ class EpisodeRecorder:
         rows = np.flatnonzero(seen)
         slots = env_ids[rows]
         if len(slots):
-            layout = self._layout or self._plan(record)
-            layout.write(record, slots, rows, self._lengths[slots])
+            substeps = np.stack(self._substeps, axis=1) if self._substeps else None
+            layout = self._layout or self._plan(record, substeps)
+            layout.write(record, substeps, slots, rows, self._lengths[slots])
             self._lengths[slots] += 1
             self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
         self._end_episodes(record, env_ids)
@@ -243,8 +255,8 @@ class EpisodeRecorder:
             stall_s=self.cfg.stall_s,
         )
 
-    def _plan(self, record: StepRecord) -> StepLayout:
-        self._layout = StepLayout(self.cfg.fields, record, self._num_envs)
+    def _plan(self, record: StepRecord, substeps: Array | None) -> StepLayout:
+        self._layout = StepLayout(self.cfg.fields, record, substeps, self._num_envs)
         if self.store.entries:
             self._layout.compare(self.store.path / self.store.entries[-1].file)
         return self._layout

@@ -182,12 +182,12 @@ class FinishedEpisode:
 class StepLayout:
     """Where each field of a step comes from and which lane it goes to."""
 
-    def __init__(self, choice: tuple[str, ...], record: StepRecord, num_envs: int) -> None:
+    def __init__(self, choice: tuple[str, ...], record: StepRecord, substeps: Array | None, num_envs: int) -> None:
         observations = flatten(record.obs, "obs")
         shapes = {path: tuple(value.shape[1:]) for path, value in observations.items()}
         self._observations = choose_observations(choice, shapes)
         self._choice = choice
-        sources = self._sources(record)
+        sources = self._sources(record, substeps)
         fields: list[Field] = []
         for name, (values, _) in sources.items():
             extra = "last" if name in self._observations else ("first" if name == "states" else "")
@@ -201,7 +201,7 @@ class StepLayout:
         """Where the rows of running episodes are."""
         return [*([self._packed] if self._packed else []), *self._paged]
 
-    def _sources(self, record: StepRecord) -> dict[str, tuple[Array, bool]]:
+    def _sources(self, record: StepRecord, substeps: Array | None) -> dict[str, tuple[Array, bool]]:
         """Field → (values, whether they have a row per environment or only per row that acted)."""
         observations = flatten(record.obs, "obs")
         found: dict[str, tuple[Array, bool]] = {
@@ -214,16 +214,27 @@ class StepLayout:
         if "flags" in self._choice:
             found["terminated"] = as_array(record.step.terminated, "terminated"), True
             found["truncated"] = as_array(record.step.truncated, "truncated"), True
-        for name, values in (("states", record.states), ("processed_actions", record.processed_actions)):
+        given = {"states": record.states, "processed_actions": record.processed_actions, "substeps": substeps}
+        for name, values in given.items():
             if name in self._choice:
                 if values is None:
                     raise DataError(f"fields: {name!r} was chosen, but the environment gives none; leave it out")
                 found[name] = as_array(values, name), False
         return found
 
-    def write(self, record: StepRecord, slots: EpisodeState, rows: EpisodeState, steps: EpisodeState) -> None:
-        """Copy one step: environments ``slots``, which are ``rows`` of the record, to their steps ``steps``."""
-        sources = self._sources(record)
+    def write(
+        self,
+        record: StepRecord,
+        substeps: Array | None,
+        slots: EpisodeState,
+        rows: EpisodeState,
+        steps: EpisodeState,
+    ) -> None:
+        """Copy one step: environments ``slots``, which are ``rows`` of the record, to their steps ``steps``.
+
+        ``substeps`` is (n, decimation, S), the states after each substep, where they are recorded.
+        """
+        sources = self._sources(record, substeps)
         for field in self.fields:
             self._check(field, sources[field.name][0])
         everyone = len(slots) == self._everyone

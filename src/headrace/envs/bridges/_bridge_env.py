@@ -190,7 +190,7 @@ class BridgeEnv(EpisodicEnv):
 
     def attach(self, observer: StepObserver) -> None:
         """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
-        if "states" in observer.needs:
+        if observer.needs & {"states", "substeps"}:
             raise UnsupportedError(
                 f"attach: {type(observer).__name__} needs physics states, which a bridged environment does not show; "
                 "use a task of headrace.make, or an observer that does without"
