@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TrainingTime,
     )
     from headrace.bench._libraries import describe_library
+    from headrace.bench._metrics import Metric, metrics, register_metrics
     from headrace.bench._schema import (
         BUNDLES,
         SCHEMA_VERSION,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     )
     from headrace.bench._statistic import Proportion, Statistic
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
-    from headrace.bench.formatters import FORMATTERS, summary_text
+    from headrace.bench.formatters import FORMATTERS, Form, register_formatter, summary_text
 
 __all__ = [
     "BUNDLES",
@@ -52,9 +53,11 @@ __all__ = [
     "EpisodeCounts",
     "EpisodePlan",
     "EpisodeTally",
+    "Form",
     "Learning",
     "LearningCurve",
     "LibraryDescriptor",
+    "Metric",
     "PerEnv",
     "PlayBuilder",
     "PlayBundle",
@@ -75,8 +78,11 @@ __all__ = [
     "compare",
     "describe_library",
     "environment_variables",
+    "metrics",
     "parse_bundle",
     "read_bundle",
+    "register_formatter",
+    "register_metrics",
     "summary_text",
 ]
 
@@ -88,13 +94,14 @@ __getattr__, __dir__ = lazy_exports(
         "._builders": ("EpisodeTally", "PlayBuilder", "RuntimeBuilder", "StartupBuilder"),
         "._bundle_files": ("bundle_paths", "parse_bundle", "read_bundle"),
         "._capture": ("environment_variables",),
-        ".formatters": ("FORMATTERS", "summary_text"),
+        ".formatters": ("FORMATTERS", "Form", "register_formatter", "summary_text"),
         "._learning_schema": (
             *("CheckpointInfo", "EarlyStop", "EpisodeCounts", "EpisodePlan", "Learning", "LearningCurve"),
             *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
         ),
         "._comparison": ("CompareCfg", "Comparison", "compare"),
         "._libraries": ("describe_library",),
+        "._metrics": ("Metric", "metrics", "register_metrics"),
         "._schema": (
             *("BUNDLES", "SCHEMA_VERSION", "Bundle", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle"),
             "TrainingBundle",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 from headrace.bench._schema import Bundle, PlayBundle, Resources, Runtime, StartupBundle, StartupTime, TrainingBundle
 from headrace.bench._statistic import Better, Proportion, Statistic
+from headrace.errors import ConfigError
 
 Phase = Literal["startup", "runtime", "train", "play", "frametime"]
 
@@ -28,8 +30,30 @@ class Metric(NamedTuple):
         return f"{self.phase}.{self.name}"
 
 
+MetricSource: TypeAlias = Callable[[Bundle], Sequence[Metric]]
+"""Reads metrics off a bundle; none where the bundle does not have them."""
+_SOURCES: list[MetricSource] = []
+
+
+def register_metrics(source: MetricSource) -> None:
+    """Add metrics of your own to comparisons and to the forms that list metrics."""
+    if source not in _SOURCES:
+        _SOURCES.append(source)
+
+
 def metrics(bundle: Bundle) -> list[Metric]:
     """Every number of a bundle that can be compared, each idea once; what is null is left out."""
+    found = _built_in(bundle)
+    for source in _SOURCES:
+        taken = {metric.path for metric in found}
+        for metric in source(bundle):
+            if metric.path in taken:
+                raise ConfigError(f"register_metrics: {metric.path!r} of {source} is taken; choose another name")
+            found.append(metric)
+    return found
+
+
+def _built_in(bundle: Bundle) -> list[Metric]:
     if isinstance(bundle, StartupBundle):
         return _startup_phases(bundle)
     found = [

@@ -280,9 +280,11 @@ class StartupBundle(BundleBase):
 
 
 Bundle = RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle
+"""The result of one run, of any kind."""
 BUNDLES: dict[Kind, type[RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle]] = {
     "runtime": RuntimeBundle,
     "startup": StartupBundle,
     "training": TrainingBundle,
     "play": PlayBundle,
 }
+"""Kind of run → the class of its bundle."""

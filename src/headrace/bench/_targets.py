@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -44,7 +45,7 @@ def parse_target(text: str) -> Target:
     """``ant``, ``gym:CartPole-v1``; ``module:task`` and ``gym:module:Id-v0`` for what importing a module registers.
 
     An unknown name raises an error that suggests the nearest; for names of ours and of Gymnasium nothing heavy is
-    imported to know that.
+    imported.
     """
     module, colon, name = text.removeprefix(_GYM).rpartition(":")
     if colon:
@@ -53,7 +54,9 @@ def parse_target(text: str) -> Target:
         _check_gym_id(name)
         return Target(text=text, kind="gym", name=name, module=module or None)
     known = list(IDS.values())
-    if colon:
+    if not colon and name not in known:
+        known += [point.name for point in entry_points(group="headrace.tasks")]
+    if colon or "headrace.envs._registry" in sys.modules:  # this process may have registered tasks
         from headrace.envs import task_names
 
         known = task_names()

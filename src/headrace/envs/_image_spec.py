@@ -24,6 +24,8 @@ class ImageSpec:
     layout: Literal["channels_last", "channels_first"] = "channels_last"
     normalize: bool = False
     """float32 instead of uint8: x / 255 less the mean of each frame's channel, after the stack."""
+    renderer: str = "native"
+    """What draws: ``native``, ``gl`` (MuJoCo's renderer), ``warp``, or a name of ``headrace.sim.register_camera``."""
     reset: Literal["repeat", "zero"] = "repeat"
     """What fills the stack at the start of an episode."""
     looks: AppearanceSpec = AS_MODELLED

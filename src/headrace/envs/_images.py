@@ -17,8 +17,8 @@ from headrace.envs._image_spec import ImageSpec
 from headrace.errors import DataError, ShapeError
 from headrace.sim._appearance import AS_MODELLED, Appearance
 from headrace.sim._camera import PoseReader
+from headrace.sim._camera_names import make_camera
 from headrace.sim._mujoco_api import Model
-from headrace.sim._native_camera import NativeCamera
 from headrace.types import StateDict
 from headrace.vision import Channels, FrameStack
 
@@ -35,7 +35,7 @@ class EnvImages:
         self.frames_drawn = 0
         """How many frames have been rendered so far."""
         self._reader = PoseReader(model, threads=threads)
-        self._camera = NativeCamera(model, spec.camera, threads=threads)
+        self._camera = make_camera(spec.renderer, model, spec.camera, threads=threads)
         self._model = model
         self._looks: Appearance | None = None
         channels: Channels = "last" if spec.layout == "channels_last" else "first"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Autoreset = Literal["same_step", "disabled"]
 Executor = Literal["inline", "threads", "processes"]
 SimName = Literal["mujoco", "warp"]
+"""The physics: MuJoCo on the CPU, or MuJoCo Warp."""
 
 GYMNASIUM = "gym:"
 """What the source of a bridged Gymnasium environment begins with."""

@@ -4,12 +4,13 @@ from headrace.replay._estimate import StoreEstimate, estimate
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._replay import ReplayBuffer
 from headrace.replay._rollout import DistinctObservations, Rollout, RolloutBuffer
-from headrace.replay._samplers import Sampler, SliceSampler, TrajectorySampler, UniformSampler
+from headrace.replay._samplers import Picked, Sampler, SliceSampler, TrajectorySampler, UniformSampler, register_sampler
 from headrace.replay._spec import ArraySpec
 
 __all__ = [
     "ArraySpec",
     "DistinctObservations",
+    "Picked",
     "PrioritizedSampler",
     "ReplayBuffer",
     "Rollout",
@@ -20,4 +21,5 @@ __all__ = [
     "TrajectorySampler",
     "UniformSampler",
     "estimate",
+    "register_sampler",
 ]

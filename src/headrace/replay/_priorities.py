@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.replay._arithmetic import Float64s
 from headrace.replay._memory import Memory
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, attachable, attached, refuse_if_short, stored_positions
+from headrace.replay._samplers import Picked, attachable, attached, refuse_if_short, register_sampler, stored_positions
 from headrace.replay._spec import Json
 
 FAN = 8
@@ -190,3 +190,6 @@ class PrioritizedSampler:
     def nbytes(self) -> int:
         """About ten bytes a transition."""
         return 0 if self._tree is None else self._tree.nbytes
+
+
+register_sampler("prioritized", PrioritizedSampler)

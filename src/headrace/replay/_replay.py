@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, RamMem
 from headrace.replay._pool import FramePool
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._rows import MappedRows, Rows
-from headrace.replay._samplers import Picked, Sampler, SliceSampler, TrajectorySampler, UniformSampler, stored_positions
-from headrace.replay._spec import Autoreset, Codec, Json, SpaceLike, StoreSpec, array_spec, observation_leaves
+from headrace.replay._samplers import Picked, Sampler, UniformSampler, make_sampler, stored_positions
+from headrace.replay._spec import Autoreset, Codec, SpaceLike, StoreSpec, array_spec, observation_leaves
 from headrace.types import StackSpec, Step
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class ReplayBuffer:
         if manifest.files:
             raise DataError(f"{path}: this is a checkpoint, not a live store; use ReplayBuffer.load")
         buffer = cls.__new__(cls)
-        buffer._build(spec, _sampler(spec.sampler), FileMemory(path))
+        buffer._build(spec, make_sampler(spec.sampler), FileMemory(path))
         return buffer
 
     @classmethod
@@ -186,7 +186,7 @@ class ReplayBuffer:
             raise DataError(f"{path}: this is a live store, not a checkpoint; use ReplayBuffer.open")
         manifest.check(path, content=lambda name: verify or not disk.holds_frames(name))
         buffer = cls.__new__(cls)
-        buffer._build(spec, _sampler(spec.sampler), CheckpointMemory(path))
+        buffer._build(spec, make_sampler(spec.sampler), CheckpointMemory(path))
         return buffer
 
     def save(self, directory: str | Path) -> None:
@@ -338,17 +338,3 @@ class ReplayBuffer:
     def _batch(self, picked: Picked) -> TensorDict:
         """Everything about the picked transitions; called with the lock held."""
         return assemble(self.spec, self._pool, self._actions, self._rewards, self._outputs, picked)
-
-
-def _sampler(config: dict[str, Json]) -> Sampler:
-    """The sampler that a manifest describes."""
-    kind, settings = config.get("kind"), {name: value for name, value in config.items() if name != "kind"}
-    makers = {
-        "uniform": UniformSampler,
-        "slices": SliceSampler,
-        "trajectories": TrajectorySampler,
-        "prioritized": PrioritizedSampler,
-    }
-    if kind not in makers:
-        raise DataError(f"manifest: unknown sampler {kind!r}; expected one of {sorted(makers)}")
-    return cast("Callable[..., Sampler]", makers[str(kind)])(**settings)

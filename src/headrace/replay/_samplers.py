@@ -6,6 +6,7 @@ prioritized sampler is in :mod:`headrace.replay._priorities`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace._kernels.compiled import kernel
 from headrace._kernels.gather import Bytes, Int64s
-from headrace.errors import ConfigError, LifecycleError
+from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import ENDED, Float64s, Int32s
 from headrace.replay._pool import FramePool, Written
@@ -63,6 +64,32 @@ class Sampler(Protocol):
     def nbytes(self) -> int:
         """Bytes of its index."""
         ...
+
+
+_SAMPLERS: dict[str, Callable[..., Sampler]] = {}
+
+
+def register_sampler(kind: str, make: Callable[..., Sampler]) -> None:
+    """Let stores on disk be opened with a sampler of your own.
+
+    Args:
+        kind: what its ``config()`` says as ``kind``.
+        make: called with the rest of ``config()``.
+    """
+    if kind in _SAMPLERS:
+        raise ConfigError(f"register_sampler: {kind!r} is taken; choose another kind")
+    _SAMPLERS[kind] = make
+
+
+def make_sampler(config: Mapping[str, Json]) -> Sampler:
+    """The sampler that a manifest describes."""
+    kind, settings = str(config.get("kind")), {name: value for name, value in config.items() if name != "kind"}
+    if kind not in _SAMPLERS:
+        raise DataError(
+            f"manifest: unknown sampler {kind!r}; expected one of {sorted(_SAMPLERS)}. "
+            "One of your own needs register_sampler() before the store is opened"
+        )
+    return _SAMPLERS[kind](**settings)
 
 
 class UniformSampler:
@@ -309,3 +336,8 @@ def attached(value: _T | None) -> _T:
     if value is None:
         raise LifecycleError("sampler: not attached to a buffer; pass it to ReplayBuffer(sampler=…)")
     return value
+
+
+register_sampler("uniform", UniformSampler)
+register_sampler("slices", SliceSampler)
+register_sampler("trajectories", TrajectorySampler)

@@ -17,6 +17,7 @@ from headrace.serving._mapping import WireMapping, take_actions, to_array
 from headrace.serving._wire import Array, ArrayForm, pack, shorten, unpack, unpack_map
 
 DialectName = Literal["openpi", "roboarena", "vllm-omni", "gr00t"]
+"""The protocols of policy servers that are spoken."""
 PROTOCOL = 1
 """Of what headrace's own server and client say beyond openpi's frames."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import DataError, ShapeError, require_extra
 
 ImageCoding = Literal["raw", "png", "jpeg"]
+"""How images are encoded on the wire."""
 Images = NDArray[np.uint8]
 IMAGE_MARK = b"__images__"
 _MOST_PIXELS = 1 << 28

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
 from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim._camera_names import CameraFactory, make_camera, register_camera
 from headrace.sim._mujoco_api import Model, load_model
 from headrace.sim._mujoco_sim import MujocoSim
 from headrace.sim._simulation import Simulation
@@ -20,6 +21,7 @@ __all__ = [
     "Appearance",
     "AppearanceSpec",
     "Camera",
+    "CameraFactory",
     "CameraFrames",
     "CameraSpec",
     "GLCamera",
@@ -31,6 +33,8 @@ __all__ = [
     "Simulation",
     "WarpCamera",
     "load_model",
+    "make_camera",
+    "register_camera",
 ]
 
 __getattr__, __dir__ = lazy_exports(

@@ -22,6 +22,7 @@ ColorKind: TypeAlias = Literal[
 DistanceKind: TypeAlias = Literal["depth", "distance_to_image_plane", "distance_to_camera"]
 SegmentationKind: TypeAlias = Literal["semantic_segmentation", "instance_segmentation", "instance_id_segmentation"]
 ImageKind: TypeAlias = ColorKind | DistanceKind | SegmentationKind | Literal["normals", "motion_vectors"]
+"""What the channels of an image mean."""
 
 COLOURS: frozenset[str] = frozenset(get_args(ColorKind))
 DISTANCES: frozenset[str] = frozenset(get_args(DistanceKind))

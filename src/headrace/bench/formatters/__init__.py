@@ -11,10 +11,18 @@ from headrace.bench._schema import Bundle, Kind
 from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
 from headrace.bench.formatters._summary import summary_text
 from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
-from headrace.errors import UnknownNameError
+from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
 
-__all__ = ["FORMATTERS", "Form", "checked_formatters", "output_path", "summary_text", "write_formats"]
+__all__ = [
+    "FORMATTERS",
+    "Form",
+    "checked_formatters",
+    "output_path",
+    "register_formatter",
+    "summary_text",
+    "write_formats",
+]
 
 
 class Form(NamedTuple):
@@ -40,6 +48,16 @@ FORMATTERS: dict[str, Form] = {
     "summary": Form("_summary.txt", _text(summary_text)),
     "tensorboard": Form("_tensorboard", write_tensorboard, require_tensorboard),
 }
+"""Name as in ``--formatter`` → how it is written."""
+
+
+def register_formatter(name: str, form: Form) -> None:
+    """Give a form of your own a name, for ``--formatter`` and ``formatters=``; one that is taken is refused."""
+    if name in FORMATTERS or form.suffix in {known.suffix for known in FORMATTERS.values()}:
+        raise ConfigError(
+            f"register_formatter: the name {name!r} or the suffix {form.suffix!r} is taken; choose others"
+        )
+    FORMATTERS[name] = form
 
 
 def checked_formatters(names: Sequence[str]) -> tuple[str, ...]:
