@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
-DEBIAN := chromium zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
+DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system system-packages test-lerobot test-openpi check docs wheel bench bench-setup format clean
+.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi check docs wheel bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,9 +42,12 @@ system-packages:  ## Install the Debian packages of test-system
 	$(AS_ROOT) apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive $(AS_ROOT) apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null
 
-test-lerobot: $(STAMP)  ## LeRobot's own classes: they read our exports, and we play its policies (its own environment)
+test-readers: $(STAMP)  ## LeRobot, Minari, robomimic and h5py open our exports (their own environments)
+	scripts/setup_readers.sh
+	$(BIN)/python tests/recording/readers_check.py
+
+test-lerobot: $(STAMP)  ## LeRobot's own classes: we play its policies (its own environment)
 	scripts/setup_lerobot.sh
-	$(BIN)/python tests/recording/lerobot_check.py
 	PYTHONPATH=src .venv-lerobot/bin/python -m pytest -p no:cacheprovider -W default tests/chunking/lerobot_policies_check.py
 
 test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own environment: it needs numpy 1)
