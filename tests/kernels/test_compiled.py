@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from headrace._kernels import compiled, gather, render_paint
+from headrace._kernels import cache
+
+KERNELS = Path(cache.__file__).parent
 
 PROGRAM = """
 import torch
@@ -28,23 +31,66 @@ def test_kernels_leave_torchs_number_of_threads_alone() -> None:
     assert run.stdout.split() == ["1"], run.stderr
 
 
-def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls(monkeypatch, tmp_path) -> None:
-    here = Path(compiled.__file__).parent
-    names = {path.name for path in compiled.sources(here / "render_paint.py")}
+def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls() -> None:
+    names = {path.name for path in cache.sources(KERNELS / "render_paint.py")}
     assert {"render_paint.py", "render_wrap.py", "render_texture.py", "render_scene.py"} <= names, (
         "two imports away too"
     )
-    assert compiled.sources(here / "gather.py") == [here / "gather.py"]
-    # what numba compares before it takes code from disk
-    stamp = render_paint.paint._cache._cache_file._source_stamp
-    for name in names:
-        (tmp_path / name).write_bytes((here / name).read_bytes())
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    compiled._digest.cache_clear()
-    assert compiled._digest(tmp_path / "render_paint.py") == stamp
-    compiled._digest.cache_clear()
-    with (tmp_path / "render_texture.py").open("a") as file:
-        file.write("# changed\n")
-    assert compiled._digest(tmp_path / "render_paint.py") not in (stamp, None)
-    compiled._digest.cache_clear()
-    assert gather._scatter._cache._cache_file._source_stamp != stamp
+    assert "compiled.py" not in names
+    samplers = cache.sources(KERNELS.parent / "replay" / "_samplers.py")
+    assert KERNELS.parent / "replay" / "_arithmetic.py" in samplers, "kernels outside of the folder, too"
+
+
+def test_an_edit_of_a_called_kernel_changes_the_place_and_restoring_it_brings_it_back(tmp_path) -> None:
+    copy = tmp_path / "headrace" / "_kernels"
+    shutil.copytree(KERNELS, copy)
+    before = cache.digest(copy / "render_paint.py")
+    assert before == cache.digest(KERNELS / "render_paint.py"), "the same content at another place: after reinstalling"
+    texture = copy / "render_texture.py"
+    content = texture.read_bytes()
+    texture.write_bytes(content + b"# changed\n")
+    assert cache.digest(copy / "render_paint.py") != before
+    assert cache.digest(copy / "gather.py") == cache.digest(KERNELS / "gather.py"), "those that do not call it stay"
+    texture.write_bytes(content)
+    assert cache.digest(copy / "render_paint.py") == before
+
+
+COMPILES = """
+import logging, sys, time
+logging.getLogger("headrace.kernels").setLevel(sys.argv[1])
+from headrace._kernels import compiled
+compiled._PATIENCE_S = float(sys.argv[2])
+handler = logging.StreamHandler(sys.stdout)
+logging.getLogger("headrace.kernels").addHandler(handler)
+import torch
+from headrace._kernels.linear_scan import linear_scan
+linear_scan(torch.ones(3, 4), torch.ones(3, 4), torch.ones(4))
+"""
+
+
+def _compile(tmp_path: Path, level: str, patience: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILES, level, patience],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
+    )
+    return run.stdout
+
+
+def test_kernels_lie_in_the_users_cache_directory_and_the_second_process_compiles_nothing(tmp_path) -> None:
+    assert "compiling headrace._kernels.linear_scan_numba.scan" in _compile(tmp_path, "INFO", "100")
+    assert any((tmp_path / "headrace" / "kernels").glob("linear_scan_numba-*/*.nbi"))
+    assert _compile(tmp_path, "INFO", "100") == ""
+
+
+def test_long_compilation_warns_once_says_why_and_can_be_silenced(tmp_path) -> None:
+    said = _compile(tmp_path / "a", "WARNING", "0.001")
+    assert said.count("compiling kernels for their first use on this machine") == 1
+    assert "linear_scan" in said
+    assert str(tmp_path / "a" / "headrace" / "kernels") in said
+    assert "headrace doctor --compile" in said
+    assert _compile(tmp_path / "b", "WARNING", "100") == "", "a short one is not worth a line"
+    assert _compile(tmp_path / "c", "ERROR", "0.001") == ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _LOG = logging.getLogger("headrace.kernels")
 _PATIENCE_S = 0.5
@@ -61,6 +62,119 @@ def compile_bar() -> Generator[None]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress, _listening(_Bar(progress)):
         yield
+
+
+def compile_everything() -> str:
+    """Use every kernel once, in each form that headrace uses it in, under a bar; what was done, in a sentence."""
+    import headrace
+    from headrace._kernels.cache import cache_directory
+
+    jobs: dict[str, Callable[[], None]] = {
+        **{f"task {name}": partial(_play, name) for name in headrace.task_names()},
+        "images": _normalize,
+        "estimators": _estimate,
+        "recurrence": _recur,
+        "replay": _replay,
+    }
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    start = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("compiling", total=len(jobs))
+        counter = _Count()
+        with _listening(counter):
+            for name, job in jobs.items():
+                progress.update(task, description=f"compiling: {name}")
+                job()
+                progress.advance(task)
+    return f"{counter.count} kernels compiled in {time.monotonic() - start:.0f} s; they are kept in {cache_directory()}"
+
+
+class _Count(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += record.levelno == logging.INFO
+
+
+def _play(name: str) -> None:
+    """A few steps, with suspended environments, and ends."""
+    import torch
+
+    import headrace
+
+    env = headrace.make(name, num_envs=3)
+    env.reset(seed=0)
+    actions = torch.from_numpy(env.action_space.sample())
+    for suspended in ((), (1,), ()):
+        env.suspend(torch.tensor(suspended, dtype=torch.int64))
+        env.step(actions)
+        env.resume(torch.arange(3))
+    env.reset(seed=0)
+    env.close()
+
+
+def _normalize() -> None:
+    import torch
+
+    from headrace.buffers import CircularBuffer
+    from headrace.vision import normalize_image
+
+    images = torch.zeros((2, 8, 8, 3), dtype=torch.uint8)
+    large = torch.zeros((1, 400, 400, 1), dtype=torch.uint8)
+    for given in (images, images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1), images[:, ::2], large):
+        normalize_image(given)
+    stack = CircularBuffer(3, 2)
+    for _ in range(2):
+        stack.append(images)
+    stack.append(images[:1], torch.tensor([1]))
+
+
+def _estimate() -> None:
+    import torch
+
+    from headrace.learning import gae, n_step, td_lambda, vtrace
+
+    for dtype in (torch.float32, torch.float64):
+        numbers, flags = torch.ones((3, 4, 2), dtype=dtype), torch.zeros((2, 4, 2), dtype=torch.bool)
+        for active in (None, ~flags[0]):
+            gae(*numbers, *flags, gamma=0.99, lam=0.95, active=active)
+            td_lambda(*numbers, *flags, gamma=0.99, lam=0.95, active=active)
+            n_step(*numbers, *flags, gamma=0.99, n=2, active=active)
+            vtrace(*numbers, *flags, numbers[0], gamma=0.99, active=active)
+
+
+def _recur() -> None:
+    import torch
+
+    from headrace._kernels.linear_scan import linear_scan
+
+    for dtype in (torch.float32, torch.float64):
+        linear_scan(*torch.ones((2, 3, 4), dtype=dtype), torch.ones(4, dtype=dtype))
+
+
+def _replay() -> None:
+    import numpy as np
+    import torch
+    from gymnasium import spaces
+
+    from headrace.replay import PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler, UniformSampler
+    from headrace.types import StackSpec, Step
+
+    observation, action = spaces.Box(0, 255, (2, 8, 8), np.uint8), spaces.Box(-1, 1, (1,))
+    obs = torch.zeros((2, 2, 8, 8), dtype=torch.uint8)
+    no, yes = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
+    for sampler in (UniformSampler(), PrioritizedSampler(), SliceSampler(2), TrajectorySampler()):
+        for n in (1, 2):
+            buffer = ReplayBuffer(
+                16, 2, observation, action, stack=StackSpec(frames=2, dim=0), sampler=sampler, n_step=n,
+                autoreset="disabled",
+            )  # fmt: skip
+            for end in (no, no, yes, no, no, yes):
+                buffer.extend(obs, torch.zeros(2, 1), Step({"obs": obs}["obs"], torch.zeros(2), end, no, {}))  # pyright: ignore[reportArgumentType]  # one tensor, as extend takes it
+            buffer.sample(2)
+            sampler = type(sampler)(2) if isinstance(sampler, SliceSampler) else type(sampler)()
 
 
 @contextmanager

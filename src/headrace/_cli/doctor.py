@@ -38,12 +38,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "extra is no fault; exit code 1 means that the core itself does not work."
         ),
     )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile every kernel now, with a progress bar, instead of at first use"
+    )
     parser.set_defaults(handler=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    del arguments
     console = Console()
+    if arguments.compile:
+        from headrace._cli.compiling import compile_everything
+
+        console.print(compile_everything(), highlight=False)
+        return 0
     with Console(stderr=True).status(
         "looking (the first time on a machine it compiles kernels, for up to a few minutes)"
     ):

@@ -1,24 +1,22 @@
 """The one door to numba: a typed ``kernel`` decorator with the settings every CPU kernel shares.
 
-Kernels are cached on disk and release the GIL. One that is worth several threads is a function of rows
-``[start, stop)`` and is called through :func:`run`, which shares the rows out over the process's own threads
-(:mod:`headrace._kernels.threads`); numba's threading layers are not used. What is compiled is told to the logger
-``headrace.kernels`` (level INFO).
+Kernels are cached on disk (:mod:`headrace._kernels.cache`) and release the GIL. One that is worth several threads is a
+function of rows ``[start, stop)`` and is called through :func:`run`, which shares the rows out over the process's own
+threads (:mod:`headrace._kernels.threads`); numba's threading layers are not used. What is compiled is told to the
+logger ``headrace.kernels``.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
-import re
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 from numba.core import event as _event
 
+from headrace._kernels.cache import cache_directory, use_user_cache
 from headrace._kernels.threads import kernel_threads as kernel_threads
 from headrace._kernels.threads import run as run
 
@@ -26,19 +24,53 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+_LOG = logging.getLogger("headrace.kernels")
+_PATIENCE_S = 2.0
+"""Compiling that is over sooner is not worth a warning."""
+
+
 class _Narrator(_event.Listener):
-    """Logs each function that is compiled, not those found on disk: who waits for it should know what for."""
+    """Tells what is compiled, not what was found on disk: who waits for it should know what for.
+
+    Each function is told at level INFO, and once per process, when it takes long, that somebody is waiting (WARNING).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._timer: threading.Timer | None = None
 
     def on_start(self, event: _event.Event) -> None:
         function = cast("dict[str, Any]", event.data)["dispatcher"].py_func
-        _LOG.info("compiling %s", f"{function.__module__}.{function.__qualname__}")
+        name = f"{function.__module__}.{function.__qualname__}"
+        _LOG.info("compiling %s", name)
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1 and self._timer is None:
+                self._timer = threading.Timer(_PATIENCE_S, self._warn, (name,))
+                self._timer.daemon = True
+                self._timer.start()
 
     def on_end(self, event: _event.Event) -> None:
-        pass
+        del event
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0 and self._timer is not None and self._timer.is_alive():
+                self._timer.cancel()
+                self._timer = None
+
+    def _warn(self, name: str) -> None:
+        _LOG.warning(
+            "compiling kernels for their first use on this machine, at the moment %s; later runs load them from %s. "
+            "'headrace doctor --compile' compiles all of them at once. "
+            "To silence this: logging.getLogger('headrace.kernels').setLevel('ERROR')",
+            name,
+            cache_directory(),
+        )
 
 
-_LOG = logging.getLogger("headrace.kernels")
 _event.register("numba:compile", _Narrator())
+use_user_cache()
 
 
 def kernel(*, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -52,43 +84,9 @@ def kernel(*, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Cal
 
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
-        compiled = numba.njit(cache=True, nogil=True, error_model=error_model)(function)
-        _stamp_with_sources(compiled, Path(function.__code__.co_filename))
-        return cast("Callable[_P, _R]", compiled)
+        return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True, error_model=error_model)(function))
 
     return compile_
-
-
-def sources(path: Path) -> list[Path]:
-    """A module's file and those of the kernels that it imports, all the way down, in order."""
-    found: list[Path] = []
-    waiting = [path]
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.append(path)
-            names = re.findall(r"^from headrace\._kernels\.(\w+) import", path.read_text("utf-8"), re.MULTILINE)
-            waiting += [Path(__file__).with_name(f"{name}.py") for name in names if name != "compiled"]
-    return sorted(found)
-
-
-@functools.cache
-def _digest(path: Path) -> bytes | None:
-    """A hash of a module and of the kernels in it; None for one that imports no other kernels."""
-    found = sources(path)
-    return hashlib.sha256(b"".join(source.read_bytes() for source in found)).digest() if len(found) > 1 else None
-
-
-def _stamp_with_sources(compiled: object, path: Path) -> None:
-    """Have numba compile a kernel anew when one that it calls has changed.
-
-    numba looks at the file of the kernel alone, while the machine code on disk has the kernels that it calls in it:
-    after an upgrade that changed only those, the old code would run. Without a compiler (NUMBA_DISABLE_JIT) there is no
-    cache.
-    """
-    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if cache_file is not None and (digest := _digest(path)) is not None:
-        cache_file._source_stamp = digest
 
 
 def inline(function: Callable[_P, _R]) -> Callable[_P, _R]:
