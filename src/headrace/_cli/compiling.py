@@ -137,12 +137,13 @@ def _estimate() -> None:
     from headrace.learning import gae, n_step, td_lambda, vtrace
 
     for dtype in (torch.float32, torch.float64):
-        numbers, flags = torch.ones((3, 4, 2), dtype=dtype), torch.zeros((2, 4, 2), dtype=torch.bool)
-        for active in (None, ~flags[0]):
-            gae(*numbers, *flags, gamma=0.99, lam=0.95, active=active)
-            td_lambda(*numbers, *flags, gamma=0.99, lam=0.95, active=active)
-            n_step(*numbers, *flags, gamma=0.99, n=2, active=active)
-            vtrace(*numbers, *flags, numbers[0], gamma=0.99, active=active)
+        numbers, flags = torch.ones((4, 2), dtype=dtype), torch.zeros((4, 2), dtype=torch.bool)
+        rollout = (numbers, numbers, numbers, flags, flags)
+        for active in (None, ~flags):
+            gae(*rollout, gamma=0.99, lam=0.95, active=active)
+            td_lambda(*rollout, gamma=0.99, lam=0.95, active=active)
+            n_step(*rollout, gamma=0.99, n=2, active=active)
+            vtrace(*rollout, numbers, gamma=0.99, active=active)
 
 
 def _recur() -> None:
@@ -151,7 +152,8 @@ def _recur() -> None:
     from headrace._kernels.linear_scan import linear_scan
 
     for dtype in (torch.float32, torch.float64):
-        linear_scan(*torch.ones((2, 3, 4), dtype=dtype), torch.ones(4, dtype=dtype))
+        steps = torch.ones((3, 4), dtype=dtype)
+        linear_scan(steps, steps, steps[0])
 
 
 def _replay() -> None:
