@@ -62,6 +62,7 @@ wheel: $(STAMP)  ## Build wheel and sdist into dist/
 
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh
+	scripts/setup_openpi.sh
 
 bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick
@@ -69,6 +70,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	.venv-bench/bin/python benchmarks/replay.py --quick
 	.venv-bench/bin/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/chunking.py --quick
+	$(BIN)/python benchmarks/serving.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick
