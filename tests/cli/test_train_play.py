@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_anything_is_written(
     assert trained("rest", "--resume", "half", library="sb3") == 2
     assert "expected a run of sb3, got one of headrace; pass --library headrace" in said(capsys)
     assert trained("rest", "--resume", ".") == 2
-    assert "expected the folder of a training" in said(capsys)
+    assert "expected the directory of a training" in said(capsys)
     assert not Path("rest").exists()
 
 
@@ -484,3 +485,131 @@ def test_missing_extra_is_named_before_anything_starts(
     monkeypatch.setitem(sys.modules, "rsl_rl", None)
     assert main(["train", "cartpole", "--library", "rsl_rl"]) == 2
     assert "headrace[rsl-rl]" in said(capsys)
+
+
+def test_ctrl_c_ends_the_training_when_the_iteration_is_whole_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import signal
+
+    step, calls = headrace.BatchEnv.step, 0
+
+    def interrupted(self: headrace.BatchEnv, *words: torch.Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 20:  # in the second iteration of 16 steps
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *words)
+
+    monkeypatch.setattr(headrace.BatchEnv, "step", interrupted)
+    assert trained("runs/one", "--iterations", "50") == 130
+    bundle = training_bundle("runs/one")
+    assert bundle.run.status == "interrupted"
+    assert bundle.runtime.iterations_completed == 2
+    assert bundle.checkpoint is not None
+    assert bundle.checkpoint.iteration == 2
+    assert sorted(path.name for path in Path("runs/one/checkpoints").iterdir()) == ["best.pt", "last.pt", "resume-2.pt"]
+    assert trained("rest", "--iterations", "1", "--resume", "runs/one") == 0
+
+
+def test_a_second_ctrl_c_ends_the_training_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import signal
+
+    step, calls = headrace.BatchEnv.step, 0
+
+    def impatient(self: headrace.BatchEnv, *words: torch.Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        if calls in (20, 22):
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *words)
+
+    monkeypatch.setattr(headrace.BatchEnv, "step", impatient)
+    assert trained("one", "--iterations", "50") == 130
+    assert calls == 22 or calls == 23
+    assert training_bundle("one").runtime.iterations_completed == 1
+
+
+def test_a_disk_that_fails_between_two_files_leaves_a_run_that_resumes() -> None:
+    from headrace.adapters.own._learner import OwnLearner
+    from headrace.errors import StorageError
+
+    save, calls = OwnLearner.save, 0
+
+    def failing(self: OwnLearner, path: Path, meta: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # last and best of iteration 0, last of iteration 1 or of the end, …
+            raise StorageError(28, "the disk is full")
+        save(self, path, meta)  # pyright: ignore[reportArgumentType]  # passed on
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.adapters._training._SHARE", 0.0)
+        patch.setattr("headrace.adapters._training.time.perf_counter", _Hours())
+        patch.setattr(OwnLearner, "save", failing)
+        trained("half", "--iterations", "4")
+    names = {path.name for path in Path("half/checkpoints").iterdir()}
+    kept = torch.load("half/checkpoints/last.pt", weights_only=True)["headrace"]["iteration"]
+    assert f"resume-{kept}.pt" in names
+    assert trained("rest", "--iterations", "1", "--resume", "half") == 0
+    assert training_bundle("rest").extra["resumed_from"]["iteration"] == kept
+
+
+class _Hours:
+    """A clock on which every look is an hour later: a checkpoint is due after each iteration."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 3600.0
+        return self._now
+
+
+def test_resuming_records_what_changed_and_refuses_another_task_before_writing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert trained("half", "--iterations", "1") == 0
+    assert trained("rest", "--iterations", "1", "--resume", "half", "--ppo", "gamma=0.9", "--set", "max_angle=0.3") == 0
+    came_from = training_bundle("rest").extra["resumed_from"]
+    assert came_from["changed"] == {"gamma": [0.99, 0.9], "task.max_angle": [None, 0.3]}
+    said(capsys)
+    assert main(["train", "ant", "--resume", "half", "--output", "other", *QUICK]) == 2
+    assert "expected a run of task 'ant', got one of 'cartpole'" in said(capsys)
+    assert not Path("other").exists()
+
+
+def test_one_broken_run_does_not_keep_others_from_being_played(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained("runs/one", "--iterations", "1") == 0
+    Path("runs/broken").mkdir()
+    Path("runs/broken/checkpoint.json").write_text("[" * 100_000)
+    assert played("--episodes", "2", "--output", "p") == 0
+    shutil.rmtree("runs/one")
+    assert played("--checkpoint", "latest", "--output", "q") == 2
+    assert "runs/broken/checkpoint.json" in said(capsys)
+
+
+def test_an_sb3_archive_with_a_bad_policy_is_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    import zipfile
+
+    assert trained("one", "--iterations", "1", library="sb3") == 0
+    with zipfile.ZipFile("one/checkpoints/last.zip") as good, zipfile.ZipFile("bad.zip", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, b"not weights" if name == "policy.pth" else good.read(name))
+    assert played("--checkpoint", "bad.zip", "--output", "p") == 2
+    assert "not a checkpoint of sb3, or cut off" in said(capsys)
+
+
+def test_a_trusted_file_of_our_own_learner_is_loaded_and_an_untrusted_one_executes_nothing() -> None:
+    assert trained("one", "--iterations", "1") == 0
+    content = torch.load("one/checkpoints/last.pt", weights_only=True)
+    torch.save({**content, "more": _Executes()}, "more.pt")
+    assert played("--checkpoint", "more.pt", "--output", "p") == 2
+    assert not Path("executed").exists()
+    assert played("--checkpoint", "more.pt", "--trust-checkpoint", "--output", "p") == 0
+    assert Path("executed").exists()
+
+
+class _Executes:
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("executed"),)

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
-    from headrace.adapters._training import CheckpointKeeper, Iteration
+    from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
     from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
     from headrace.bench._targets import AnyEnv
     from headrace.envs import EnvRecipe
@@ -118,13 +118,18 @@ def train(
         changed = request.all_overrides()
         cfg = target_cfg(target, changed)
     ppo = _checked_settings(spec, settings, request)
-    if resume is not None:
-        resumable(Path(resume), spec.name)
+    resumption = None if resume is None else resumable(Path(resume), spec.name, request.task)
     directory, forms = request.checked_output(target, "training", framework=spec.name)
     if (directory / INDEX).exists():
         raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
     if on_begin is not None:
         on_begin(directory)
+    if resumption is not None:
+        builder.extra["resumed_from"] = {
+            "path": str(resumption.last),
+            "iteration": resumption.meta.iteration,
+            "changed": resumption.changed(ppo, changed),
+        }
     builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
     described = dataclasses.replace(
         request.settings(request.config(target, changed)), framework=spec.name, max_iterations=iterations
@@ -134,9 +139,7 @@ def train(
             env = request.make_env(target, cfg, changed)
         with closing(env):
             training = _Training(builder, env, spec, ppo, on_iteration)
-            keeper = training.run(
-                directory, request.task, changed, iterations, None if resume is None else Path(resume)
-            )
+            keeper = training.run(directory, request.task, changed, iterations, resumption)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
     bundle = run.bundle
@@ -166,15 +169,21 @@ class _Training:
     on_iteration: Callable[[Iteration], None] | None
 
     def run(
-        self, directory: Path, task: str, overrides: Mapping[str, object], iterations: int, resume: Path | None
+        self,
+        directory: Path,
+        task: str,
+        overrides: Mapping[str, object],
+        iterations: int,
+        resumption: Resumption | None,
     ) -> CheckpointKeeper:
         from headrace.adapters import library_run, make_learner
         from headrace.adapters._training import CheckpointKeeper, resume_from, train_iterations
+        from headrace.envs import BatchEnv
 
         self._check_success_measure()
         with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
-            first = 0 if resume is None else resume_from(it, resume)
-            keeper = CheckpointKeeper(directory, it, task, overrides)
+            first = 0 if resumption is None else resume_from(it, resumption)
+            keeper = CheckpointKeeper(directory, it, task, overrides, resumable=isinstance(self.env, BatchEnv))
             self.builder.begin()
             try:
                 train_iterations(it, keeper, iterations, lambda done: self._after(done, keeper), first=first)

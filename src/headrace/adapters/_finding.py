@@ -112,10 +112,17 @@ def _download(uri: str, path: Path) -> None:
 
 def _of_runs(which: Literal["latest", "best"], task: str, library: str | None, runs: Path) -> FoundCheckpoint | None:
     kept: list[tuple[Path, Kept]] = []
+    broken: list[str] = []
     for index in sorted(runs.glob(f"*/{INDEX}"), key=lambda path: _natural(path.parent.name)):
-        run = read_index(index.parent)
+        try:
+            run = read_index(index.parent)
+        except DataError as error:  # one broken run must not keep the others from being played
+            broken.append(str(error))
+            continue
         if run.task == task and library in (None, run.library) and run.last.is_file():
             kept.append((index.parent, run))
+    if not kept and broken:
+        raise DataError(f"no training of {task!r} can be read: {'; '.join(broken)}")
     if not kept:
         return None
     if which == "latest":

@@ -77,7 +77,8 @@ class LibrarySpec:
     meta_key: tuple[str, ...] = ("headrace",)
     """Where our description is in its torch files; an archive has it as the member ``headrace.json``."""
     loader: str | None = None
-    """``module:function`` that reads a policy, (path, deterministic) → policy; None to load it into a learner."""
+    """``module:function`` that reads a policy, (path, deterministic, trust) → policy; None to load it into a
+    learner."""
     cannot_honor: Mapping[str, str] = field(default_factory=dict[str, str])
     """Settings of ``PPOCfg`` that it refuses to have changed, and why."""
     differences: tuple[str, ...] = ()
@@ -171,12 +172,12 @@ def make_learner(name: str, env: AnyEnv, settings: PPOCfg | None = None) -> Lear
     return build(env, settings)
 
 
-def read_policy(spec: LibrarySpec, path: Path, *, deterministic: bool) -> InferencePolicy | None:
+def read_policy(spec: LibrarySpec, path: Path, *, deterministic: bool, trust: bool) -> InferencePolicy | None:
     """The policy of a checkpoint without a learner; None where the library needs one for it."""
     if spec.loader is None:
         return None
     load = cast("Callable[..., InferencePolicy]", resolve(spec.loader))
-    return load(path, deterministic=deterministic)
+    return load(path, deterministic=deterministic, trust=trust)
 
 
 def resolve(target: str) -> Any:

@@ -73,7 +73,7 @@ def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: 
 
         return _Checked(ChunkPlayer(as_chunk_policy(load_chunk_policy(file.path)), env), env)
     assert file.library is not None
-    found = read_policy(library_of(file.library), file.path, deterministic=deterministic)
+    found = read_policy(library_of(file.library), file.path, deterministic=deterministic, trust=trust)
     if found is not None:
         return _Checked(found, env)
     settings = PPOCfg() if file.meta is None else file.meta.settings

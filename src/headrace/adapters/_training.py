@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
-from headrace.adapters._checkpoint import read_weights
+from headrace.adapters._checkpoint import plain_settings, read_meta, read_weights
 from headrace.adapters._learner import CheckpointMeta, Finished, Learner, Times
 from headrace.adapters._library import library
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
+from headrace.rollout import PPOCfg
 
 INDEX = "checkpoint.json"
-"""In the folder of a run: which checkpoints it has, and of what."""
-STATE = "resume.pt"
-"""Beside the last checkpoint: environment and random streams of the same moment."""
+"""In the directory of a run: which checkpoints it has, and of what."""
+STATE = "resume-{}.pt"
+"""Next to the last checkpoint: environment and random streams of the same iteration, which is in its name."""
 _RECENT = 100
 _SHARE = 50.0
 """Checkpoints take at most one part in this of the time."""
@@ -59,11 +64,23 @@ class CheckpointKeeper:
     of the last 100 training episodes among those that were saved.
     """
 
-    def __init__(self, folder: Path, learner: Learner, task: str, overrides: Mapping[str, object]) -> None:
-        self.folder, self._learner, self._task, self._overrides = folder, learner, task, overrides
+    def __init__(
+        self, directory: Path, learner: Learner, task: str, overrides: Mapping[str, object], *, resumable: bool = True
+    ) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            directory: of the run.
+            learner: to save.
+            task: what it learns.
+            overrides: of the task's settings.
+            resumable: False for environments whose state cannot be saved as plain numbers.
+        """
+        self.directory, self._learner, self._task, self._overrides = directory, learner, task, overrides
+        self._resumable = resumable
         suffix = library(learner.library).suffix
-        self.last = folder / "checkpoints" / f"last{suffix}"
-        self.best = folder / "checkpoints" / f"best{suffix}"
+        self.last = directory / "checkpoints" / f"last{suffix}"
+        self.best = directory / "checkpoints" / f"best{suffix}"
         self.kept: Kept | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best_score: float | None = None
@@ -81,7 +98,13 @@ class CheckpointKeeper:
             self.save(iteration)
 
     def save(self, iteration: int) -> None:
-        """Write ``last``, and ``best`` where it is."""
+        """Write ``last``, and ``best`` where it is.
+
+        The state to resume from is written before ``last`` and under the iteration's own name: at any moment, also
+        after a crash or on a full disk, ``last`` has its state next to it.
+        """
+        if self.kept is not None and self.kept.iteration == iteration:
+            return
         begin = time.perf_counter()
         score = self.score
         meta = CheckpointMeta(
@@ -92,9 +115,11 @@ class CheckpointKeeper:
             settings=self._learner.settings,
             overrides=self._overrides,
         )
+        state = self._state(iteration)
         self._learner.save(self.last, meta)
-        state = {"iteration": iteration, "state": self._learner.state_dict()}
-        write_whole(self.last.with_name(STATE), lambda part: torch.save(state, part))
+        for old in self.last.parent.glob(STATE.format("*")):
+            if old != state:
+                old.unlink()
         if self.kept is None or (score is not None and (self._best_score is None or score >= self._best_score)):
             self._learner.save(self.best, meta)
             self._best_score = score
@@ -108,9 +133,18 @@ class CheckpointKeeper:
             best_score=self._best_score,
             saved_at=time.time(),
         )
-        write_whole(self.folder / INDEX, _index_text(self.kept))
+        write_whole(self.directory / INDEX, _index_text(self.kept))
         now = time.perf_counter()
         self._due = now + max(1.0, _SHARE * (now - begin))
+
+    def _state(self, iteration: int) -> Path | None:
+        """Write what resuming needs; None where the environment cannot be saved, or only as a pickle."""
+        if not self._resumable:
+            return None
+        path = self.last.with_name(STATE.format(iteration))
+        content = {"iteration": iteration, "state": self._learner.state_dict()}
+        write_whole(path, lambda part: torch.save(content, part))
+        return path
 
 
 def train_iterations(
@@ -123,7 +157,8 @@ def train_iterations(
 ) -> int:
     """Train; returns the iterations that are done. Run it inside :func:`headrace.adapters.library_run`.
 
-    Whatever is raised in an iteration goes on to the caller; the last checkpoint stays what it was before it.
+    Ctrl-C, and any other signal that somebody handles, takes effect when the iteration under way is whole and saved;
+    a second one at once. Whatever an iteration raises goes on to the caller; the last checkpoint stays what it was.
 
     Args:
         learner: made by :func:`headrace.adapters.make_learner`.
@@ -137,38 +172,96 @@ def train_iterations(
     if not first:
         keeper.save(0)
     done = first
-    for _ in range(iterations):
-        times = learner.iterate()
-        done += 1
-        finished = learner.finished()
-        keeper.note(done, finished)
-        if on_iteration(Iteration(done, times, finished)):
-            break
-    keeper.save(done)
+    with _delayed_signals() as came:
+        for _ in range(iterations):
+            times = learner.iterate()
+            done += 1
+            finished = learner.finished()
+            keeper.note(done, finished)
+            stop = on_iteration(Iteration(done, times, finished))
+            if stop or came:
+                break
+        keeper.save(done)
     return done
 
 
-def resumable(run: Path, library: str) -> Kept:
-    """The checkpoints of a run that ``library`` can go on from."""
+@contextmanager
+def _delayed_signals() -> Generator[list[int]]:
+    """Hold the first signal back until the block has ended, then deliver it; a second one is delivered at once."""
+    came: list[int] = []
+    old: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if came:
+            old[number](number, frame)
+        came.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                old[number] = signal.signal(number, handle)
+    try:
+        yield came
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+    if came:
+        old[came[0]](came[0], None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A run to continue, found to be of the same library and task."""
+
+    last: Path
+    meta: CheckpointMeta
+    state: Path
+
+    def changed(self, settings: PPOCfg, overrides: Mapping[str, object]) -> dict[str, Any]:
+        """What differs from the settings that the run had: name → [before, now]."""
+        before, now = _described(self.meta.settings, self.meta.overrides), _described(settings, overrides)
+        return {name: [before.get(name), now.get(name)] for name in before | now if before.get(name) != now.get(name)}
+
+
+def _described(settings: PPOCfg, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Settings of PPO, and of the task as ``task.NAME``, as JSON has them."""
+    task = {f"task.{name}": list(value) if isinstance(value, tuple) else value for name, value in overrides.items()}  # pyright: ignore[reportUnknownArgumentType]  # of anything
+    return plain_settings(settings) | task
+
+
+def resumable(run: Path, library_name: str, task: str) -> Resumption:
+    """The checkpoint of a run that ``library_name`` can continue on ``task``; nothing is loaded or written."""
     kept = read_index(run)
-    if kept.library != library:
-        raise DataError(f"{run}: expected a run of {library}, got one of {kept.library}; pass --library {kept.library}")
-    return kept
+    if kept.library != library_name:
+        raise DataError(
+            f"{run}: expected a run of {library_name}, got one of {kept.library}; pass --library {kept.library}"
+        )
+    meta = read_meta(kept.last, library(library_name))
+    if meta is None:
+        raise DataError(
+            f"{kept.last}: expected a checkpoint that 'headrace train' wrote, got one without a description"
+        )
+    if meta.task != task:
+        raise DataError(f"{run}: expected a run of task {task!r}, got one of {meta.task!r}; resume it with that task")
+    state = kept.last.with_name(STATE.format(meta.iteration))
+    if not state.is_file():
+        raise DataError(
+            f"{run}: it has no {state.name}, so it cannot be resumed; runs of bridged environments keep none, as their "
+            "state is a pickle"
+        )
+    return Resumption(last=kept.last, meta=meta, state=state)
 
 
-def resume_from(learner: Learner, run: Path) -> int:
+def resume_from(learner: Learner, resumption: Resumption) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
-    kept = resumable(run, learner.library)
-    state = read_weights(kept.last.with_name(STATE), trust=False)
-    if state["iteration"] != kept.iteration:
-        raise DataError(f"{run}: its {STATE} is of iteration {state['iteration']}, not {kept.iteration}; it is damaged")
-    learner.load(kept.last)
+    state = read_weights(resumption.state, trust=False)
+    learner.load(resumption.last)
     learner.load_state_dict(state["state"])
-    return kept.iteration
+    return resumption.meta.iteration
 
 
 def read_index(run: Path) -> Kept:
-    """The checkpoints of a run's folder."""
+    """The checkpoints of a run's directory."""
     try:
         found = json.loads((run / INDEX).read_text())
         return Kept(
@@ -182,8 +275,8 @@ def read_index(run: Path) -> Kept:
             saved_at=float(found["saved_at"]),
         )
     except FileNotFoundError as error:
-        raise DataError(f"{run}: expected the folder of a training, got one without {INDEX}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run}: expected the directory of a training, got one without {INDEX}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{run / INDEX}: cannot be read: {error!r}") from error
 
 

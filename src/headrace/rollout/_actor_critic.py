@@ -167,19 +167,22 @@ def save_actor_critic(
     return hash_file(Path(path))
 
 
-def load_actor_critic(path_or_name: str | os.PathLike[str], device: torch.device | str = "cpu") -> SavedPolicy:
-    """A trained policy: one that ships with headrace, by its name, or one from a file. Nothing in it is executed.
+def load_actor_critic(
+    path_or_name: str | os.PathLike[str], device: torch.device | str = "cpu", *, trust: bool = False
+) -> SavedPolicy:
+    """A trained policy: one that ships with headrace, by its name, or one from a file.
 
     Args:
         path_or_name: ``cartpole``, ``cartpole-camera``, … (see :func:`shipped_actor_critics`), or a path.
         device: where its tensors go.
+        trust: unpickle whatever is in the file, which can execute arbitrary code; otherwise nothing in it is executed.
     """
     name, shipped = str(path_or_name), shipped_actor_critics()
     if name in shipped:
         return _read(published_file(name), device)
     path = Path(path_or_name)
     if path.is_file():
-        return _read(path, device)
+        return _read(path, device, trust=trust)
     if path.suffix or len(path.parts) > 1:
         raise ConfigError(f"load_actor_critic: expected a checkpoint file or a name, got {name!r}: no such file")
     raise UnknownNameError("shipped policy", name, shipped)
@@ -190,9 +193,9 @@ def shipped_actor_critics() -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in published().items() if entry["library"] == _LIBRARY}
 
 
-def _read(path: Path, device: torch.device | str) -> SavedPolicy:
+def _read(path: Path, device: torch.device | str, *, trust: bool = False) -> SavedPolicy:
     try:
-        data: Any = torch.load(path, map_location=device, weights_only=True)
+        data: Any = torch.load(path, map_location=device, weights_only=not trust)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise DataError(f"{path}: expected a file written by save_actor_critic, got {error}") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:

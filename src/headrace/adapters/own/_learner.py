@@ -103,9 +103,9 @@ class OwnPolicy:
         self._ended = ended
 
 
-def read_policy(path: Path, *, deterministic: bool) -> OwnPolicy:
-    """A policy from a file, without a learner. Nothing in it is executed."""
-    return OwnPolicy(load_actor_critic(path).policy, deterministic=deterministic)
+def read_policy(path: Path, *, deterministic: bool, trust: bool = False) -> OwnPolicy:
+    """A policy from a file, without a learner. Nothing in it is executed, unless ``trust``."""
+    return OwnPolicy(load_actor_critic(path, trust=trust).policy, deterministic=deterministic)
 
 
 class _Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import time
 import zipfile
 from pathlib import Path
@@ -111,7 +112,7 @@ class Sb3Learner:
                 name: torch.load(file, map_location=self._core.device, weights_only=True)
                 for name, file in files.items()
             }
-        except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError) as error:
+        except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
         checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self._core.device))
 
