@@ -21,7 +21,7 @@ class SeenCartpole(Cartpole):
     """Proprioception (``policy``), a camera (``camera``), and more for the critic (``critic``) if asked for."""
 
     def __init__(self, cfg: CartpoleCfg, *, critic: bool = False) -> None:
-        camera = ImageSpec(camera=CameraSpec(name="side", width=PIXELS, height=PIXELS), color="gray")
+        camera = ImageSpec(camera=CameraSpec(name="side", width=PIXELS, height=PIXELS), kind="gray")
         sizes = {"policy": 4} | ({"critic": 5} if critic else {})
         headrace.Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), sizes, {"camera": camera})
         self._critic = critic

@@ -230,12 +230,15 @@ class BatchEnv(EpisodicEnv):
     def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
         """The first 16 environments as one tiled picture, uint8 (height, width, 3); the caller owns it."""
         self._check_ready("render")
-        return self._open_viewer().tiled(self.sim.field("qpos")[:_TILES].cpu().numpy())
+        from headrace.envs._viewer import tile
+
+        first = torch.arange(min(_TILES, self.num_envs), device=self.device)
+        return tile(self._open_viewer().pictures(first))
 
     def render_each(self) -> tuple[NDArray[np.uint8], ...]:
         """One picture of each environment, uint8 (height, width, 3)."""
         self._check_ready("render_each")
-        return tuple(self._open_viewer().pictures(self.sim.field("qpos").cpu().numpy()))
+        return tuple(self._open_viewer().pictures())
 
     def close_extras(self, **_: object) -> None:
         """Release simulation, cameras and threads; called by ``close``."""
@@ -387,9 +390,9 @@ class BatchEnv(EpisodicEnv):
 
     def _open_viewer(self) -> Viewer:
         if self._viewer is None:
-            from headrace.envs._viewer import Viewer  # compiles the ray caster: only for those who look
+            from headrace.envs._viewer import Viewer  # loads a renderer: only for those who look
 
-            self._viewer = Viewer(self.task.model)
+            self._viewer = Viewer(self.sim)
         return self._viewer
 
     def _needs(self, what: Need) -> bool:

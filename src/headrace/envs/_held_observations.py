@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.envs._images import EnvImages
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
-_DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
+_DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int32": torch.int32}
 _NO_FLAGS = np.empty(0, np.bool_)
 _PARALLEL_COPY = 1 << 22
 """Below so many bytes one thread copies: torch would wake others, and wait for them where the cores are busy."""
@@ -49,17 +49,15 @@ class HeldObservations:
             from headrace._kernels import episodes
 
             self._kernels = episodes
-        self._cameras: dict[str, EnvImages] = {}
+        self._cameras: list[EnvImages] = []
+        self._images = frozenset(pictures)
         if pictures:
-            from headrace.envs._images import EnvImages  # compiles the ray caster: only for tasks that look
+            from headrace.envs._images import group_images  # loads renderers: only for tasks that look
             from headrace.vision._normalize import fresh
 
             self._fresh = fresh
 
-            self._cameras = {
-                name: EnvImages(spec, sim.model, sim.num_envs, threads or available_cores())
-                for name, spec in pictures.items()
-            }
+            self._cameras = group_images(pictures, sim, threads or available_cores())
 
     @property
     def has_cameras(self) -> bool:
@@ -69,7 +67,7 @@ class HeldObservations:
     @property
     def frames_drawn(self) -> int:
         """How many camera frames have been rendered so far."""
-        return sum(camera.frames_drawn for camera in self._cameras.values())
+        return sum(camera.frames_drawn for camera in self._cameras)
 
     def post(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
         """Show the rows that acted, and note their poses for the cameras, without drawing.
@@ -121,15 +119,15 @@ class HeldObservations:
 
     def begin(self, ids: Tensor) -> None:
         """Forget the camera history of environments that begin an episode."""
-        for camera in self._cameras.values():
-            camera.begin(ids.cpu())
+        for camera in self._cameras:
+            camera.begin(ids)
 
     def draw(self, ids: Tensor, episodes: EpisodeState) -> None:
         """Render the pictures of ``ids`` (n,), which are in the episodes of ``episodes``."""
         if not len(ids):
             return
-        for name, camera in self._cameras.items():
-            camera.draw(ids.cpu(), self._held[name], episodes)
+        for camera in self._cameras:
+            camera.draw(ids.cpu(), self._held, episodes)
 
     def copy(self) -> Obs:
         """All rows, fresh."""
@@ -140,7 +138,7 @@ class HeldObservations:
 
     def _cloned(self, name: str) -> Tensor:
         held = self._held[name]
-        if name not in self._cameras:
+        if name not in self._images:
             return held.clone()
         # pictures are large: memory that was used before spares the page faults of memory from the system
         copied = self._fresh(tuple(held.shape), held.dtype, held.device)
@@ -160,24 +158,23 @@ class HeldObservations:
 
     def state_dict(self) -> StateDict:
         """Held observations and camera histories, as copies."""
-        return {"held": self.copy(), "cameras": {name: camera.state_dict() for name, camera in self._cameras.items()}}
+        return {"held": self.copy(), "cameras": {min(camera.specs): camera.state_dict() for camera in self._cameras}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
-        for name, camera in self._cameras.items():
-            camera.load_state_dict(state["cameras"][name])
+        for camera in self._cameras:
+            camera.load_state_dict(state["cameras"][min(camera.specs)])
         for name, values in self._held.items():
             values.copy_(state["held"][name])
 
     def close(self) -> None:
         """Release the cameras."""
-        for camera in self._cameras.values():
+        for camera in self._cameras:
             camera.close()
 
     def _values(self, obs: Obs) -> tuple[NDArray[np.float64], ...]:
         return tuple([np.ascontiguousarray(obs[name].numpy()) for name in self._numbers])
 
     def _note_poses(self, ids: Tensor) -> None:
-        qpos = self._sim.field("qpos").index_select(0, ids).cpu()
-        for camera in self._cameras.values():
-            camera.push(ids.cpu(), qpos)
+        for camera in self._cameras:
+            camera.push(ids)

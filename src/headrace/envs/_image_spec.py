@@ -1,41 +1,83 @@
-"""What a camera observation is: which camera, how many frames, in which layout."""
+"""What a camera observation is: which camera, what kind of image, how many frames, in which layout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from gymnasium import spaces
 
+from headrace.errors import ConfigError, UnknownNameError
 from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.sim._camera import FRAME_KINDS, CameraSpec, DataType
+from headrace.sim._camera_names import check_camera_name
 from headrace.types import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """One observation group that a camera fills: uint8, or float32 with ``normalize``."""
+    """One observation group that a camera fills.
+
+    | kind | one frame | normalize=True |
+    |---|---|---|
+    | rgb | uint8, 3 channels | float32: x/255 less the mean of each frame's channel |
+    | gray | uint8, 1 channel | as rgb |
+    | depth | float32 meters, 1 channel | with ``max_depth``: clipped and in [0, 1] |
+    | segmentation | int32 geom ids, 1 channel, -1 for nothing | – |
+    | normals | float32 in [-1, 1], 3 channels | (x + 1) / 2 |
+
+    Groups that differ only in kind and layout are drawn in one pass and share a history.
+    """
 
     camera: CameraSpec
+    """Which camera, and how large; ``data_types`` follows from the kind."""
+    kind: DataType = "rgb"
+    renderer: str = "native"
+    """What draws: ``native``, ``gl`` (MuJoCo's own picture, needs EGL), ``warp`` (an extra), or a name of
+    ``headrace.sim.register_camera``."""
     frames: int = 1
     """K: how many frames are stacked, oldest first, along the channel axis."""
-    color: Literal["rgb", "gray"] = "rgb"
     layout: Literal["channels_last", "channels_first"] = "channels_last"
     normalize: bool = False
-    """float32 instead of uint8: x / 255 less the mean of each frame's channel, after the stack."""
-    renderer: str = "native"
-    """What draws: ``native``, ``gl`` (MuJoCo's renderer), ``warp``, or a name of ``headrace.sim.register_camera``."""
     reset: Literal["repeat", "zero"] = "repeat"
     """What fills the stack at the start of an episode."""
     looks: AppearanceSpec = AS_MODELLED
     """How far colors, lights and the camera stray from the model's, drawn anew for every episode."""
+    missing: float | None = None
+    """Depth where nothing is; None for that of the far plane."""
+    max_depth: float | None = None
+    """With ``normalize``: the depth that becomes 1."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in FRAME_KINDS:
+            raise UnknownNameError("kind of image", self.kind, FRAME_KINDS)
+        check_camera_name(self.renderer)
+        if self.kind != "depth" and (self.missing is not None or self.max_depth is not None):
+            raise ConfigError(f"ImageSpec: missing and max_depth belong to depth, got kind {self.kind!r}")
+        if self.kind == "depth" and self.normalize != (self.max_depth is not None):
+            raise ConfigError("ImageSpec: a depth image is normalized by max_depth; give both or neither")
+        if self.kind == "segmentation" and self.normalize:
+            raise ConfigError("ImageSpec: geom ids cannot be normalized; leave normalize out")
+        if self.renderer in ("gl", "warp") and self.kind == "normals":
+            raise ConfigError(f"ImageSpec: the {self.renderer} renderer has no normals; use renderer='native'")
+
+    @property
+    def source(self) -> ImageSpec:
+        """What groups that are drawn together have in common."""
+        camera = replace(self.camera, data_types=("rgb",))
+        return ImageSpec(camera=camera, renderer=self.renderer, frames=self.frames, reset=self.reset, looks=self.looks)
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """Of a frame in the history."""
+        return FRAME_KINDS[self.kind][1]
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
         """Shape of one frame."""
-        sides, channels = (self.camera.height, self.camera.width), 3 if self.color == "rgb" else 1
-        return (*sides, channels) if self.layout == "channels_last" else (channels, *sides)
+        sides, channels = (self.camera.height, self.camera.width), FRAME_KINDS[self.kind][0] or (1,)
+        return (*sides, *channels) if self.layout == "channels_last" else (*channels, *sides)
 
     @property
     def stack(self) -> StackSpec:
@@ -47,4 +89,10 @@ class ImageSpec:
     def space(self) -> spaces.Box:
         """The space of one environment's observation."""
         shape = self.stack.stacked_shape(self.frame_shape)
-        return spaces.Box(-1.0, 1.0, shape, np.float32) if self.normalize else spaces.Box(0, 255, shape, np.uint8)
+        if self.dtype == np.uint8:
+            return spaces.Box(-1.0, 1.0, shape, np.float32) if self.normalize else spaces.Box(0, 255, shape, np.uint8)
+        if self.kind == "segmentation":
+            return spaces.Box(-1, np.iinfo(np.int32).max, shape, np.int32)
+        low = 0.0 if self.normalize or self.kind == "depth" else -1.0
+        high = np.inf if self.kind == "depth" and not self.normalize else 1.0
+        return spaces.Box(min(low, self.missing or 0.0), high, shape, np.float32)

@@ -1,11 +1,16 @@
-"""Camera observations: a history of poses, and pixels only where somebody will look.
+"""Camera observations: a history of what was to be seen, and pixels only where somebody will look.
 
-An environment's last K frames are kept as joint positions, a few numbers each. The pixels beside them are a cache with
-valid bits: a K-stack that is read once in 16 steps draws K frames, not 16, and is equal, bit for bit, to the stack of
-an environment that drew every step, because a frame is a pure function of its pose and of its episode's looks.
+An environment's last K frames are kept as rows of numbers (joint positions, mocap poses, model fields that differ
+between environments), a few each. The pixels beside them are a cache with valid bits: a K-stack that is read once in 16
+steps draws K frames, not 16, and is equal, bit for bit, to the stack of an environment that drew every step, because a
+frame is a pure function of its row and of its episode's looks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,110 +19,157 @@ from torch import Tensor
 
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
-from headrace.errors import DataError, ShapeError
+from headrace.envs._scene_state import SceneState
+from headrace.errors import DataError
+from headrace.sim import PoseReader, ScenePoses, Simulation, make_camera
 from headrace.sim._appearance import AS_MODELLED, Appearance
-from headrace.sim._camera import PoseReader
-from headrace.sim._camera_names import make_camera
-from headrace.sim._mujoco_api import Model
-from headrace.types import StateDict
-from headrace.vision import Channels, FrameStack
+from headrace.types import Obs, StateDict
+from headrace.vision import Channels, FrameStack, image_observation
+
+
+def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> list[EnvImages]:
+    """One :class:`EnvImages` for all groups that show the same frames in different kinds."""
+    together: dict[ImageSpec, dict[str, ImageSpec]] = {}
+    for name, spec in pictures.items():
+        together.setdefault(spec.source, {})[name] = spec
+    return [EnvImages(specs, sim, threads) for specs in together.values()]
 
 
 class EnvImages:
-    """The camera of one observation group over N environments.
+    """The camera of some observation groups over N environments.
 
-    Owns a ring of poses, float64 (N, K, S); the pixels are a :class:`~headrace.vision.FrameStack`. Stacks it hands out
-    are fresh.
+    Owns a ring of rows, float64 (N, K, S); the pixels are a :class:`~headrace.vision.FrameStack` per group. Stacks it
+    hands out are fresh.
     """
 
-    def __init__(self, spec: ImageSpec, model: Model, num_envs: int, threads: int) -> None:
-        self.spec = spec
+    def __init__(self, specs: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> None:
+        self.specs = dict(specs)
         self.frames_drawn = 0
-        """How many frames have been rendered so far."""
-        self._reader = PoseReader(model, threads=threads)
-        self._camera = make_camera(spec.renderer, model, spec.camera, threads=threads)
-        self._model = model
+        """How many frames have been rendered so far, of whatever kinds."""
+        first = next(iter(specs.values()))
+        self._looks_spec, self._length = first.looks, first.frames
+        kinds = tuple(dict.fromkeys(spec.kind for spec in specs.values()))
+        self._reader = PoseReader(sim.model, threads=threads)
+        self._camera = make_camera(first.renderer, sim.model, replace(first.camera, data_types=kinds), threads=threads)
+        raw: Any = sim.model
+        self._far = float(raw.vis.map.zfar * raw.stat.extent)
+        self._model = sim.model
         self._looks: Appearance | None = None
-        channels: Channels = "last" if spec.layout == "channels_last" else "first"
-        shape = spec.frame_shape
-        self._stack = FrameStack(
-            spec.stack, num_envs=num_envs, frame_shape=shape, channels=channels, normalize=spec.normalize
-        )
-        self._poses = np.zeros((num_envs, spec.frames, model.nq))
-        self._head = np.zeros(num_envs, np.int64)
-        self._count = np.zeros(num_envs, np.int64)
+        self._stacks = {name: _new_stack(spec, sim.num_envs) for name, spec in specs.items()}
+        self._state = SceneState(sim)
+        self._columns = self._state.columns
+        self._rows = np.zeros((sim.num_envs, self._length, self._state.width))
+        self._head = np.zeros(sim.num_envs, np.int64)
+        self._count = np.zeros(sim.num_envs, np.int64)
 
     def begin(self, ids: Tensor) -> None:
-        """Forget the history of ``ids`` (m,): their next pose is the first of an episode."""
-        self._count[ids.numpy()] = 0
-        self._stack.reset(ids)
+        """Forget the history of ``ids`` (m,): their next row is the first of an episode."""
+        self._count[ids.cpu().numpy()] = 0
+        for stack in self._stacks.values():
+            stack.reset(ids.cpu())
 
-    def push(self, ids: Tensor, qpos: Tensor) -> None:
-        """Append the poses float64 (n, nq) of ``ids`` (n,), without drawing anything."""
-        rows = ids.numpy()
-        head = (self._head[rows] + 1) % self.spec.frames
+    def push(self, ids: Tensor) -> None:
+        """Append what is to be seen of ``ids`` (n,) now, without drawing anything."""
+        self._follow_fields()
+        rows = ids.cpu().numpy()
+        head = (self._head[rows] + 1) % self._length
         self._head[rows] = head
-        self._poses[rows, head] = qpos.numpy()
-        self._count[rows] = np.minimum(self._count[rows] + 1, self.spec.frames)
-        self._stack.skip(ids)
+        self._rows[rows, head] = self._state.take(ids)
+        self._count[rows] = np.minimum(self._count[rows] + 1, self._length)
+        for stack in self._stacks.values():
+            stack.skip(ids.cpu())
 
-    def draw(self, ids: Tensor, held: Tensor, episodes: EpisodeState) -> None:
-        """Write the stacks of ``ids`` (n,) into their rows of ``held``, uint8 or float32 (N, …).
+    def draw(self, ids: Tensor, held: Obs, episodes: EpisodeState) -> None:
+        """Write the stacks of ``ids`` (n,) into their rows of the groups in ``held``, (N, …).
 
-        What was not rendered yet is rendered now, with the looks of their episodes.
+        What was not rendered yet is rendered now, with the looks of the episodes that ``episodes`` are in.
         """
-        missing = self._stack.missing(ids)
+        missing = next(iter(self._stacks.values())).missing(ids)
         if len(missing):
             envs = missing.env_ids.numpy()
             # what lies before the episode is its first frame, which may stand in a stack several times: drawn once
             lags = np.minimum(missing.lags.numpy(), self._count[envs] - 1)
-            places = envs * self.spec.frames + (self._head[envs] - lags) % self.spec.frames
+            places = envs * self._length + (self._head[envs] - lags) % self._length
             wanted, where = np.unique(places, return_inverse=True)
-            episode_ids = episodes.episode_ids.cpu().numpy()[wanted // self.spec.frames]
-            frames = self._rendered(self._poses.reshape(-1, self._poses.shape[-1])[wanted], episodes.seed, episode_ids)
+            ids_of = episodes.episode_ids.cpu().numpy()[wanted // self._length]
+            frames = self._render(self._rows.reshape(-1, self._rows.shape[-1])[wanted], episodes.seed, ids_of)
             self.frames_drawn += len(wanted)
             # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
             in_order = np.array_equal(wanted, places)
-            self._stack.fill(missing, torch.from_numpy(frames if in_order else frames[where]))
-        self._stack.show(ids, held)
+            for name, stack in self._stacks.items():
+                frame = frames[name] if in_order else frames[name][torch.from_numpy(where)]
+                stack.fill(stack.missing(ids), frame)
+        for name, stack in self._stacks.items():
+            stack.show(ids, held[name])
 
     def state_dict(self) -> StateDict:
-        """Poses and positions; pixels are drawn again when they are needed."""
-        arrays = {"poses": self._poses, "head": self._head, "count": self._count}
+        """Rows and positions; pixels are drawn again when they are needed."""
+        arrays = {"poses": self._rows, "head": self._head, "count": self._count}
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from :meth:`state_dict` of a camera of the same shape."""
-        if tuple(state["poses"].shape) != self._poses.shape:
+        """Go on from :meth:`state_dict` of a camera of the same shape; the simulation was loaded before."""
+        self._follow_fields()
+        if tuple(state["poses"].shape) != self._rows.shape:
             raise DataError(
-                f"snapshot: expected poses of shape {self._poses.shape}, got {tuple(state['poses'].shape)}; "
-                "load it into an environment with the same frame stack"
+                f"snapshot: expected poses of shape {self._rows.shape}, got {tuple(state['poses'].shape)}; "
+                "load it into an environment with the same frame stack and randomization"
             )
-        self._poses[:] = state["poses"].numpy()
+        self._rows[:] = state["poses"].numpy()
         self._head[:] = state["head"].numpy()
         self._count[:] = state["count"].numpy()
-        self._stack.reset()
-        # every frame counts as not rendered: those of each environment's episode so far, oldest first
         counts = torch.from_numpy(self._count)
-        for age in range(self.spec.frames):
-            self._stack.skip(counts > age)
+        for stack in self._stacks.values():
+            stack.reset()
+            # every frame counts as not rendered: those of each environment's episode so far, oldest first
+            for age in range(self._length):
+                stack.skip(counts > age)
 
     def close(self) -> None:
         """Release the camera."""
         self._camera.close()
 
-    def _rendered(self, qpos: NDArray[np.float64], seed: int, episodes: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Frames of poses (m, nq) in episodes (m,), in the layout of the observation, uint8 (m, …)."""
-        poses = self._reader.read(qpos)
-        if self.spec.looks != AS_MODELLED:
+    def _follow_fields(self) -> None:
+        """Make room for model fields that have a value per environment from now on."""
+        if self._state.refresh():
+            self._rows = self._state.widen(self._rows, self._columns)
+            self._columns = self._state.columns
+
+    def _render(self, rows: NDArray[np.float64], seed: int, episodes: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Frames of rows (m, S) in episodes (m,), one tensor per group, in its layout."""
+        poses: ScenePoses = self._state.poses(self._reader, rows)
+        if self._looks_spec != AS_MODELLED:
             if self._looks is None or self._looks.seed != seed:
-                self._looks = Appearance(self._model, self.spec.looks, seed=seed)
+                self._looks = Appearance(self._model, self._looks_spec, seed=seed)
             poses = self._looks.apply(poses, episodes)
-        rgb = self._camera.render(poses).rgb
-        if rgb is None:
-            raise ShapeError(f"camera {self.spec.camera.name!r}: expected data_types to have rgb")
-        if self.spec.color == "gray":
-            # Rec. 601 in integers: the same on every machine
-            weighted = rgb[..., 0] * np.uint32(77) + rgb[..., 1] * np.uint32(150) + rgb[..., 2] * np.uint32(29)
-            rgb = (weighted >> 8).astype(np.uint8)[..., None]
-        return rgb if self.spec.layout == "channels_last" else np.ascontiguousarray(np.moveaxis(rgb, -1, 1))
+        drawn = self._camera.render(poses)
+        return {name: self._as_frame(spec, getattr(drawn, spec.kind)) for name, spec in self.specs.items()}
+
+    def _as_frame(self, spec: ImageSpec, image: NDArray[Any]) -> Tensor:
+        """One kind of image in the form of its group: channel axis, layout, and what stands for nothing."""
+        if image.ndim == 3:
+            image = image[..., None]
+        if spec.layout == "channels_first":
+            image = np.ascontiguousarray(np.moveaxis(image, -1, 1))
+        frame = torch.from_numpy(image)
+        if spec.kind == "depth" and spec.missing is not None:
+            far = torch.full((), self._far, dtype=frame.dtype)
+            frame = torch.where(frame >= far, torch.inf, frame)
+        if spec.kind == "depth" and (spec.missing is not None or spec.normalize):
+            return image_observation("depth", frame, missing=spec.missing or 0.0, max_depth=spec.max_depth)
+        if spec.kind == "normals" and spec.normalize:
+            return image_observation("normals", frame)
+        return frame
+
+
+def _new_stack(spec: ImageSpec, num_envs: int) -> FrameStack:
+    channels: Channels = "last" if spec.layout == "channels_last" else "first"
+    return FrameStack(
+        spec.stack,
+        num_envs=num_envs,
+        frame_shape=spec.frame_shape,
+        dtype=torch.from_numpy(np.empty(0, spec.dtype)).dtype,
+        channels=channels,
+        # colors are normalized when a stack is read: the ring stays uint8
+        normalize=spec.normalize and spec.dtype == np.uint8,
+    )

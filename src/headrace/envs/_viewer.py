@@ -6,34 +6,35 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
-from headrace.sim._camera import CameraSpec, PoseReader
-from headrace.sim._mujoco_api import Model
-from headrace.sim._native_camera import NativeCamera
+from headrace.sim import CameraSpec, PoseReader, Simulation, make_camera
 
 _GAP = 2
 
 
 class Viewer:
-    """Draws environments from their joint positions with the model's first camera; made at the first picture."""
+    """Draws environments as they are now with one of the model's cameras; made at the first picture."""
 
-    def __init__(self, model: Model, *, pixels: int = 240) -> None:
+    def __init__(
+        self, sim: Simulation, *, camera: str | None = None, pixels: int = 240, renderer: str = "native"
+    ) -> None:
+        model = sim.model
         if model.ncam == 0:
             raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
         self._poses = PoseReader(model)
-        spec = CameraSpec(name=model.camera(0).name, width=pixels, height=pixels)
-        self._camera = NativeCamera(model, spec)
+        self._state = SceneState(sim)
+        spec = CameraSpec(name=camera or model.camera(0).name, width=pixels, height=pixels)
+        self._camera = make_camera(renderer, model, spec)
 
-    def pictures(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """uint8 (n, height, width, 3) of float64 (n, nq); the caller owns it."""
-        rgb = self._camera.render(self._poses.read(qpos)).rgb
+    def pictures(self, ids: Tensor | None = None) -> NDArray[np.uint8]:
+        """uint8 (n, height, width, 3) of the environments ``ids`` (n,), or of all; the caller owns it."""
+        self._state.refresh()
+        rgb = self._camera.render(self._state.poses(self._poses, self._state.take(ids))).rgb
         assert rgb is not None  # the spec asks for it
         return rgb
-
-    def tiled(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """One uint8 picture of all rows, side by side in a grid that is about square."""
-        return tile(self.pictures(qpos))
 
 
 def tile(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.rng import uniform
-from headrace.sim._camera import F64, PoseLayout, ScenePoses, pose_layout
-from headrace.sim._camera_scene import base_colors, base_diffuse
+from headrace.sim._camera import F64, PoseLayout, ScenePoses, base_colors, base_diffuse, pose_layout
 from headrace.sim._mujoco_api import Model
 
 
@@ -66,21 +65,25 @@ class Appearance:
         n = len(poses)
         if episode_ids.shape != (n,):
             raise ShapeError(f"episode_ids: expected ({n},), got {episode_ids.shape}; pass one per row of poses")
-        if _with_looks(poses.layout) != self.layout:
+        if poses.layout.model_sizes != self.layout.model_sizes:
             raise ShapeError(
                 f"poses: expected those of the model that this appearance was made for, got {poses.layout}; read them "
                 "with a PoseReader of that model"
             )
-        packed = np.empty((n, self.layout.width))
-        packed[:, : poses.layout.width] = poses.packed
-        looks = ScenePoses(packed, self.layout)
-        spec, layout, sections = self.spec, self.layout, self.layout.sections
+        layout = replace(poses.layout, randomized=True)
+        spec, sections = self.spec, layout.sections
+        packed = np.empty((n, layout.width))
+        for name, columns in poses.layout.sections.items():
+            if columns.start < columns.stop:
+                packed[:, sections[name]] = poses.packed[:, columns]
+        looks = ScenePoses(packed, layout)
         shift = self._draw(episode_ids, "appearance/color", 3 * layout.geoms).reshape(n, layout.geoms, 3)
-        rgba = np.repeat(self._rgba[None], n, 0)
+        rgba = np.repeat(self._rgba[None], n, 0) if poses.geom_rgba is None else poses.geom_rgba.copy()
         rgba[..., :3] = np.clip(rgba[..., :3] + spec.color * shift, 0, 1)
         packed[:, sections["geom_rgba"]] = rgba.reshape(n, -1)
         factor = 1 + spec.light * self._draw(episode_ids, "appearance/light", 1 + layout.lights)
-        packed[:, sections["light_diffuse"]] = (self._diffuse * factor[..., None]).reshape(n, -1)
+        diffuse = self._diffuse if poses.light_diffuse is None else poses.light_diffuse
+        packed[:, sections["light_diffuse"]] = (diffuse * factor[..., None]).reshape(n, -1)
         if layout.lights and spec.light_direction:
             turn = self._draw(episode_ids, "appearance/light_direction", 3 * layout.lights).reshape(n, -1, 3)
             direction = looks.light_dir + spec.light_direction * turn
@@ -106,11 +109,6 @@ class Appearance:
         """Uniform numbers in [-1, 1), float64 (n, count)."""
         ids = torch.from_numpy(np.ascontiguousarray(episode_ids))
         return uniform(self.seed, ids, stream, count, low=-1.0, high=1.0).numpy()
-
-
-def _with_looks(layout: PoseLayout) -> PoseLayout:
-    """The same layout with looks of its own in each row."""
-    return replace(layout, randomized=True)
 
 
 def _rotation(angles: F64) -> F64:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
-from headrace.sim._mujoco_api import Model, mujoco, new_batch
+from headrace.sim._mujoco_api import SETCONST_INPUTS, Model, mujoco, new_batch
 
 DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
 FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -286,6 +287,26 @@ def camera_id(model: Model, name: str) -> int:
     return names.index(name)
 
 
+_DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1], np.float32)
+
+
+def base_colors(model: Model, kind: str = "geom") -> F64:
+    """(geoms or sites of the model, 4): the color of each, its material's where it has none of its own."""
+    raw: Any = model
+    own, material = getattr(raw, f"{kind}_rgba"), getattr(raw, f"{kind}_matid")
+    rgba = np.array(own, np.float64).reshape(-1, 4)
+    for k in range(len(rgba)):
+        if material[k] >= 0 and np.array_equal(own[k], _DEFAULT_RGBA):
+            rgba[k] = raw.mat_rgba[material[k]]
+    return rgba
+
+
+def base_diffuse(model: Model) -> F64:
+    """(1 + lights of the model, 3): the diffuse light of the headlight and of each light."""
+    raw: Any = model
+    return np.concatenate([raw.vis.headlight.diffuse[None], raw.light_diffuse.reshape(-1, 3)]).astype(np.float64)
+
+
 def pose_layout(model: Model, *, randomized: bool = False) -> PoseLayout:
     """The layout of a model's poses."""
     raw: Any = model
@@ -311,6 +332,14 @@ _DERIVED = {
 }
 """Part of a row → field of MjData."""
 
+_KINEMATIC = (
+    *("body_pos", "body_quat", "body_ipos", "body_iquat", "jnt_pos", "jnt_axis", "qpos0", "geom_pos", "geom_quat"),
+    *("site_pos", "site_quat", "cam_pos", "cam_quat", "light_pos", "light_dir"),
+)
+"""Model fields that say where things are."""
+PICTURE_FIELDS = (*_KINEMATIC, "geom_size", "geom_rgba", "light_diffuse")
+"""Model fields whose values per row poses can carry."""
+
 _BODIES_PER_THREAD = 2048
 """About a millisecond of kinematics."""
 
@@ -318,8 +347,8 @@ _BODIES_PER_THREAD = 2048
 class PoseReader:
     """Turns joint positions into :class:`ScenePoses`, for any number of rows.
 
-    Runs MuJoCo's kinematics on rows of its own, so the physics that the positions came from is not touched. Parameters
-    that differ between simulations (a body moved by randomization) are not known here: poses are the model's.
+    Runs MuJoCo's kinematics on rows of its own, so the physics that the positions came from is not touched. Model
+    fields that differ between rows (a body moved by randomization) are given by name.
     """
 
     def __init__(self, model: Model, *, threads: int = 1) -> None:
@@ -342,6 +371,7 @@ class PoseReader:
         threads = min(self._threads, 1 + rows * self._kinematic.nbody // _BODIES_PER_THREAD)
         self._batch = new_batch(self._kinematic, rows, threads)
         self._capacity = rows
+        self._expanded: dict[str, Any] = {}
         self._state = [self._batch.bind(name) for name in ("qpos", "mocap_pos", "mocap_quat")]
         self._derived = [
             (self.layout.sections[part], self._batch.bind(name))
@@ -349,21 +379,38 @@ class PoseReader:
             if self.layout.sections[part].start < self.layout.sections[part].stop
         ]
 
-    def read(self, qpos: F64, mocap_pos: F64 | None = None, mocap_quat: F64 | None = None) -> ScenePoses:
+    def read(
+        self,
+        qpos: F64,
+        mocap_pos: F64 | None = None,
+        mocap_quat: F64 | None = None,
+        *,
+        fields: Mapping[str, F64] | None = None,
+    ) -> ScenePoses:
         """Poses of n rows, fresh memory.
 
         Args:
             qpos: float64 (n, nq).
             mocap_pos: float64 (n, nmocap, 3); the model's where None.
             mocap_quat: float64 (n, nmocap, 4); the model's where None.
+            fields: model fields of ``PICTURE_FIELDS`` that differ between rows, float64 (n, …).
         """
         if qpos.ndim != 2 or qpos.shape[1] != self.model.nq:
             raise ShapeError(f"qpos: expected (rows, {self.model.nq}), got {qpos.shape}")
-        n = qpos.shape[0]
+        n, given_fields = qpos.shape[0], dict(fields or {})
+        for name in given_fields:
+            if name not in PICTURE_FIELDS:
+                raise UnknownNameError("model field of a picture", name, PICTURE_FIELDS)
+        layout = replace(
+            self.layout,
+            randomized="geom_rgba" in given_fields or "light_diffuse" in given_fields,
+            sized="geom_size" in given_fields,
+        )
         self._reserve(n)
-        packed = np.empty((n, self.layout.width))
+        packed = np.empty((n, layout.width))
         if n == 0:
-            return ScenePoses(packed, self.layout)
+            return ScenePoses(packed, layout)
+        self._place_fields(n, given_fields)
         at = 0
         given = (qpos, mocap_pos, mocap_quat)
         nominal = (None, self._nominal("pos"), self._nominal("quat"))
@@ -377,7 +424,35 @@ class PoseReader:
         self._batch.forward(np.arange(n, dtype=np.int32), stage=int(mujoco.mjtStage.mjSTAGE_POS))
         for section, field in self._derived:
             packed[:, section] = field[:n].reshape(n, -1)
-        return ScenePoses(packed, self.layout)
+        sections = layout.sections
+        if layout.sized:
+            packed[:, sections["geom_size"]] = given_fields["geom_size"].reshape(n, -1)
+        if layout.randomized:
+            rgba, diffuse = base_colors(self.model), base_diffuse(self.model)
+            if "geom_rgba" in given_fields:
+                own = np.asarray(given_fields["geom_rgba"], np.float64)
+                # a geom whose color is still the model's keeps its material's
+                rgba = np.where(
+                    (own == np.asarray(self._kinematic.geom_rgba, np.float64)).all(-1, keepdims=True), rgba, own
+                )
+            packed[:, sections["geom_rgba"]] = np.broadcast_to(rgba, (n, *rgba.shape[-2:])).reshape(n, -1)
+            packed[:, sections["light_diffuse"]] = diffuse.reshape(1, -1)
+            if "light_diffuse" in given_fields:
+                packed[:, sections["light_diffuse"].start + 3 : sections["light_diffuse"].stop] = given_fields[
+                    "light_diffuse"
+                ].reshape(n, -1)
+        return ScenePoses(packed, layout)
+
+    def _place_fields(self, n: int, given: dict[str, F64]) -> None:
+        """Write the model fields that say where things are; those of an earlier call that are not given are nominal."""
+        names = [name for name in _KINEMATIC if name in given or name in self._expanded]
+        for name in names:
+            if name not in self._expanded:
+                self._expanded[name] = self._batch.expand(name)
+            target = self._expanded[name]
+            target[:n] = given[name].reshape(target[:n].shape) if name in given else getattr(self._kinematic, name)
+        if SETCONST_INPUTS.intersection(names):
+            self._batch.set_const(np.arange(n, dtype=np.int32))
 
     def _nominal(self, kind: Literal["pos", "quat"]) -> F64:
         values = self._kinematic.body_pos if kind == "pos" else self._kinematic.body_quat

@@ -15,9 +15,14 @@ CameraFactory: TypeAlias = Callable[[Model, CameraSpec, int | None], Camera]
 
 def make_camera(name: str, model: Model, spec: CameraSpec, *, threads: int | None = None) -> Camera:
     """A camera by name: ``native``, ``gl``, ``warp``, or one of :func:`register_camera`."""
+    check_camera_name(name)
+    return _CAMERAS[name](model, spec, threads)
+
+
+def check_camera_name(name: str) -> None:
+    """Refuse a name that no camera has."""
     if name not in _CAMERAS:
         raise UnknownNameError("renderer", name, _CAMERAS)
-    return _CAMERAS[name](model, spec, threads)
 
 
 def register_camera(name: str, make: CameraFactory) -> None:

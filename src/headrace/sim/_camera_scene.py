@@ -28,12 +28,11 @@ from headrace._kernels.render_scene import (
     RenderTriangles,
 )
 from headrace.errors import ConfigError
-from headrace.sim._camera import CameraSpec, camera_id
+from headrace.sim._camera import CameraSpec, base_colors, camera_id
 from headrace.sim._camera_shapes import Shape, build_triangles, shape_of
 from headrace.sim._camera_textures import TextureTables
 from headrace.sim._mujoco_api import Model, mujoco
 
-_DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1], np.float32)
 _RGB_ROLE = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
 _POINT = int(mujoco.mjtLightType.mjLIGHT_POINT)
 _FIXED = int(mujoco.mjtCamLight.mjCAMLIGHT_FIXED)
@@ -64,27 +63,6 @@ class SceneTables:
     """Lights (numbers within the tables) that cast shadows: directional ones whose model says so."""
 
 
-def base_colors(model: Model) -> F64:
-    """(geoms of the model, 4): the color of each geom, its material's where it has none of its own."""
-    return _base_colors(model, "geom")
-
-
-def _base_colors(model: Model, kind: str) -> F64:
-    raw: Any = model
-    own, material = getattr(raw, f"{kind}_rgba"), getattr(raw, f"{kind}_matid")
-    rgba = np.array(own, np.float64).reshape(-1, 4)
-    for k in range(len(rgba)):
-        if material[k] >= 0 and np.array_equal(own[k], _DEFAULT_RGBA):
-            rgba[k] = raw.mat_rgba[material[k]]
-    return rgba
-
-
-def base_diffuse(model: Model) -> F64:
-    """(1 + lights of the model, 3): the diffuse light of the headlight and of each light."""
-    raw: Any = model
-    return np.concatenate([raw.vis.headlight.diffuse[None], raw.light_diffuse.reshape(-1, 3)]).astype(np.float64)
-
-
 @dataclass(frozen=True, slots=True)
 class _Shown:
     """One visible geom or site."""
@@ -104,7 +82,7 @@ def _shown(model: Model) -> list[_Shown]:
     raw: Any = model
     found: list[_Shown] = []
     for kind, count, start in (("geom", raw.ngeom, 0), ("site", raw.nsite, raw.ngeom)):
-        rgba = _base_colors(model, kind)
+        rgba = base_colors(model, kind)
         for k in range(count):
             if getattr(raw, f"{kind}_group")[k] >= SHOWN_GROUPS:
                 continue

@@ -6,7 +6,7 @@ import atexit
 import copy
 import importlib
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,7 @@ class GLCamera:
         data.site_xmat[:] = poses.packed[i, sections["site_mat"]].reshape(-1, 9)
         data.cam_xpos[:], data.cam_xmat[:] = poses.camera_pos[i], poses.camera_mat[i]
         data.light_xpos[:], data.light_xdir[:] = poses.light_pos[i], poses.light_dir[i]
+        model.geom_size[:] = cast("Any", self.model).geom_size if poses.geom_size is None else poses.geom_size[i]
         if poses.geom_rgba is not None and poses.light_diffuse is not None:
             model.geom_rgba[:] = poses.geom_rgba[i]
             model.vis.headlight.diffuse[:] = poses.light_diffuse[i, 0]

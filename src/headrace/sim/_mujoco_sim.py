@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -80,6 +81,11 @@ class MujocoSim:
             self._nominal[name] = values[0].clone()
             self._derives_constants |= name in mujoco_api.SETCONST_INPUTS or name.startswith("opt.")
         return self._model_fields[name]
+
+    @property
+    def expanded(self) -> Mapping[str, Tensor]:
+        """See :attr:`Simulation.expanded`."""
+        return self._model_fields
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:
         """See :meth:`Simulation.step`."""

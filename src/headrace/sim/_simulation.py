@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -41,6 +42,11 @@ class Simulation(Protocol):
 
     def model_field(self, name: str) -> Tensor:
         """MjModel field ``name`` with a value per simulation, (N, …), live, writable; ``reset`` makes it nominal."""
+        ...
+
+    @property
+    def expanded(self) -> Mapping[str, Tensor]:
+        """The model fields that have a value per simulation by now: name → (N, …), live."""
         ...
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:

@@ -58,8 +58,10 @@ class WarpCamera:
         if self._closed:
             raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
         require_layout(self.spec, self._layout, poses)
-        if poses.layout.randomized:
-            raise ConfigError("WarpCamera draws the model's colors and lights; use NativeCamera or GLCamera for looks")
+        if poses.layout.randomized or poses.layout.sized:
+            raise ConfigError(
+                "WarpCamera draws the model's colors, lights and sizes; use NativeCamera or GLCamera for looks"
+            )
         n = len(poses)
         frames = frames_for(self.spec, n, out)
         if n == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -98,6 +99,11 @@ class MujocoWarpSim:
                 self._constants = {constant: self._expanded(constant) for constant in own if self._has(constant)}
             self._graphs.clear()
         return self._model_fields[name]
+
+    @property
+    def expanded(self) -> Mapping[str, Tensor]:
+        """See :attr:`Simulation.expanded`."""
+        return self._model_fields
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:
         """See :meth:`Simulation.step`. Looks for numbers that are not finite, which waits for the device."""

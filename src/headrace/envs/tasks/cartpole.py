@@ -118,7 +118,7 @@ class CartpoleCamera(Cartpole):
         picture = ImageSpec(
             camera=CameraSpec(name="side", width=cfg.pixels, height=cfg.pixels),
             frames=cfg.frame_stack,
-            color=cfg.color,
+            kind=cfg.color,
             layout=cfg.layout,
             normalize=cfg.normalize,
             looks=cfg.looks,

@@ -134,7 +134,7 @@ class PusherCamera(PusherGoal):
         picture = ImageSpec(
             camera=CameraSpec(name="table", width=cfg.pixels, height=cfg.pixels),
             frames=cfg.frame_stack,
-            color=cfg.color,
+            kind=cfg.color,
             layout=cfg.layout,
             normalize=cfg.normalize,
             looks=cfg.looks,
