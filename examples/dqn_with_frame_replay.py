@@ -14,7 +14,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 import headrace
-from headrace.adapters.sb3._replay import FrameReplayBuffer
+from headrace.adapters.sb3 import FrameReplayBuffer
 from headrace.types import StackSpec
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     )
     model.learn(arguments.num_steps, progress_bar=False)
     kept = model.replay_buffer.frames.bytes_per_transition
-    print(f"bytes a transition: {kept:,.0f} here, {2 * 4 * 36 * 36:,} with obs and next_obs stored")
+    print(f"bytes per transition: {kept:,.0f} here, {2 * 4 * 36 * 36:,} with obs and next_obs stored")
 
 
 if __name__ == "__main__":

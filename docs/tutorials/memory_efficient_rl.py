@@ -52,7 +52,7 @@ def lean(obs: dict[str, Tensor]) -> Tensor:
 naive = collect(env, lean, 60, seed=0)
 transitions = naive.numel()
 per_observation = naive["observation", "policy"][0, 0].nelement()
-print(f"naive: {size(naive) / transitions:,.0f} bytes a transition, of which {2 * per_observation:,} are pictures")
+print(f"naive: {size(naive) / transitions:,.0f} bytes per transition, of which {2 * per_observation:,} are pictures")
 assert size(naive) / transitions > 2 * per_observation
 
 # The picture of a step is in it four times: as the newer half of `obs`, the older half of the following `obs`, and
@@ -86,7 +86,7 @@ def fill(buffer: ReplayBuffer, steps: int) -> list[tuple[dict[str, Tensor], head
 
 
 seen = fill(buffer, 60)
-print(f"once:  {buffer.bytes_per_transition:,.0f} bytes a transition, next observations exact everywhere")
+print(f"once:  {buffer.bytes_per_transition:,.0f} bytes per transition, next observations exact everywhere")
 assert buffer.bytes_per_transition < 0.4 * size(naive) / transitions
 
 # Exact means exact. Every sample is compared with what the environment returned, also where an episode ended.

@@ -34,7 +34,7 @@ assert env.episode_steps[:3].tolist() == [0, 0, 0]
 assert step.reward[:3].tolist() == [0, 0, 0]
 assert not step.terminated[:3].any()
 
-# Resumed, they go on as if the pause had not been. A second batch that never paused is the proof: an episode is a
+# Resumed, they go on as if it had never been paused. A second batch that never paused is the proof: an episode is a
 # function of task, seed, episode id and actions, and of nothing else.
 
 env.resume([0, 1, 2])

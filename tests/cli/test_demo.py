@@ -17,7 +17,7 @@ def test_the_demo_writes_bundles_a_film_and_a_page_and_says_what_was_saved(
     output = tmp_path / "demo"
     assert main(["demo", "--quick", "--output", str(output)]) == 0
     shown = capsys.readouterr().out
-    for line in ("model calls", "rows inferred", "frames drawn", "bytes a transition"):
+    for line in ("model calls", "rows inferred", "frames drawn", "bytes per transition"):
         assert line in shown
     assert read_bundle(output / "ant-16" / "runtime.json").run.status == "completed"
     # the demo has imported everything before: a time of 0 would be no measurement

@@ -1,4 +1,4 @@
-"""The figures of the README are those of the tables that the command beside them wrote."""
+"""The figures of the README are those of the tables that the command of their row wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
 def _rows() -> list[list[str]]:
-    section = (ROOT / "README.md").read_text().partition("## Measured beside its peers")[2].partition("\n## ")[0]
+    section = (ROOT / "README.md").read_text().partition("## Compared with its peers")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in section.splitlines() if "|" in line]
     return cells[2:]
 

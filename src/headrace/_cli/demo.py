@@ -162,12 +162,12 @@ def pixel_savings(console: Console, output: Path, episodes: int, slots: int) -> 
 
 
 def replay_savings(console: Console, steps: int) -> list[Saving]:
-    """Bytes a transition of real pictures, beside keeping ``obs`` and ``next_obs``."""
+    """Bytes per transition of real images, compared with keeping ``obs`` and ``next_obs``."""
     buffer = _filled(steps)
     sample = buffer.sample(min(32, len(buffer)))
     usual = sum(2 * sample["observation", group][0].nbytes for group in ("policy", "critic"))
-    console.print(f"{len(buffer):,} transitions of 48 × 48 pictures in stacks of 4: {buffer.nbytes / 2**20:.1f} MiB")
-    return [Saving("bytes a transition", "obs and next_obs stored", usual, buffer.bytes_per_transition, " B")]
+    console.print(f"{len(buffer):,} transitions of 48 × 48 images in stacks of 4: {buffer.nbytes / 2**20:.1f} MiB")
+    return [Saving("bytes per transition", "obs and next_obs stored", usual, buffer.bytes_per_transition, " B")]
 
 
 def _filled(steps: int) -> ReplayBuffer:

@@ -34,7 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "doctor",
         help="what is installed, what is missing, and the command that mends it",
         description=(
-            "Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real picture. An absent "
+            "Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real image. An absent "
             "extra is no fault; exit code 1 means that the core itself does not work."
         ),
     )
@@ -119,7 +119,7 @@ def works() -> list[Finding]:
     env.close()
     return [
         Finding("a step of cartpole", "ok" if bool(step.reward.isfinite().all()) else "broken", "MuJoCo physics"),
-        Finding("a picture of it", "ok" if drawn else "broken", "native camera, no OpenGL needed"),
+        Finding("an image of it", "ok" if drawn else "broken", "native camera, no OpenGL needed"),
     ]
 
 

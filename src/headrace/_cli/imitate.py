@@ -32,7 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="train a chunk policy on an expert's demonstrations",
         description=(
             "Record successful episodes of TASK's expert, train a small action-chunking transformer on them, save it, "
-            "and evaluate it on episodes it has not seen, beside the same model untrained and the expert's mean action."
+            "and evaluate it on episodes it has not seen, compared with the same model untrained and with the expert's "
+            "mean action."
         ),
     )
     parser.add_argument("task", metavar="TASK", help="a task with an expert, for example pusher-solid")

@@ -73,7 +73,7 @@ def train(
         seed: of environments, networks and library.
         settings: of PPO; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
-        resume: directory of an earlier run to go on from.
+        resume: directory of an earlier run to continue.
         overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
         presets: YAML files of overrides, applied before ``overrides``.
         threads: physics threads; None for all cores.

@@ -52,7 +52,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """What a checkpoint says of itself, beside the library's own content."""
+    """Our description in a checkpoint, next to the library's own content."""
 
     library: str
     task: str

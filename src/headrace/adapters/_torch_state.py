@@ -15,9 +15,9 @@ from headrace.types import StateDict
 
 @contextmanager
 def library_run(seed: int | None = None) -> Generator[None]:
-    """Let a library loose for the length of a block; torch, numpy and ``random`` are as before afterwards.
+    """Run a library within a block; torch, numpy and ``random`` are as before afterwards.
 
-    Inside, torch runs on one thread: beside the threads of the physics, more make small networks slower.
+    Inside, torch runs on one thread: with the physics on its own threads, more make small networks slower.
 
     Args:
         seed: for the three random streams, inside the block.

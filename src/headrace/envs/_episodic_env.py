@@ -178,9 +178,9 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise LifecycleError("environment: expected an open one, got one that was closed; make a new one")
+            raise LifecycleError("the environment is closed; create a new one")
 
     def _check_ready(self, call: str) -> None:
         self._check_open()
         if not self._ready:
-            raise LifecycleError(f"{call}: expected reset() first, got {call}(); call env.reset()")
+            raise LifecycleError(f"{call}() called before reset(); call reset() first")

@@ -17,7 +17,7 @@ BOOKKEEPING_BYTES = 1 + 4 * 4 + 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEstimate:
-    """Bytes of a full buffer; indices of samplers other than uniform (4 to 10 bytes a transition) are not counted."""
+    """Bytes of a full buffer; indices of samplers other than uniform (4 to 10 bytes per transition) are not counted."""
 
     nbytes: int
     frame_bytes: int
@@ -80,7 +80,7 @@ def refuse_unless_fits(needed: StoreEstimate, available: int, where: str) -> Non
     """Raise :class:`CapacityError` where a full buffer would not fit."""
     if needed.nbytes > available:
         raise CapacityError(
-            f"replay: a full buffer takes {_gib(needed.nbytes)} ({needed.bytes_per_transition:,.0f} bytes a "
+            f"replay: a full buffer takes {_gib(needed.nbytes)} ({needed.bytes_per_transition:,.0f} bytes per "
             f"transition), but {where} has {_gib(available)} free; lower capacity, "
             "keep it on disk with directory=…, or use codec=…"
         )

@@ -188,7 +188,7 @@ class PrioritizedSampler:
 
     @property
     def nbytes(self) -> int:
-        """About ten bytes a transition."""
+        """About ten bytes per transition."""
         return 0 if self._tree is None else self._tree.nbytes
 
 

@@ -219,7 +219,7 @@ class ReplayBuffer:
     def __repr__(self) -> str:
         return (
             f"ReplayBuffer({len(self):,} of {self.capacity:,} transitions, {self.num_envs} environments, "
-            f"{self.bytes_per_transition:,.0f} bytes a transition, n_step={self.spec.n_step}, "
+            f"{self.bytes_per_transition:,.0f} bytes per transition, n_step={self.spec.n_step}, "
             f"sampler={self.spec.sampler['kind']})"
         )
 

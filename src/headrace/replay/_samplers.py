@@ -245,7 +245,7 @@ class SliceSampler:
 
     @property
     def nbytes(self) -> int:
-        """Four bytes a transition."""
+        """Four bytes per transition."""
         return 0 if self._starts is None else self._starts.items.nbytes
 
 
@@ -309,7 +309,7 @@ class TrajectorySampler:
 
     @property
     def nbytes(self) -> int:
-        """Eight bytes a transition."""
+        """Eight bytes per transition."""
         return 0 if self._starts is None else self._starts.items.nbytes + self._sizes.nbytes
 
 

@@ -160,5 +160,5 @@ def _read(path: Path) -> ActPolicy:
     try:
         policy.load_state_dict(content["weights"])
     except RuntimeError as error:
-        raise DataError(f"{path}: the weights do not fit the sizes beside them: {error}") from error
+        raise DataError(f"{path}: weights do not match the saved network sizes: {error}") from error
     return policy.eval()

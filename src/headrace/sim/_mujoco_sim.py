@@ -198,7 +198,7 @@ class MujocoSim:
 
     def _open(self) -> mujoco_api.NativeBatch:
         if self._batch is None:
-            raise LifecycleError("simulation: expected an open one, got one that was closed; make a new environment")
+            raise LifecycleError("the simulation is closed; create a new environment")
         return self._batch
 
 

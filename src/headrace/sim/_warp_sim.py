@@ -258,4 +258,4 @@ class MujocoWarpSim:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LifecycleError("simulation: expected an open one, got one that was closed; make a new environment")
+            raise LifecycleError("the simulation is closed; create a new environment")

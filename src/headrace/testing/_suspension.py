@@ -77,7 +77,7 @@ def check_resume_continues_exactly(
     patterns: int = 2,
     tolerance: Tolerance = EXACT,
 ) -> CheckResult:
-    """After ``resume`` an episode goes on as if the pause had not been.
+    """After ``resume`` an episode goes on as if it had never been paused.
 
     Plays the same episodes without a pause and under ``patterns`` random suspension patterns; ``tolerance`` is for
     physics whose bits depend on how many simulations are stepped together.

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: environment and learner, and a replay plug in its own module. Needs ``headrace[sb3]``."""
+"""Stable-Baselines3: environment, learner and replay buffer. Needs ``headrace[sb3]``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
 if TYPE_CHECKING:
     from headrace.adapters.sb3._env import Sb3Env
     from headrace.adapters.sb3._learner import Sb3Learner
+    from headrace.adapters.sb3._replay import FrameReplayBuffer
 
-__all__ = ["LIBRARY", "Sb3Env", "Sb3Learner"]
+__all__ = ["LIBRARY", "FrameReplayBuffer", "Sb3Env", "Sb3Learner"]
 
 LIBRARY = LibrarySpec(
     name="sb3",
@@ -28,4 +29,6 @@ LIBRARY = LibrarySpec(
 )
 """What the commands need to know of it."""
 
-__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("Sb3Env",), "._learner": ("Sb3Learner",)})
+__getattr__, __dir__ = lazy_exports(
+    __name__, __all__, {"._env": ("Sb3Env",), "._learner": ("Sb3Learner",), "._replay": ("FrameReplayBuffer",)}
+)
