@@ -80,7 +80,7 @@ def _speed(task: str, bundles: dict[str, Any], short: list[str]) -> list[Row]:
         if bundle is None:
             rows += _missing("speed", task, library, short)
             continue
-        collect, learn = bundle.runtime.collection_fps.samples, bundle.extra["learning_fps"]
+        collect, learn = _collection_fps(bundle), bundle.extra["learning_fps"]
         text = (
             f"collect {statistics.median(collect):,.0f}, learn {statistics.median(learn):,.0f} frames/s, "
             f"{bundle.extra['peak_memory_mb']:,.0f} MB"
@@ -93,10 +93,15 @@ def _speed(task: str, bundles: dict[str, Any], short: list[str]) -> list[Row]:
     return rows
 
 
+def _collection_fps(bundle: Any) -> list[float]:
+    """Frames per second of each iteration."""
+    return [bundle.runtime.steps_per_iteration / seconds for seconds in bundle.runtime.collection_time_s.samples]
+
+
 def _frame_times(bundle: Any) -> list[float]:
     """Seconds a frame, collecting and learning together, of each iteration."""
     learn = bundle.extra["learning_fps"]
-    return [1 / one + 1 / other for one, other in zip(bundle.runtime.collection_fps.samples, learn, strict=True)]
+    return [1 / one + 1 / other for one, other in zip(_collection_fps(bundle), learn, strict=True)]
 
 
 def _learning(library: str, bundles: dict[str, Any], short: list[str]) -> list[Row]:
@@ -125,7 +130,7 @@ def _overhead(library: str, bundles: dict[str, Any], short: list[str]) -> list[R
     size = bundle.extra["pairs_per_round"]
     native, ours = (
         [statistics.median(values[i : i + size]) for i in range(0, len(values), size)]
-        for values in (bundle.extra["native_collection_fps"], bundle.runtime.collection_fps.samples)
+        for values in (bundle.extra["native_collection_fps"], _collection_fps(bundle))
     )
     ratio = statistics.median(a / b for a, b in zip(native, ours, strict=True))
     if ratio > BAR:

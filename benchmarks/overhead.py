@@ -67,10 +67,9 @@ def measured(rounds: int) -> Found:
     import torch
 
     import headrace
-    from headrace.bench._actions import action_maker
     from headrace.bench._builders import RuntimeBuilder
     from headrace.bench._monitor import ResourceMonitor
-    from headrace.bench._stepping import Stepper
+    from headrace.bench._stepping import Stepper, action_maker
 
     torch.set_num_threads(1)
     env = headrace.make(TASK, NUM_ENVS, threads=2)

@@ -9,8 +9,6 @@ metric.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 import tempfile
@@ -18,55 +16,50 @@ from pathlib import Path
 
 from rich.console import Console
 
-from headrace._cli import main
-from headrace.bench import read_bundle
-from headrace.bench._comparison import CompareCfg, compare
+import headrace
 from headrace.bench._comparison_output import table
 
 runs = Path(tempfile.mkdtemp())
 
-# One measurement, as the command line makes it. It warms up until the step time is steady, and says so.
+# One measurement. It warms up until the step time is steady, and says whether that was reached.
 
-settings = ["cartpole", "--num-envs", "16", "--num-steps", "40", "--warmup-steps", "10"]
-assert (
-    main(["runtime", *settings, "--output", str(runs / "one"), "--formatter", "schema", "--formatter", "summary"]) == 0
-)
-bundle = read_bundle(runs / "one" / "runtime.json")
+settings = {"num_envs": 16, "num_steps": 40, "warmup_steps": 10}
+one = headrace.runtime("cartpole", output=runs / "one", formatters=("schema", "summary"), **settings)
 print(json.dumps(json.loads((runs / "one" / "runtime.json").read_text())["runtime"], indent=1)[:600], "…")
-assert bundle.run.status == "completed"
+assert one.bundle.run.status == "completed"
 
+# One run per side says nothing about times: the verdict is always `inconclusive`, and it says what to run instead. The
+# unit is a run, never a step.
 
-def measured(name: str, *more: str) -> None:
-    """One more run of a side, quietly."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert main(["runtime", *settings, "--output", str(runs / name), *more]) == 0
+another = headrace.runtime("cartpole", output=runs / "another", **settings)
+(comparison,) = headrace.compare(one.bundle, another.bundle).comparisons
+assert {row.verdict for row in comparison.rows} <= {"inconclusive", None}
 
-
-# One run a side proves nothing: the verdict is always `inconclusive`. The unit of replication is a run, never a step.
-
-measured("another")
-another = read_bundle(runs / "another" / "runtime.json")
-assert {row.verdict for row in compare([bundle], [another]).rows} <= {"inconclusive", None}
-
-# So make several, in turns, so that what disturbs the machine disturbs both sides. Here B does ten times the
-# physics of A. (`headrace sweep` does this for two commits, two settings or two libraries.)
-
+# So make several, in turns: what disturbs the machine then disturbs both sides. Here B does ten times the physics of A.
+# (`headrace sweep` does this for two commits, two settings or two libraries, and pairs the runs.)
 
 for repeat in range(7):
-    measured(f"a{repeat}", "--seed", str(repeat))
-    measured(f"b{repeat}", "--seed", str(repeat), "--set", "decimation=20")
-before = [read_bundle(runs / f"a{repeat}" / "runtime.json") for repeat in range(7)]
-after = [read_bundle(runs / f"b{repeat}" / "runtime.json") for repeat in range(7)]
+    order = ("a", "b") if repeat % 2 == 0 else ("b", "a")
+    for side in order:
+        more = {"decimation": 20} if side == "b" else {}
+        headrace.runtime("cartpole", seed=repeat, overrides=more, output=runs / side / str(repeat), **settings)
 
 # Runs that differ in a setting are not compared unless told to: whoever compares apples with pears should say so.
 
-comparison = compare(before, after, CompareCfg(allow=frozenset({"settings"}), metrics=("runtime.throughput_fps",)))
+rule = {"metrics": ["runtime.total_fps"], "accept_drift": True}  # 40 steps are too few to become steady every time
+result = headrace.compare(runs / "a", runs / "b", allow=["settings"], **rule)
+(comparison,) = result.comparisons
 Console().print(table(comparison))
-assert any(row.verdict == "regressed" for row in comparison.rows)
+assert result.regressed
+assert comparison.rows[0].test == "rank-sum test, 7 and 7 runs"
 
-# A run compared with its like shows nothing, whatever the noise: a change counts only if it is significant *and* at
-# least 5 %.
+# Runs compared with their like show nothing, whatever the noise.
 
-same = compare(before[:3], before[3:], CompareCfg(metrics=("runtime.throughput_fps",)))
-assert not any(row.verdict == "regressed" for row in same.rows)
+first, second = ([runs / "a" / str(i) for i in range(7) if i % 2 == side] for side in (0, 1))
+assert not headrace.compare(first, second, **rule).regressed
+
+# All of it on one page that needs no network:
+
+page = headrace.report(runs / "a", runs / "b", output=runs / "report.html", allow=["settings"])
+assert page.runs == 14
 shutil.rmtree(runs)  # nothing is left behind

@@ -13,6 +13,8 @@ from headrace._gymnasium_ids import register_ids
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
+    from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.train import TrainingResult, train
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
     from headrace.envs import (
@@ -35,11 +37,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchEnv",
+    "ComparisonResult",
     "EnvRecipe",
     "EpisodeEnds",
+    "ReportResult",
     "Rows",
+    "RunResult",
     "StackSpec",
     "Step",
+    "SweepResult",
     "Task",
     "TaskCfg",
     "TaskEntry",
@@ -48,10 +54,15 @@ __all__ = [
     "TrainingResult",
     "__version__",
     "bridge",
+    "compare",
     "kernel_threads",
     "make",
     "register_task",
+    "report",
+    "runtime",
     "set_kernel_threads",
+    "startup",
+    "sweep",
     "task_names",
     "train",
 ]
@@ -60,6 +71,8 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
+        "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
+        "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
         "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (

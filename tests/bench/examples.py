@@ -69,6 +69,7 @@ def origin(kind: str = "runtime", *, run_id: str | None = None, **changes: objec
         cpu_name="A CPU",
         cpu_count=2,
         ram_gb=8.0,
+        cpu_physical=1,
         cpu_usable=2,
         gpu_devices=[GpuDeviceInfo(name="A GPU", mem_gb=16.0, compute_cap="8.9")],
         cpu_governor="performance",

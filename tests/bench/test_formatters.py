@@ -9,9 +9,9 @@ import pytest
 from examples import EXAMPLES, runtime_bundle, startup_bundle, training_bundle
 
 from headrace.bench import FORMATTERS, summary_text
-from headrace.bench.formatters import output_path, write_formats
-from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
-from headrace.errors import StorageError
+from headrace.bench._isaaclab import json_text, omniperf_text, osmo_text
+from headrace.bench.formatters import checked_formatters, output_path, write_formats
+from headrace.errors import StorageError, UnknownNameError
 from headrace.files import write_whole
 
 
@@ -23,31 +23,69 @@ def test_all_forms_of_all_kinds_are_written_beside_each_other(kind: str, tmp_pat
     assert paths[0] == tmp_path / f"{kind}.json"
 
 
-def test_omniperf_nests_values_under_phases() -> None:
+def test_omniperf_nests_values_under_phases_by_isaac_labs_names() -> None:
     found = json.loads(omniperf_text(runtime_bundle()))
-    assert list(found)[:3] == ["benchmark_info", "hardware_info", "version_info"]
+    assert list(found) == ["benchmark_info", "hardware_info", "version_info", "startup", "runtime"]
     assert found["benchmark_info"]["task"] == "cartpole"
-    assert found["frametime"]["environment_step_time_s_mean"] == 0.375
-    assert found["frametime"]["environment_step_time_s_n"] == 4
-    assert found["startup"]["env_creation"] == 0.5
+    assert found["benchmark_info"]["environment_step_measurement_mode"] == "host_return"
+    assert found["hardware_info"]["physical_cores"] == 1
+    assert found["startup"] == {
+        "Python Imports Time": 2000.0,
+        "Task Creation and Start Time": 250.0,
+        "Scene Creation Time": 500.0,
+        "Simulation Start Time": 125.0,
+        "Total Start Time (Launch to Train)": 2875.0,
+    }
+    runtime = found["runtime"]
+    assert runtime["Mean Iteration Time"] == 468.75
     # the loop took 1.25 times the steps: 4 steps of 4 frames in 1.875 s
-    assert found["runtime"]["throughput_fps"] == 16 / 1.875
+    assert runtime["Mean Total FPS"] == 16 / 1.875
+    assert runtime["Max Total FPS"] == 12.8
+    assert runtime["Mean Environment Step Host-Return FPS"] == 16 / 1.5
+    assert "Std Iterations per Second" in runtime
 
 
-def test_osmo_is_flat_per_phase() -> None:
-    found = {entry["phase"]: entry for entry in json.loads(osmo_text(training_bundle()))}
-    assert found["train"]["reward_final_ema"] == pytest.approx(6.4)
-    assert found["version_info"]["numba"] == "0.68.1"
-    assert all(not isinstance(value, dict) for entry in found.values() for value in entry.values())
+def test_a_synchronized_run_is_named_as_isaac_lab_names_it() -> None:
+    run = runtime_bundle()
+    timing = run.runtime.environment_step_timing.model_copy(update={"measurement_mode": "synchronized"})
+    run = run.model_copy(update={"runtime": run.runtime.model_copy(update={"environment_step_timing": timing})})
+    runtime = json.loads(omniperf_text(run))["runtime"]
+    assert runtime["Mean Synchronized Simulation Time per Environment Step"] == 187.5
+    assert runtime["Mean Outside Simulation Time per Environment Step"] == 187.5
+    assert runtime["Outside Simulation Step Fraction"] == 0.5
+    assert "Serialized Diagnostic Total Wall Time" in runtime
+
+
+def test_osmo_is_one_flat_object() -> None:
+    found = json.loads(osmo_text(training_bundle()))
+    assert found["EMA 0.1 Reward"] == pytest.approx(6.4)
+    assert found["Max Rewards"] == 10.0
+    assert found["mujoco"] == "4.0.0"
+    assert found["Mean Iteration Time"] == 2000.0
 
 
 def test_json_lists_phases_with_measurements() -> None:
     phases = {phase["phase_name"]: phase for phase in json.loads(json_text(runtime_bundle()))}
-    measured = {m["name"]: m for m in phases["frametime"]["measurements"]}
-    step = measured["environment_step_time_s"]
-    assert (step["type"], step["mean"], step["n"], step["unit"]) == ("statistical", 0.375, 4, "s")
-    assert {m["name"]: m for m in phases["startup"]["measurements"]}["first_step"]["type"] == "single"
-    assert {m["name"]: m["data"] for m in phases["benchmark_info"]["metadata"]}["seed"] == 0
+    measured = {m["name"]: m for m in phases["runtime"]["measurements"]}
+    assert measured["headrace_runtime runtime Mean Iteration Time"] == {
+        "name": "headrace_runtime runtime Mean Iteration Time", "value": 468.75, "unit": "ms", "type": "single"
+    }  # fmt: skip
+    metadata = {m["name"]: m["data"] for m in phases["benchmark_info"]["metadata"]}
+    assert metadata["headrace_runtime benchmark_info seed"] == 0
+
+
+def test_a_form_may_be_named_by_module_and_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_forms.py").write_text("def seed_only(bundle):\n    return str(bundle.run.seed)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        names = checked_formatters(["my_forms:seed_only"])
+        (path,) = write_formats(runtime_bundle(), names, tmp_path)
+        assert path.read_text() == "0"
+        with pytest.raises(UnknownNameError, match="seed_only"):
+            checked_formatters(["my_forms:sed_only"])
+    finally:
+        FORMATTERS.pop("seed_only", None)
 
 
 def test_the_summary_says_what_matters() -> None:

@@ -48,9 +48,9 @@ def test_the_time_split_adds_up_to_the_wall_time() -> None:
     assert split is not None
     assert (split.collection, split.learning) == (0.75, 1.5)
     assert split.collection + split.learning + split.other == bundle.runtime.total_wall_time_s == 4.0
-    assert bundle.runtime.throughput_fps == 30 / 4.0
-    assert bundle.runtime.collection_fps is not None
-    assert bundle.runtime.collection_fps.mean == 40.0
+    assert bundle.runtime.total_fps == 30 / 4.0
+    assert bundle.runtime.collection_fps == 40.0
+    assert bundle.runtime.collection_time_s.samples == [0.25] * 3
 
 
 def test_a_training_that_never_began_gives_a_valid_bundle() -> None:
@@ -58,7 +58,7 @@ def test_a_training_that_never_began_gives_a_valid_bundle() -> None:
     assert bundle.runtime.iterations_completed == 0
     assert bundle.learning.reward is None
     assert bundle.success_rate is None
-    assert bundle.runtime.throughput_fps is None
+    assert bundle.runtime.total_fps is None
 
 
 def test_the_rule_stops_once_the_window_is_full_and_good_enough() -> None:
@@ -76,7 +76,7 @@ def test_the_rule_stops_once_the_window_is_full_and_good_enough() -> None:
     bundle = built(made)
     assert bundle.early_stop is not None
     assert bundle.early_stop.model_dump() == {
-        "enabled": True, "success_threshold": 0.5, "success_window": 3, "reached": True, "iteration": 5
+        "enabled": True, "success_threshold": 0.5, "success_window": 3, "rule": "mean", "reached": True, "iteration": 5
     }  # fmt: skip
     assert bundle.success_rate is not None
     assert (bundle.success_rate.successes, bundle.success_rate.n) == (3, 6)
@@ -96,6 +96,38 @@ def test_success_is_counted_per_episode_not_per_iteration() -> None:
         )
     assert not stop
     assert built(made).success_rate.rate == 0.1  # type: ignore[union-attr]  # None would fail the test as well
+
+
+def test_rates_are_frames_over_time_not_means_of_rates() -> None:
+    """One slow iteration among quick ones: the mean of rates would be 22,964 where 7,125 is true."""
+    made = builder()
+    for seconds in (0.03, 0.04, 0.05, 0.8):
+        made.iteration(frames=1000, collection_s=seconds, learning_s=0.0)
+    assert built(made).runtime.collection_fps == pytest.approx(4000 / 0.92)
+
+
+def test_isaac_labs_rule_wants_every_iteration_of_the_window() -> None:
+    def told(kind: str) -> list[bool]:
+        made = builder(rule=SuccessRule(threshold=0.5, window=2, kind=kind))  # type: ignore[arg-type]  # a parameter
+        return [
+            made.iteration(
+                frames=1,
+                collection_s=0.0,
+                learning_s=0.0,
+                rewards=[0.0] * len(successes),
+                lengths=[1] * len(successes),
+                successes=successes,
+            )
+            for successes in ([True, True], [False, True, False], [True, False], [], [True], [True])
+        ]
+
+    assert told("mean") == [False, True, True, True, True, True]
+    assert told("each") == [False, False, False, False, False, True]
+
+
+def test_the_bundle_names_the_rule() -> None:
+    made = builder(rule=SuccessRule(kind="each"))
+    assert built(made).early_stop.rule == "each"
 
 
 def test_without_a_success_measure_the_rule_never_applies() -> None:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from headrace._cli import bench_options as options
-from headrace.errors import ConfigError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -34,39 +33,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _startup(arguments: argparse.Namespace) -> int:
-    from headrace.bench import Benchmark, StartupBuilder
-    from headrace.bench._profiling import read_whitelist
-    from headrace.bench._schema import StartupConfig
-    from headrace.bench._startup import StartupRequest, profile_startup
-    from headrace.bench._targets import read_preset, target_cfg
+    from headrace._jobs.runtime import startup
 
-    target = options.checked_target(arguments)
-    if arguments.top_n < 1:
-        raise ConfigError(f"--top-n: expected at least 1, got {arguments.top_n}")
-    whitelist = None if arguments.whitelist is None else read_whitelist(arguments.whitelist)
-    preset: dict[str, object] = {}
-    for path in arguments.preset:
-        preset |= read_preset(path)
-    folder, forms = options.checked_output(arguments, target, "startup")
-    request = StartupRequest(
-        target=target,
-        num_envs=arguments.num_envs,
-        seed=arguments.seed,
-        threads=arguments.threads,
-        device=arguments.device,
-        sim=arguments.sim,
-        assignments=arguments.set,
-        preset=preset,
+    result = startup(
+        **options.environment_of(arguments),
+        **options.output_of(arguments),
+        top_n=arguments.top_n,
+        whitelist=arguments.whitelist,
+        progress=options.progress_bar,
     )
-    builder = StartupBuilder(StartupConfig(top_n=arguments.top_n, whitelist=whitelist))
-    overrides = options.overrides_of(arguments)
-    if overrides:
-        target_cfg(target, overrides)  # a wrong path is told before three processes find it
-    settings = options.run_settings(arguments, options.run_config(arguments, target, overrides))
-    with (
-        Benchmark(builder, settings, output=folder, formatters=forms) as run,
-        options.progress_bar("starting processes", 3) as update,
-    ):
-        profile_startup(request, builder, top_n=arguments.top_n, whitelist=whitelist, progress=update)
-    options.show_bundle(run.bundle, run.paths)
+    options.show_bundle(result.bundle, result.paths)
     return 0

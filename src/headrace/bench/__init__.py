@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LearningCurve,
         LibraryDescriptor,
         PerEnv,
+        PerEpisode,
         PolicyDescriptor,
         TrainingTime,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "LibraryDescriptor",
     "Metric",
     "PerEnv",
+    "PerEpisode",
     "PlayBuilder",
     "PlayBundle",
     "PolicyDescriptor",
@@ -97,7 +99,7 @@ __getattr__, __dir__ = lazy_exports(
         ".formatters": ("FORMATTERS", "Form", "register_formatter", "summary_text"),
         "._learning_schema": (
             *("CheckpointInfo", "EarlyStop", "EpisodeCounts", "EpisodePlan", "Learning", "LearningCurve"),
-            *("LibraryDescriptor", "PerEnv", "PolicyDescriptor", "TrainingTime"),
+            *("LibraryDescriptor", "PerEnv", "PerEpisode", "PolicyDescriptor", "TrainingTime"),
         ),
         "._comparison": ("CompareCfg", "Comparison", "compare"),
         "._libraries": ("describe_library",),

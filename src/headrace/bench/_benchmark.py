@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +17,13 @@ from typing import Generic, Self, TypeVar
 
 from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench._builders import Builder, Provenance
+from headrace.bench._bundle_files import bundle_text
 from headrace.bench._capture import git_state, hardware, load_average, versions
 from headrace.bench._monitor import ResourceMonitor
-from headrace.bench._schema import Bundle, Kind, RunConfig, RunError, RunIdentity, Status
+from headrace.bench._schema import Bundle, Kind, ResumedFrom, RunConfig, RunError, RunIdentity, Status
 from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.errors import ConfigError, LifecycleError
-from headrace.files import check_writable
+from headrace.files import LOCK, check_writable, lock, write_whole
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
 """Environment variables by which a sweep tells its runs what they are."""
@@ -53,8 +54,10 @@ class Benchmark(Generic[B]):
             ...
         print(run.paths)  # runs/one/runtime.json
 
-    On exit the bundle is written, also after an exception (``crashed``) and after Ctrl-C or SIGTERM
-    (``interrupted``), which then go on to the caller. :meth:`complete` gives the reason of an early stop.
+    On entry the output directory is claimed and gets a bundle whose status is ``running``: of two runs with one output,
+    the second is refused. On exit the bundle is replaced, also after an exception (``crashed``) and after Ctrl-C,
+    SIGTERM or SIGHUP (``interrupted``), which then go on to the caller. :meth:`complete` gives the reason of an early
+    stop. Resources are sampled from the moment at which the builder begins to measure.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Benchmark(Generic[B]):
         Args:
             builder: collects the measurements.
             settings: what the run is.
-            output: folder for the files, made if needed. A file of the same name in it is not overwritten.
+            output: directory for the files, made if needed. A file of the same name in it is not overwritten.
             formatters: names of :data:`headrace.bench.FORMATTERS`; ``schema`` is the bundle itself.
             monitor_interval: seconds between samples of CPU, memory and GPU.
         """
@@ -84,8 +87,11 @@ class Benchmark(Generic[B]):
         self.monitor = ResourceMonitor(monitor_interval)
         self.paths: list[Path] = []
         """The files that were written."""
+        self.resumed_from: ResumedFrom | None = None
+        """Set it before the run ends, if it continues another."""
         self._bundle: Bundle | None = None
         self._reason: str | None = None
+        self._measuring = False
         self._signals = contextlib.ExitStack()
 
     @property
@@ -105,20 +111,56 @@ class Benchmark(Generic[B]):
         self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
         self._signals.enter_context(interruptible())
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._signals.close)
+            self._signals.enter_context(self._claimed())
+            undo.pop_all()
+        self.builder.watch(self._begin_to_measure)
         self.monitor.start()
         return self
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Generator[None]:
+        """Hold the output directory, marked as in use."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        with lock(self.output):
+            check_output(self.output, self.builder.kind, self.formatters)
+            marker = output_path("schema", self.builder.kind, self.output)
+            write_whole(marker, bundle_text(self.builder.build(self._origin(None, status="running"))))
+            try:
+                yield
+            finally:
+                if "schema" not in self.formatters:
+                    marker.unlink(missing_ok=True)
+                (self.output / LOCK).unlink(missing_ok=True)
+
+    def _begin_to_measure(self) -> None:
+        self._measuring = True
+        self.monitor.clear()
+
+    def _withdraw(self) -> None:
+        """A request that turned out to be impossible before anything was measured leaves nothing behind."""
+        output_path("schema", self.builder.kind, self.output).unlink(missing_ok=True)
+
+    def _origin(self, error: BaseException | None, status: Status | None = None) -> Provenance:
+        ended = datetime.now(UTC)
+        run = self._identity(ended, time.perf_counter() - self._began, error)
+        if status is not None:
+            run = run.model_copy(update={"status": status})
+        # torch is not imported for the mark of a running run: importing it is measured
+        machine = hardware(self._load, gpus=status is None)
+        return Provenance(run, versions(self._git), machine, self.monitor.resources())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # signals that come now are held back: a second Ctrl-C must not cost the result
         with self._signals, held_back():
-            ended = datetime.now(UTC)
-            duration = time.perf_counter() - self._began
             self.monitor.stop()
-            run = self._identity(ended, duration, error)
-            origin = Provenance(run, versions(self._git), hardware(self._load), self.monitor.resources())
-            self._bundle = self.builder.build(origin)
+            if isinstance(error, ConfigError) and not self._measuring:
+                self._withdraw()
+                return
+            self._bundle = self.builder.build(self._origin(error))
             self.paths = write_formats(self._bundle, self.formatters, self.output)
 
     def _identity(self, ended: datetime, duration: float, error: BaseException | None) -> RunIdentity:
@@ -148,6 +190,7 @@ class Benchmark(Generic[B]):
             label=settings.label or os.environ.get(LABEL),
             sweep_id=os.environ.get(SWEEP_ID),
             repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
+            resumed_from=self.resumed_from,
         )
 
 
@@ -168,8 +211,8 @@ def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[s
         path = output_path(name, kind, output)
         if path.exists():
             raise ConfigError(
-                f"output: expected a folder without {path.name}, got {str(output)!r}, which has one; "
-                "remove it or choose another folder with --output"
+                f"output: expected a directory without {path.name}, got {str(output)!r}, which has one; "
+                "remove it or choose another directory with --output"
             )
     check_writable(output)
     return names

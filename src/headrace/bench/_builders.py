@@ -6,6 +6,7 @@ A builder never fails for want of data: a run that was interrupted in its first 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from headrace.bench._learning_schema import (
@@ -14,6 +15,7 @@ from headrace.bench._learning_schema import (
     EpisodePlan,
     LibraryDescriptor,
     PerEnv,
+    PerEpisode,
     PolicyDescriptor,
 )
 from headrace.bench._schema import (
@@ -64,6 +66,10 @@ class Builder(Protocol):
         """The bundle of what has been collected so far."""
         ...
 
+    def watch(self, began: Callable[[], None]) -> None:
+        """Call ``began`` when the measured part begins."""
+        ...
+
 
 class EpisodeTally:
     """Episodes that ended, each counted once for the environment it ran in. Unfinished ones are not in any figure."""
@@ -73,16 +79,26 @@ class EpisodeTally:
         self.rewards: list[float] = []
         self.lengths: list[int] = []
         self.env_ids: list[int] = []
+        self.episode_ids: list[int | None] = []
         self.success: list[bool | None] = []
         self._ended: dict[Ended, int] = {"terminated": 0, "truncated": 0, "diverged": 0}
         self.unfinished: int | None = None
         """Episodes that were running when the loop ended; whoever runs the loop sets it."""
 
-    def add(self, env_id: int, reward: float, length: int, success: bool | None, ended: Ended) -> None:
-        """An episode has ended in environment ``env_id``."""
+    def add(
+        self,
+        env_id: int,
+        reward: float,
+        length: int,
+        success: bool | None,
+        ended: Ended,
+        episode_id: int | None = None,
+    ) -> None:
+        """An episode has ended in environment ``env_id``; with its id, plays can be compared episode by episode."""
         if not math.isfinite(reward):
             raise DataError(f"episode of environment {env_id}: expected a finite reward, got {reward}")
         self.env_ids.append(env_id)
+        self.episode_ids.append(episode_id)
         self.rewards.append(reward)
         self.lengths.append(length)
         self.success.append(success)
@@ -97,12 +113,12 @@ class EpisodeTally:
         successes: list[bool | None] = [None] * len(ends) if ends.success is None else ends.success.tolist()
         rows = zip(
             *(ends.env_ids.tolist(), ends.returns.tolist(), ends.lengths.tolist(), successes),
-            *(flags, ends.diverged.tolist()),
+            *(flags, ends.diverged.tolist(), ends.episode_ids.tolist()),
             strict=True,
         )
-        for env_id, reward, length, success, terminated, diverged in rows:
+        for env_id, reward, length, success, terminated, diverged, episode_id in rows:
             how: Ended = "diverged" if diverged else "terminated" if terminated else "truncated"
-            self.add(env_id, reward, length, success, how)
+            self.add(env_id, reward, length, success, how, episode_id)
         return len(ends)
 
     def counts(self) -> EpisodeCounts:
@@ -132,6 +148,20 @@ class EpisodeTally:
             successes=successes if measured else None,
         )
 
+    def per_episode(self) -> PerEpisode | None:
+        """The same, episode by episode in the order of their ids; None where an id is unknown, or came twice."""
+        known = [episode_id for episode_id in self.episode_ids if episode_id is not None]
+        if len(known) < len(self.episode_ids) or len(set(known)) < len(known):
+            return None
+        order = sorted(range(len(known)), key=known.__getitem__)
+        measured = any(success is not None for success in self.success)
+        return PerEpisode(
+            episode_ids=[known[i] for i in order],
+            rewards=[self.rewards[i] for i in order],
+            lengths=[self.lengths[i] for i in order],
+            successes=[self.success[i] for i in order] if measured else None,
+        )
+
 
 class RuntimeBuilder:
     """Collects a run of the environment alone."""
@@ -143,6 +173,10 @@ class RuntimeBuilder:
         self.steps = StepTimes(mode)
         self.episodes = EpisodeTally(num_envs)
         self.extra: dict[str, JsonValue] = {}
+
+    def watch(self, began: Callable[[], None]) -> None:
+        """Call ``began`` when the measured part begins."""
+        self.steps.on_begin = began
 
     def build(self, origin: Provenance) -> RuntimeBundle:
         """The bundle of what has been collected so far."""
@@ -173,6 +207,10 @@ class PlayBuilder:
         self.video_path: str | None = None
         self.extra: dict[str, JsonValue] = {}
 
+    def watch(self, began: Callable[[], None]) -> None:
+        """Call ``began`` when the measured part begins."""
+        self.steps.on_begin = began
+
     def build(self, origin: Provenance) -> PlayBundle:
         """The bundle of what has been collected so far."""
         episodes = self.episodes
@@ -192,6 +230,7 @@ class PlayBuilder:
             checkpoint=self.checkpoint,
             plan=self.plan,
             per_env=episodes.per_env(),
+            per_episode=episodes.per_episode(),
             extra=self.extra,
         )
 
@@ -206,6 +245,10 @@ class StartupBuilder:
         self.phases: dict[str, StartupPhase] = {}
         self.unprofiled: StartupTime | None = None
         self.extra: dict[str, JsonValue] = {}
+
+    def watch(self, began: Callable[[], None]) -> None:
+        """Everything is measured."""
+        del began
 
     def build(self, origin: Provenance) -> StartupBundle:
         """The bundle of what has been collected so far."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
+from headrace.bench import _isaaclab
 from headrace.bench._schema import BUNDLES, SCHEMA_VERSION, Bundle
-from headrace.bench._upgrade import UPGRADED, upgraded
+from headrace.bench._statistic import Statistic
 from headrace.errors import DataError
+
+_BEFORE = "2.0"
 
 
 def bundle_text(bundle: Bundle) -> str:
@@ -29,17 +33,21 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
         data = json.loads(text)
     except ValueError as error:
         raise DataError(f"{source}: expected the JSON of a benchmark bundle, got text that is not JSON") from error
+    except RecursionError as error:
+        raise DataError(f"{source}: expected the JSON of a benchmark bundle, got JSON nested too deeply") from error
     if not isinstance(data, dict) or "schema_version" not in data or "run" not in data:
         raise DataError(f"{source}: expected a benchmark bundle, with schema_version and run; got another JSON value")
-    fields = cast("dict[str, object]", data)
+    fields = cast("dict[str, Any]", data)
     version = fields["schema_version"]
-    if version != SCHEMA_VERSION:
-        if version not in UPGRADED:
-            raise DataError(
-                f"{source}: expected schema_version {SCHEMA_VERSION} or older ({', '.join(UPGRADED)}), "
-                f"got {version!r}; a newer headrace wrote this: upgrade with pip install -U headrace"
-            )
-        fields = upgraded(fields)
+    if version == _BEFORE:
+        fields = _effective_rates(fields)
+    elif version in _isaaclab.READ:
+        fields = _isaaclab.upgrade(fields)
+    elif version != SCHEMA_VERSION:
+        raise DataError(
+            f"{source}: expected schema_version {SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
+            f"({', '.join(_isaaclab.READ)}), got {version!r}; if a newer headrace wrote it: pip install -U headrace"
+        )
     kind = fields.get("kind")
     if kind not in BUNDLES:
         raise DataError(f"{source}: expected kind to be one of {', '.join(BUNDLES)}; got {kind!r}")
@@ -66,15 +74,63 @@ def read_bundle(path: Path | str) -> Bundle:
     return parse_bundle(text, source=str(path))
 
 
+def read_bundles(paths: Sequence[Path | str]) -> tuple[list[Bundle], list[str]]:
+    """The bundles of files and directories, and a note for each file in a directory that is not a valid bundle.
+
+    A file that is named itself must be one.
+    """
+    found: list[Bundle] = []
+    notes: list[str] = []
+    for path in map(Path, paths):
+        for file in bundle_paths(path):
+            try:
+                found.append(read_bundle(file))
+            except DataError as error:
+                if file == path:
+                    raise
+                notes.append(f"left out: {error}")
+    if not found:
+        raise DataError(f"{', '.join(map(str, paths))}: expected at least one valid bundle; " + "; ".join(notes))
+    return found, notes
+
+
 def bundle_paths(path: Path | str) -> list[Path]:
-    """The bundle files that ``path`` means: itself, or the bundles anywhere below a folder, by name."""
+    """The bundle files that ``path`` means: itself, or the bundles anywhere below a directory, by name."""
     path = Path(path)
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path}: expected a bundle file or a folder of them, got nothing there")
+        raise DataError(f"{path}: expected a bundle file or a directory of them, got nothing there")
     found = sorted(file for kind in BUNDLES for file in path.rglob(f"{kind}.json"))
     if not found:
         names = ", ".join(f"{kind}.json" for kind in BUNDLES)
         raise DataError(f"{path}: expected bundles in it ({names}), found none")
     return found
+
+
+def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2.0 kept means of rates, which overstate: the rates are made of its frames and times."""
+    new: dict[str, Any] = {**old, "schema_version": SCHEMA_VERSION}
+    runtime = old.get("runtime")
+    if not isinstance(runtime, dict):
+        return new
+    changed = cast("dict[str, Any]", {**runtime})
+    frames, timing = changed.get("frames"), changed.get("environment_step_timing")
+    rates = (changed.get("collection_fps") or {}).get("samples") or []
+    if old.get("kind") == "training" and changed.get("steps_per_iteration") and rates:
+        times = Statistic.of((changed["steps_per_iteration"] / rate for rate in rates), unit="s", better="lower")
+        changed["collection_time_s"] = None if times is None else times.model_dump()
+    changed["total_fps"] = changed.pop("throughput_fps", None)
+    changed["collection_fps"] = None
+    split = old.get("time_split_s")
+    if isinstance(timing, dict):
+        step = cast("dict[str, Any]", timing)
+        seconds = step["environment_step_time_s"]
+        total = seconds["mean"] * (seconds["n"] or 0)
+        changed["collection_fps"] = frames / total if frames and total else None
+        rate = frames / total if frames and total else step["environment_step_fps"]["mean"]
+        changed["environment_step_timing"] = {**step, "environment_step_fps": rate}
+    if isinstance(split, dict):
+        spent = cast("dict[str, Any]", split).get("collection")
+        changed["collection_fps"] = frames / spent if frames and spent else None
+    return new | {"runtime": changed}

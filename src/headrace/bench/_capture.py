@@ -79,14 +79,16 @@ def versions(git: GitState) -> Versions:
     )
 
 
-def hardware(load: tuple[float, float, float] | None) -> Hardware:
-    """The machine. GPUs are those that torch sees; ``load`` is that of the moment the run began."""
+def hardware(load: tuple[float, float, float] | None, *, gpus: bool = True) -> Hardware:
+    """The machine. GPUs are those that torch sees, which is imported for it; ``load`` is that of the moment the run
+    began."""
     return Hardware(
         hostname=socket.gethostname(),
-        gpu_devices=_gpus(),
+        gpu_devices=_gpus() if gpus else [],
         cpu_name=_cpu_name(),
         cpu_count=os.cpu_count() or 1,
         ram_gb=round(psutil.virtual_memory().total / GB, 2),
+        cpu_physical=psutil.cpu_count(logical=False),
         cpu_usable=len(os.sched_getaffinity(0)),
         cpu_governor=_GOVERNOR.read_text().strip() if _GOVERNOR.is_file() else None,
         load_average=load,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from headrace.bench._comparison import Comparison, MetricComparison, variation
 
 _STYLES = {"improved": "green", "regressed": "bold red", "unchanged": "dim", "inconclusive": "yellow"}
-_COLUMNS = ("metric", "A (median)", "B (median)", "change", "95 % interval", "p", "runs", "variation", "verdict")
+_COLUMNS = ("metric", "A", "B", "change", "95 % interval", "p", "n", "variation", "verdict")
 
 
 def table(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> Table:
@@ -24,11 +24,10 @@ def table(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> Table:
         found.add_column(escape(column), justify="right")
     found.add_column("verdict")
     for row in comparison.rows:
-        path, before, after, change, interval, _, _, _, verdict = _cells(row)
-        noise = [variation(side) for side in (row.before, row.after)]
+        path, before, after, change, interval, _, _, _, verdict = cells(row)
         sides = [
-            median if spread is None else f"{median}\n[dim]± {spread:.1%}[/]"
-            for median, spread in zip((before, after), noise, strict=True)
+            center if spread is None else f"{center}\n[dim]± {spread:.1%}[/]"
+            for center, spread in zip((before, after), map(variation, (row.before, row.after)), strict=True)
         ]
         style = _STYLES.get(row.verdict or "", "dim")
         shown = change if row.low is None else f"{change}\n[dim]{interval}[/]"
@@ -41,12 +40,12 @@ def markdown(comparisons: Sequence[Comparison], names: tuple[str, str] = ("A", "
     lines: list[str] = []
     for comparison in comparisons:
         lines += [f"### {comparison.kind}: {comparison.task}", "", _tally(comparison), ""]
-        heads = ("metric", f"{names[0]} (median)", f"{names[1]} (median)", *_COLUMNS[3:])
+        heads = ("metric", *names, *_COLUMNS[3:])
         lines += [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
         for row in comparison.rows:
-            *cells, verdict = _cells(row)
+            *shown, verdict = cells(row)
             word = f"**{verdict}**" if row.verdict in ("regressed", "improved") else verdict
-            lines.append(f"| {' | '.join((*cells, word))} |".replace("\n", " "))
+            lines.append(f"| {' | '.join((*shown, word))} |".replace("\n", " "))
         lines.append("")
         lines += [f"- {note}" for note in all_notes(comparison)]
         lines.append("")
@@ -59,49 +58,100 @@ def junit(comparisons: Sequence[Comparison], *, fail_inconclusive: bool = False)
     for comparison in comparisons:
         name = f"{comparison.kind}.{comparison.task}"
         suite = ElementTree.SubElement(root, "testsuite", name=name)
-        failures = skipped = 0
         for row in comparison.rows:
             case = ElementTree.SubElement(suite, "testcase", classname=name, name=row.path)
-            told = f"{row.verdict}: {_change(row)} ({row.reason})"
+            words = f"{change(row)}; {row.test}; {row.reason}"
             if row.verdict == "regressed" or (fail_inconclusive and row.verdict == "inconclusive"):
-                failures += 1
-                ElementTree.SubElement(case, "failure", message=told).text = ", ".join(_cells(row))
+                failure = ElementTree.SubElement(case, "failure", message=f"{row.verdict}: {words}")
+                failure.text = ", ".join(cells(row))
             elif row.verdict == "inconclusive":
-                skipped += 1
-                ElementTree.SubElement(case, "skipped", message=told)
+                ElementTree.SubElement(case, "skipped", message=f"{row.verdict}: {words}")
         if comparison.failed_after:
-            failures += 1
             case = ElementTree.SubElement(suite, "testcase", classname=name, name="runs complete")
             ElementTree.SubElement(case, "failure", message=_crashes(comparison))
-        cases = len(suite)
-        suite.set("tests", str(cases))
-        suite.set("failures", str(failures))
-        suite.set("skipped", str(skipped))
-        if all_notes(comparison):
-            ElementTree.SubElement(suite, "system-out").text = "\n".join(all_notes(comparison))
+        suite.set("tests", str(len(suite)))
+        if notes := all_notes(comparison):
+            ElementTree.SubElement(suite, "system-out").text = "\n".join(notes)
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def all_notes(comparison: Comparison) -> list[str]:
-    """Everything to be said beside the table."""
-    notes = list(comparison.notes)
+    """What belongs below a table: the tests, crashes, remarks, metrics on one side only, why metrics are
+    inconclusive."""
+    notes = [f"{test}: {_listed(paths, comparison)}" for test, paths in _by(comparison, "test").items()]
     if comparison.failed_after:
         notes.append(_crashes(comparison))
+    notes += comparison.notes
     if comparison.only_before:
         notes.append(f"only A has: {', '.join(comparison.only_before)}")
     if comparison.only_after:
         notes.append(f"only B has: {', '.join(comparison.only_after)}")
-    reasons: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        if row.verdict == "inconclusive":
-            reasons.setdefault(row.reason, []).append(row.path)
-    judged = sum(row.verdict is not None for row in comparison.rows)
-    for reason, paths in reasons.items():
-        # the table has just named them all
-        which = f"all {judged} metrics" if len(paths) == judged > 1 else ", ".join(paths)
-        notes.append(f"inconclusive: {which}: {reason}")
+    open_rows = [row for row in comparison.rows if row.verdict == "inconclusive"]
+    reasons = dict.fromkeys(row.reason for row in open_rows)
+    for reason in reasons:
+        paths = [row.path for row in open_rows if row.reason == reason]
+        notes.append(f"inconclusive: {_listed(paths, comparison)}: {reason}")
     return notes
+
+
+def cells(row: MetricComparison) -> tuple[str, ...]:
+    """The texts of a row: metric, both sides, change, interval, p, n, variation, verdict."""
+    spreads = [variation(side) for side in (row.before, row.after)]
+    noise = "–" if None in spreads else " / ".join(f"{spread:.1%}" for spread in spreads if spread is not None)
+    return (
+        row.path,
+        *(number(value, row.unit, percent=row.scale == "points") for value in row.centers),
+        change(row),
+        "–" if row.low is None or row.high is None else f"{_effect(row, row.low)} to {_effect(row, row.high)}",
+        "–" if row.p is None else f"{row.p:.2g}",
+        f"{len(row.before):,} / {len(row.after):,}",
+        noise,
+        row.verdict or "–",
+    )
+
+
+def change(row: MetricComparison) -> str:
+    """The effect, on its scale."""
+    return "–" if row.effect is None else _effect(row, row.effect)
+
+
+def number(value: float, unit: str | None, *, percent: bool = False) -> str:
+    """A value with its unit."""
+    if math.isnan(value):
+        return "–"
+    if percent:
+        return f"{value:.1%}"
+    if unit == "s":
+        for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+            if abs(value) * factor >= 0.1 or name == "µs":
+                return f"{value * factor:.3f} {name}"
+    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return digits if unit is None else f"{digits} {unit}"
+
+
+def _effect(row: MetricComparison, effect: float) -> str:
+    if row.scale == "points":
+        return f"{100 * effect:+.1f} points"
+    if row.scale == "absolute":
+        text = number(effect, row.unit)
+        return text if text.startswith("-") else f"+{text}"
+    return f"{effect:+.1%}" if effect < 1.0 else f"×{1 + effect:.3g}"
+
+
+def _by(comparison: Comparison, name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if text := getattr(row, name):
+            found.setdefault(text, []).append(row.path)
+    return found
+
+
+def _listed(paths: Sequence[str], comparison: Comparison) -> str:
+    judged = sum(row.verdict is not None for row in comparison.rows)
+    return f"all {judged} metrics" if len(paths) == judged > 1 else ", ".join(paths)
 
 
 def _crashes(comparison: Comparison) -> str:
@@ -114,34 +164,4 @@ def _tally(comparison: Comparison) -> str:
         for verdict in ("regressed", "improved", "unchanged", "inconclusive")
         if comparison.count(verdict)
     ]
-    runs = {(len(row.before), len(row.after)) for row in comparison.rows}
-    counted = "".join(f"; {first} and {second} runs" for first, second in sorted(runs)[-1:])
-    return (", ".join(words) or "nothing to compare") + counted
-
-
-def _cells(row: MetricComparison) -> tuple[str, ...]:
-    interval = "–" if row.low is None or row.high is None else f"{row.low:+.1%} to {row.high:+.1%}"
-    spreads = [variation(side) for side in (row.before, row.after)]
-    noise = "–" if None in spreads else " / ".join(f"{spread:.1%}" for spread in spreads if spread is not None)
-    return (
-        row.path,
-        _number(statistics.median(row.before), row.unit),
-        _number(statistics.median(row.after), row.unit),
-        _change(row),
-        interval,
-        "–" if row.p is None else f"{row.p:.2g}",
-        f"{len(row.before)} / {len(row.after)}",
-        noise,
-        row.verdict or "–",
-    )
-
-
-def _change(row: MetricComparison) -> str:
-    return "–" if row.effect is None else f"{row.effect:+.1%}"
-
-
-def _number(value: float, unit: str | None) -> str:
-    if unit == "s":
-        return f"{value:.3f} s" if abs(value) >= 0.1 else f"{value * 1e3:.3f} ms"
-    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return digits if unit is None else f"{digits} {unit}"
+    return (", ".join(words) or "nothing to compare") + f"; {comparison.runs[0]} and {comparison.runs[1]} runs"

@@ -40,7 +40,7 @@ def write_schemas(folder: Path) -> None:
     if known.setdefault(SCHEMA_VERSION, digest(schemas)) != digest(schemas):
         raise ConfigError(
             f"schema: expected the fields of version {SCHEMA_VERSION} as published, got others; "
-            "raise SCHEMA_VERSION in headrace/bench/_schema.py and teach _upgrade.py to read the old one"
+            "raise SCHEMA_VERSION in headrace/bench/_schema.py and teach _bundle_files.py to read the old one"
         )
     for name, schema in schemas.items():
         write_whole(folder / name, _text(schema))

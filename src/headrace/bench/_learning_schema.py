@@ -59,7 +59,11 @@ class EarlyStop(Record):
 
     enabled: bool
     success_threshold: float | None
-    success_window: int | None = Field(description="iterations that the success rate is averaged over")
+    success_window: int | None = Field(description="iterations that the rule looks at")
+    rule: Literal["mean", "each"] | None = Field(
+        default=None,
+        description="mean: over all episodes of the window. each: in every iteration of it, as Isaac Lab has it",
+    )
     reached: bool
     iteration: int | None = Field(description="iterations completed when the rule was met")
 
@@ -118,3 +122,12 @@ class PerEnv(Record):
     reward_mean: list[float | None]
     length_mean: list[float | None]
     successes: list[int] | None
+
+
+class PerEpisode(Record):
+    """Completed episodes in the order of their ids: what two plays of the same episodes are compared by."""
+
+    episode_ids: list[int]
+    rewards: list[float]
+    lengths: list[int]
+    successes: list[bool | None] | None

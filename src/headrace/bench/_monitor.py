@@ -43,6 +43,7 @@ class ResourceMonitor:
         self._gauges = _usual_gauges() if gauges is None else dict(gauges)
         self._samples: dict[str, list[float]] = {name: [] for name in _UNITS}
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -50,6 +51,12 @@ class ResourceMonitor:
         self._sample()
         self._thread = threading.Thread(target=self._run, name="headrace-monitor", daemon=True)
         self._thread.start()
+
+    def clear(self) -> None:
+        """Forget what was sampled so far: what is measured begins now."""
+        with self._lock:
+            for samples in self._samples.values():
+                samples.clear()
 
     def stop(self) -> None:
         """Take a last sample and end the thread. A second call does nothing."""
@@ -77,7 +84,8 @@ class ResourceMonitor:
                 del self._gauges[name]
             else:
                 if value is not None:
-                    self._samples[name].append(value)
+                    with self._lock:
+                        self._samples[name].append(value)
 
 
 def _usual_gauges() -> dict[str, Gauge]:

@@ -6,10 +6,10 @@ import fnmatch
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from headrace.bench._schema import ProfiledFunction, ProfileNode
 from headrace.bench._step_times import STARTUP_PHASES
@@ -51,13 +51,20 @@ def read_whitelist(path: Path, phases: Sequence[str] = STARTUP_PHASES[1:]) -> Wh
         raise DataError(f"--whitelist {path}: expected YAML, got: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"--whitelist {path}: expected 'phase: [patterns]' lines, got {type(found).__name__}")
+    return checked_whitelist(cast("dict[object, object]", found), f"--whitelist {path}", phases)
+
+
+def checked_whitelist(
+    found: Mapping[Any, object], source: str, phases: Sequence[str] = STARTUP_PHASES[1:]
+) -> Whitelist:
+    """Patterns per phase; ``source`` is named in errors."""
     whitelist: Whitelist = {}
-    for phase, patterns in cast("dict[object, object]", found).items():
+    for phase, patterns in found.items():
         if phase not in phases:
             raise UnknownNameError("phase in the whitelist:", str(phase), phases)
         listed = cast("list[object]", patterns) if isinstance(patterns, list) else [patterns]
         if not listed or not all(isinstance(pattern, str) for pattern in listed):
-            raise DataError(f"--whitelist {path}: {phase}: expected a list of patterns, got {patterns!r}")
+            raise DataError(f"{source}: {phase}: expected a list of patterns, got {patterns!r}")
         whitelist[str(phase)] = cast("list[str]", listed)
     return whitelist
 

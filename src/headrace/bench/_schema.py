@@ -1,4 +1,4 @@
-"""The bundles: one typed record per benchmark run, a superset of the fields that Isaac Lab's users know.
+"""The bundles: one typed record per benchmark run, in the shape that Isaac Lab's users know, with more in it.
 
 Conventions: seconds, GB = 2**30 bytes, percent of one core for CPU use (200 is two busy cores), times in ISO 8601 UTC.
 Missing is null, never 0.0. Every change of a field bumps :data:`SCHEMA_VERSION`; ``docs/schema`` has the JSON Schema.
@@ -18,16 +18,17 @@ from headrace.bench._learning_schema import (
     Learning,
     LibraryDescriptor,
     PerEnv,
+    PerEpisode,
     PolicyDescriptor,
     TrainingTime,
 )
 from headrace.bench._statistic import Proportion, Record, Statistic
 
-SCHEMA_VERSION = "2.0"
-"""Major.minor of what is written. Schemas 1.0 to 1.3 (Isaac Lab's) are read, too."""
+SCHEMA_VERSION = "3.0"
+"""Major.minor of what is written. Schema 2.0 and Isaac Lab's 1.0 to 1.3 are read, too."""
 
 Kind = Literal["runtime", "startup", "training", "play"]
-Status = Literal["completed", "interrupted", "crashed"]
+Status = Literal["running", "completed", "interrupted", "crashed"]
 TimingMode = Literal["host_return", "synchronized"]
 Actions = Literal["random", "zero", "policy"]
 
@@ -48,6 +49,7 @@ class Hardware(Record):
     cpu_name: str
     cpu_count: int = Field(description="logical cores of the machine")
     ram_gb: float
+    cpu_physical: int | None = Field(default=None, description="physical cores of the machine")
     cpu_usable: int | None = Field(default=None, description="logical cores that this process may run on")
     cpu_governor: str | None = Field(default=None, description="frequency governor; null where it cannot be read")
     load_average: tuple[float, float, float] | None = Field(
@@ -94,6 +96,17 @@ class RunError(Record):
     traceback: list[str]
 
 
+class ResumedFrom(Record):
+    """The run that this one continues."""
+
+    path: str = Field(description="the checkpoint")
+    run_id: str | None
+    iteration: int | None = Field(description="iterations that it had completed")
+    changed: dict[str, JsonValue] = Field(
+        default_factory=dict, description="settings that differ: name → [before, now]"
+    )
+
+
 class RunIdentity(Record):
     """Which run this is and how it went."""
 
@@ -105,8 +118,10 @@ class RunIdentity(Record):
     start_time_utc: str
     end_time_utc: str
     duration_s: float
-    status: Status = Field(description="an early stop is completed, with a status_reason")
-    num_envs: int
+    status: Status = Field(
+        description="an early stop is completed, with a status_reason; running: not ended yet, or ended without a word"
+    )
+    num_envs: int | None = Field(description="null only in bundles of Isaac Lab")
     max_iterations: int | None
     status_reason: str | None = None
     error: RunError | None = None
@@ -114,6 +129,7 @@ class RunIdentity(Record):
     label: str | None = Field(default=None, description="a name for the side of a comparison, such as `before`")
     sweep_id: str | None = None
     repetition: int | None = Field(default=None, description="which repetition of a sweep, from 0")
+    resumed_from: ResumedFrom | None = None
 
 
 class StartupTime(Record):
@@ -140,7 +156,7 @@ class EnvironmentStepTiming(Record):
     """Where the time of ``env.step`` goes."""
 
     environment_step_time_s: Statistic
-    environment_step_fps: Statistic = Field(description="frames per second of each step: environments / step time")
+    environment_step_fps: float = Field(description="effective rate: frames / seconds in env.step")
     simulation_step_time_s: Statistic | None = Field(description="physics; null where an env does not tell")
     outside_simulation_step_time_s: Statistic | None
     outside_simulation_step_fraction: float | None = Field(description="of the total time")
@@ -154,19 +170,22 @@ class EnvironmentStepTiming(Record):
 
 
 class Runtime(Record):
-    """How long things took. A frame is one step of one environment."""
+    """How long things took. A frame is one step of one environment. Rates are totals over totals, never means of rates:
+    samples are kept of times only."""
 
     startup_time_s: StartupTime
     iterations_completed: int = Field(description="training iterations; batch steps where there is no training")
     total_wall_time_s: float = Field(description="of the measured part, without startup and warm-up")
     steps_per_iteration: int | None = Field(description="frames of one iteration, all environments together")
     iteration_time_s: Statistic | None
-    collection_fps: Statistic | None
-    total_fps: Statistic | None
+    collection_fps: float | None = Field(description="effective rate: frames / seconds of stepping and acting")
+    total_fps: float | None = Field(description="effective rate: frames / total_wall_time_s")
     iterations_per_s: float | None
     environment_step_timing: EnvironmentStepTiming | None
     frames: int | None = Field(default=None, description="measured frames, all environments together")
-    throughput_fps: float | None = Field(default=None, description="frames / total_wall_time_s")
+    collection_time_s: Statistic | None = Field(
+        default=None, description="stepping and acting in each iteration of a training"
+    )
     warmup: Warmup | None = None
     episodes: EpisodeCounts | None = None
 
@@ -232,6 +251,7 @@ class PlayBundle(BundleBase):
     checkpoint: CheckpointInfo | None = None
     plan: EpisodePlan | None = None
     per_env: PerEnv | None = None
+    per_episode: PerEpisode | None = Field(default=None, description="every completed episode, for paired comparisons")
 
 
 class ProfiledFunction(Record):

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -40,9 +40,7 @@ class StartupRequest:
     threads: int | None
     device: str
     sim: str
-    assignments: list[str]
-    """``path=value``, not parsed: parsing needs an import."""
-    preset: dict[str, object]
+    overrides: Mapping[str, object]
 
     def as_json(self, answer: Path, *, profiled: bool) -> str:
         """For the worker's standard input."""
@@ -54,8 +52,7 @@ class StartupRequest:
                 "name": target.name,
                 "module": target.module,
                 "num_envs": self.num_envs,
-                "set": self.assignments,
-                "preset": self.preset,
+                "overrides": dict(self.overrides),
                 "options": {"seed": self.seed, "threads": self.threads, "device": self.device, "sim": self.sim},
                 "answer": str(answer),
                 "profiled": profiled,

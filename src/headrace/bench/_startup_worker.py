@@ -53,6 +53,8 @@ def main() -> None:
     """Run the phases of a request."""
     request: Entry = json.loads(sys.stdin.read())
     profiled: bool = request["profiled"]
+    # JSON has no tuples; settings have no lists
+    overrides = {path: tuple(v) if isinstance(v, list) else v for path, v in request["overrides"].items()}
     with open(request["answer"], "w", encoding="utf-8") as answer:
 
         def run(name: str, phase: Callable[[], Any]) -> Any:
@@ -71,20 +73,13 @@ def main() -> None:
             return targets, target
 
         def configure() -> Any:
-            if target.kind == "task":
-                from headrace.envs._overrides import parse_assignments
-
-                return targets.target_cfg(target, request["preset"] | parse_assignments(request["set"]))
-            return None
+            return targets.target_cfg(target, overrides) if target.kind == "task" else None
 
         def create() -> Any:
-            from headrace.envs._overrides import parse_assignments
-
-            overrides = request["preset"] | parse_assignments(request["set"])
             return targets.make_target(target, cfg, request["num_envs"], overrides=overrides, **request["options"])
 
         def first_step() -> None:
-            from headrace.bench._actions import action_maker
+            from headrace.bench._stepping import action_maker
 
             space, count, device = env.single_action_space, env.num_envs, env.device
             env.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -46,6 +46,8 @@ class StepTimes:
         self.warmup: Warmup | None = None
         self.sim_calls: int | None = None
         """How often the physics was called, where the environment tells."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when the measured part begins; the context of the run sets it."""
         self._seconds: list[float] = []
         self._frames: list[int] = []
         self._totals: list[Mapping[str, float]] = []
@@ -70,6 +72,7 @@ class StepTimes:
         Args:
             stage_totals: ``env.timer.seconds()`` of that moment, where steps will give theirs.
         """
+        self.on_begin()
         self._loops.append(time.perf_counter())
         if stage_totals is not None:
             self._totals.append(stage_totals)
@@ -96,12 +99,11 @@ class StepTimes:
         split = self._split()
         physics, render, task = (None if split is None else split[name] for name in ("physics", "render", "task"))
         outside = None if physics is None else np.maximum(seconds - physics, 0.0)
-        step_time, fps = _time(seconds), _fps(np.array(self._frames) / seconds)
+        step_time = _time(seconds)
         assert step_time is not None
-        assert fps is not None
         return EnvironmentStepTiming(
             environment_step_time_s=step_time,
-            environment_step_fps=fps,
+            environment_step_fps=self.frames / float(seconds.sum()),
             simulation_step_time_s=_time(physics),
             outside_simulation_step_time_s=_time(outside),
             outside_simulation_step_fraction=None if outside is None else float(outside.sum() / seconds.sum()),
@@ -115,20 +117,20 @@ class StepTimes:
     def runtime(self, startup: StartupTime, episodes: EpisodeCounts | None) -> Runtime:
         """The runtime of a loop without learning: an iteration is one step of the batch, choosing actions included."""
         loops = _positive(np.diff(np.array(self._loops)).tolist())
-        frames, wall = np.array(self._frames), float(loops.sum())
+        count, wall = len(self._seconds), float(loops.sum())
+        stepping = float(_positive(self._seconds).sum())
         even = len(set(self._frames)) == 1
         return Runtime(
             startup_time_s=startup,
-            iterations_completed=len(self._seconds),
+            iterations_completed=count,
             total_wall_time_s=wall,
             steps_per_iteration=self._frames[0] if even else None,
             iteration_time_s=_time(loops),
-            collection_fps=_fps(frames / _positive(self._seconds)),
-            total_fps=_fps(frames / loops) if len(frames) else None,
-            iterations_per_s=len(frames) / wall if wall else None,
+            collection_fps=self.frames / stepping if count else None,
+            total_fps=self.frames / wall if count else None,
+            iterations_per_s=count / wall if count else None,
             environment_step_timing=self.timing(),
             frames=self.frames,
-            throughput_fps=self.frames / wall if wall else None,
             warmup=self.warmup,
             episodes=episodes,
         )
@@ -155,7 +157,3 @@ def _positive(seconds: list[float]) -> NDArray[np.float64]:
 
 def _time(values: NDArray[np.float64] | None) -> Statistic | None:
     return None if values is None else Statistic.of(values.tolist(), unit="s", better="lower")
-
-
-def _fps(values: NDArray[np.float64]) -> Statistic | None:
-    return Statistic.of(values.tolist(), unit="frames/s", better="higher")

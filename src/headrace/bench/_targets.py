@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from headrace._gymnasium_ids import IDS
@@ -60,20 +62,37 @@ def parse_target(text: str) -> Target:
         from headrace.envs import task_names
 
         known = task_names()
-    if name not in known:
+    found = next((bare for bare in _bare_names(name) if bare in known), None)
+    if found is None:
         raise UnknownNameError("task", name, known)
-    return Target(text=text, kind="task", name=name, module=module or None)
+    return Target(text=text, kind="task", name=found, module=module or None)
 
 
-def import_users_module(module: str, text: str) -> None:
-    """Import a module of the user's, which may be in the folder that the command was started in."""
-    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
+def _bare_names(name: str) -> list[str]:
+    """What a task may be called: its name, its Gymnasium id, either with a namespace before or ``-Play`` after it."""
+    played = re.sub(r"-Play(?=-v\d+$|$)", "", name)
+    plain = [name, played, played.rpartition("/")[2]]
+    return [*plain, *(IDS[spelled] for spelled in (played, f"headrace/{plain[-1]}") if spelled in IDS)]
+
+
+def import_users_module(module: str, text: str, option: str = "task") -> ModuleType:
+    """Import a module of the user's, which may be in the directory that the command was started in."""
+    # a script's own directory is on Python's path, that of an installed command is not: people mean where they are
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"task {text!r}: module {module!r} cannot be imported: {error}") from error
+        raise ConfigError(f"{option} {text!r}: module {module!r} cannot be imported: {error}") from error
+
+
+def load_attribute(module: str, name: str, option: str) -> object:
+    """What ``module:name`` means, for an option that takes it."""
+    found = import_users_module(module, f"{module}:{name}", option)
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        raise UnknownNameError(f"name in {module} for {option}:", name, dir(found)) from None
 
 
 def read_preset(path: Path) -> dict[str, object]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headrace.bench._builders import Provenance
 from headrace.bench._learning_schema import (
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRule:
-    """Stop once the success rate over the episodes of the last ``window`` iterations reaches ``threshold``."""
+    """Stop once the success rate of the last ``window`` iterations reaches ``threshold``."""
 
     threshold: float = 0.3
     window: int = 20
+    kind: Literal["mean", "each"] = "mean"
+    """``mean``: over all episodes of the window together. ``each``: in every iteration of it, which is Isaac Lab's
+    rule; an iteration in which no episode ended does not reach it."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.threshold <= 1.0:
@@ -86,15 +89,21 @@ class TrainingBuilder:
         self.video_path: str | None = None
         self.step_timing: EnvironmentStepTiming | None = None
         self.extra: dict[str, JsonValue] = {}
+        self._on_begin: Callable[[], None] = lambda: None
         self._alpha, self._series, self.rule, self._clock = ema_alpha, series, rule, clock
         self._began: float | None = None
         self._ended: float | None = None
         self._done: list[_Iteration] = []
         self._stopped_at: int | None = None
 
+    def watch(self, began: Callable[[], None]) -> None:
+        """Call ``began`` when the measured part begins."""
+        self._on_begin = began
+
     def begin(self) -> None:
         """Training begins now: environment and learner are made."""
         self._began = self._clock()
+        self._on_begin()
 
     def end(self) -> None:
         """Training has ended; what follows (a last save, closing) is not measured. Without it, the build is the end."""
@@ -145,11 +154,20 @@ class TrainingBuilder:
                 successes=None if successes is None else sum(successes),
             )
         )
-        if self.rule is not None and self._stopped_at is None and len(self._done) >= self.rule.window:
-            recent = self._recent_success(self.rule.window)
-            if recent is not None and recent.rate >= self.rule.threshold:
-                self._stopped_at = len(self._done)
+        if self.rule is not None and self._stopped_at is None and self._succeeded(self.rule):
+            self._stopped_at = len(self._done)
         return self._stopped_at is not None
+
+    def _succeeded(self, rule: SuccessRule) -> bool:
+        if len(self._done) < rule.window:
+            return False
+        if rule.kind == "each":
+            return all(
+                it.successes is not None and it.episodes > 0 and it.successes >= rule.threshold * it.episodes
+                for it in self._done[-rule.window :]
+            )
+        recent = self._recent_success(rule.window)
+        return recent is not None and recent.rate >= rule.threshold
 
     @property
     def stop_reason(self) -> str | None:
@@ -157,7 +175,8 @@ class TrainingBuilder:
         if self.rule is None or self._stopped_at is None:
             return None
         return (
-            f"success rate reached {self.rule.threshold:g} over {self.rule.window} iterations "
+            f"success rate reached {self.rule.threshold:g} "
+            f"{'over' if self.rule.kind == 'mean' else 'in each of'} {self.rule.window} iterations "
             f"after iteration {self._stopped_at}"
         )
 
@@ -188,6 +207,7 @@ class TrainingBuilder:
                 enabled=rule is not None,
                 success_threshold=rule.threshold if rule else None,
                 success_window=rule.window if rule else None,
+                rule=rule.kind if rule else None,
                 reached=self._stopped_at is not None,
                 iteration=self._stopped_at,
             ),
@@ -205,19 +225,19 @@ class TrainingBuilder:
         ends = [began, *(it.ended_at for it in self._done)]
         seconds = [after - before for before, after in itertools.pairwise(ends)]
         sizes = {it.frames for it in self._done}
-        frames = sum(it.frames for it in self._done)
+        frames, collection = sum(it.frames for it in self._done), sum(it.collection_s for it in self._done)
         return Runtime(
             startup_time_s=self.startup.record(),
             iterations_completed=len(self._done),
             total_wall_time_s=wall,
             steps_per_iteration=sizes.pop() if len(sizes) == 1 else None,
             iteration_time_s=Statistic.of(seconds, unit="s", better="lower"),
-            collection_fps=_rates([it.frames for it in self._done], [it.collection_s for it in self._done]),
-            total_fps=_rates([it.frames for it in self._done], seconds),
+            collection_fps=frames / collection if collection > 0 else None,
+            total_fps=frames / wall if wall > 0 else None,
             iterations_per_s=len(self._done) / wall if wall > 0 else None,
             environment_step_timing=self.step_timing,
             frames=frames,
-            throughput_fps=frames / wall if wall > 0 else None,
+            collection_time_s=Statistic.of((it.collection_s for it in self._done), unit="s", better="lower"),
             episodes=EpisodeCounts(completed=sum(it.episodes for it in self._done)),
         )
 
@@ -255,8 +275,3 @@ class TrainingBuilder:
     def _recent_success(self, window: int) -> Proportion | None:
         recent = [it for it in self._done[-window:] if it.successes is not None]
         return Proportion.of(sum(it.successes or 0 for it in recent), sum(it.episodes for it in recent))
-
-
-def _rates(frames: list[int], seconds: list[float]) -> Statistic | None:
-    rates = [count / spent for count, spent in zip(frames, seconds, strict=True) if spent > 0]
-    return Statistic.of(rates, unit="frames/s", better="higher")

@@ -83,7 +83,7 @@ def test_names_are_escaped() -> None:
 def test_missing_values_are_dashes_never_zeros() -> None:
     page = report_page([varied("startup", 0)])
     row = page[page.index('<tr data-run="startup-0"') : page.index("</tr>", page.index('<tr data-run="startup-0"'))]
-    assert row.count("<td>–</td>") == 5  # library, frames/s, reward, success, memory
+    assert row.count("<td>–</td>") == 6  # side, library, frames/s, reward, success, memory
     assert "<td>0" not in row.replace("<td>012", "")
 
 
@@ -98,9 +98,7 @@ def test_a_crashed_run_is_listed_and_not_part_of_a_line() -> None:
 def test_verdicts_are_shown_with_their_reasons() -> None:
     runs = [varied("runtime", i, seed=i) for i in range(16)]
     slower = [
-        run.model_copy(
-            update={"runtime": run.runtime.model_copy(update={"throughput_fps": 0.5 * run.runtime.throughput_fps})}
-        )
+        run.model_copy(update={"runtime": run.runtime.model_copy(update={"total_fps": 0.5 * run.runtime.total_fps})})
         for run in runs[8:]
     ]
     page = report_page(runs, [compare(runs[:8], slower)], names=("before", "after"))
@@ -143,7 +141,7 @@ def test_ticks_of_a_log_axis_are_1_2_5_and_hold_the_data() -> None:
 def test_throughput_is_on_a_log_axis_only_where_it_spans_decades(rates: tuple[float, float], log: bool) -> None:
     assert spans_decades(rates) == log
     bundles = [
-        run.model_copy(update={"runtime": run.runtime.model_copy(update={"throughput_fps": rate})})
+        run.model_copy(update={"runtime": run.runtime.model_copy(update={"total_fps": rate})})
         for rate, run in zip(rates, (varied("runtime", 0), varied("runtime", 1, num_envs=64)), strict=True)
     ]
     assert ("frames per second, log scale" in report_page(bundles)) == log
@@ -177,8 +175,8 @@ def test_the_command_reads_folders_and_compares_with_vs(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "expected a bundle file or a folder of them"),
-        (["vs", "x"], "expected paths, one 'vs' and paths again"),
+        (["nowhere"], "expected a bundle file or a directory of them"),
+        (["vs", "x"], "expected a path on both sides of one 'vs'"),
         (["x", "--output", "page.pdf"], "expected a file that ends in .html"),
         (["x", "--allow", "everything"], "everything"),
     ],

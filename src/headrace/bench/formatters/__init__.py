@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from headrace.bench._bundle_files import bundle_text
+from headrace.bench._isaaclab import isaaclab_text, json_text, omniperf_text, osmo_text
 from headrace.bench._schema import Bundle, Kind
-from headrace.bench.formatters._phases import json_text, omniperf_text, osmo_text
+from headrace.bench._targets import load_attribute
 from headrace.bench.formatters._summary import summary_text
 from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.errors import ConfigError, UnknownNameError
@@ -42,6 +43,7 @@ def _text(make: Callable[[Bundle], str]) -> Callable[[Bundle, Path], None]:
 
 FORMATTERS: dict[str, Form] = {
     "schema": Form(".json", _text(bundle_text)),
+    "isaaclab": Form("_isaaclab.json", _text(isaaclab_text)),
     "json": Form("_json.json", _text(json_text)),
     "omniperf": Form("_omniperf.json", _text(omniperf_text)),
     "osmo": Form("_osmo.json", _text(osmo_text)),
@@ -61,14 +63,25 @@ def register_formatter(name: str, form: Form) -> None:
 
 
 def checked_formatters(names: Sequence[str]) -> tuple[str, ...]:
-    """Formatter names, each once, in the order given; an unknown one raises an error that suggests the nearest."""
+    """Formatter names, each once, in the order given; an unknown one raises an error that suggests the nearest.
+
+    ``module:function`` is imported and registered under the function's name.
+    """
+    found: list[str] = []
     for name in names:
+        module, colon, function = name.partition(":")
+        if colon:
+            make = cast("Callable[[Bundle], str]", load_attribute(module, function, "--formatter"))
+            if function not in FORMATTERS:
+                register_formatter(function, Form(f"_{function}.txt", _text(make)))
+            name = function
         if name not in FORMATTERS:
             raise UnknownNameError("formatter", name, FORMATTERS)
         require = FORMATTERS[name].require
         if require is not None:
             require()
-    return tuple(dict.fromkeys(names))
+        found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def output_path(formatter: str, kind: Kind, folder: Path) -> Path:

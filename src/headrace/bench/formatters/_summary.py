@@ -26,7 +26,7 @@ def summary_text(bundle: Bundle) -> str:
 def summary_table(bundle: Bundle) -> Table:
     """The box as a table to print."""
     run = bundle.run
-    title = f"{bundle.kind}: {run.task}, {run.num_envs:,} environments, seed {run.seed}"
+    title = f"{bundle.kind}: {run.task}, {run.num_envs or 0:,} environments, seed {run.seed}"
     table = Table(title=title, caption=_caption(bundle), box=box.ROUNDED, show_header=False)
     table.add_column(style="bold", overflow="fold")
     table.add_column(justify="right", overflow="fold")

@@ -61,7 +61,7 @@ def _add_as_the_library_does(bundle: TrainingBundle, writer: SummaryWriter) -> N
         return
     at = list(range(1, len(learning.frames) + 1))
     if tags.axis != "iterations":
-        at = [frames // (bundle.run.num_envs if tags.axis == "steps" else 1) for frames in learning.frames]
+        at = [frames // ((bundle.run.num_envs or 1) if tags.axis == "steps" else 1) for frames in learning.frames]
     for tag, curve in ((tags.reward, learning.reward), (tags.length, learning.ep_length)):
         if curve is not None and curve.series_per_iter is not None:
             _add(writer, tag, curve.series_per_iter, at)
@@ -80,7 +80,7 @@ def _series(bundle: Bundle) -> Mapping[str, Sequence[float | None]]:
             found[f"Train/mean_{name}_ema"] = None if curve is None else curve.series_ema
     timing = bundle.runtime.environment_step_timing
     found["Time/env_step_s"] = None if timing is None else timing.environment_step_time_s.samples
-    rate, memory = bundle.runtime.total_fps, bundle.resources.ram_gb
-    found["Time/total_fps"] = None if rate is None else rate.samples
+    iteration, memory = bundle.runtime.iteration_time_s, bundle.resources.ram_gb
+    found["Time/iteration_s"] = None if iteration is None else iteration.samples
     found["Resources/ram_gb"] = None if memory is None else memory.samples
     return cast("Mapping[str, Sequence[float | None]]", {tag: series for tag, series in found.items() if series})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -27,6 +27,8 @@ def report_page(
     *,
     names: tuple[str, str] = ("A", "B"),
     title: str = "headrace report",
+    notes: Sequence[str] = (),
+    sides: Mapping[str, str] | None = None,
 ) -> str:
     """The HTML of a report.
 
@@ -35,9 +37,12 @@ def report_page(
         comparisons: verdicts to show.
         names: of the two sides of the comparisons.
         title: of the page.
+        notes: what else to say at the top, such as files that could not be read.
+        sides: run id → the side of the comparison that it is on.
     """
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
+    bundles = [_on_side(bundle, (sides or {}).get(bundle.run.run_id)) for bundle in bundles]
     resources = files("headrace.bench.report")
     style, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     parts = [
@@ -53,9 +58,21 @@ def report_page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{_contents()}</header>"
+        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{_listed(notes)}{_contents()}</header>"
         f"<main>{''.join(parts)}</main><script>{script}</script></body></html>\n"
     )
+
+
+def _on_side(bundle: Bundle, side: str | None) -> Bundle:
+    """The run under the name of its side, by which lines and rows are told apart."""
+    if side is None or bundle.run.label is not None:
+        return bundle
+    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": side})})
+
+
+def _listed(notes: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>' if notes else ""
 
 
 def _section(name: str, title: str, body: str | None) -> str:

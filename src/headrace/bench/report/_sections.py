@@ -28,6 +28,7 @@ def runs_table(bundles: Sequence[Bundle]) -> str:
     """Every run, a row each."""
     heads = (
         "run",
+        "side",
         "kind",
         "task",
         "library",
@@ -54,7 +55,7 @@ def _run_row(bundle: Bundle) -> str:
     run, versions = bundle.run, bundle.versions
     fps = reward = success = peak = None
     if not isinstance(bundle, StartupBundle):
-        fps = bundle.runtime.throughput_fps or (bundle.runtime.total_fps and bundle.runtime.total_fps.mean)
+        fps = bundle.runtime.total_fps
         memory = bundle.resources.ram_gb
         peak = memory and (memory.peak or memory.mean)
     if isinstance(bundle, PlayBundle):
@@ -67,9 +68,10 @@ def _run_row(bundle: Bundle) -> str:
     commit = f"{versions.git_commit[:9]}{dirty}" if versions.git_commit else _NONE
     reason = f' title="{escape(run.status_reason)}"' if run.status_reason else ""
     cells = [
-        f'<th scope="row">{escape(run.label or run.run_id)}</th>',
+        f'<th scope="row">{escape(run.run_id)}</th>',
+        f"<td>{escape(run.label or _NONE)}</td>",
         *(f"<td>{escape(text)}</td>" for text in (bundle.kind, run.task, run.framework or _NONE)),
-        f"<td>{run.num_envs:,}</td>",
+        f"<td>{_figure(run.num_envs, ',')}</td>",
         f'<td><span class="status {run.status}"{reason}>{run.status}</span></td>',
         *(f"<td>{text}</td>" for text in (_figure(fps, ",.0f"), _figure(reward, ",.1f"), _figure(success, ".0%"))),
         *(f"<td>{text}</td>" for text in (_figure(peak, ".2f"), _figure(run.duration_s, ",.1f"), escape(commit))),
@@ -86,8 +88,8 @@ def throughput(bundles: Sequence[Bundle]) -> str | None:
     for bundle in bundles:
         if isinstance(bundle, StartupBundle) or bundle.run.status != "completed":
             continue
-        fps = bundle.runtime.throughput_fps or (bundle.runtime.total_fps and bundle.runtime.total_fps.mean)
-        if fps:
+        fps = bundle.runtime.total_fps
+        if fps and bundle.run.num_envs is not None:
             key = " ".join(filter(None, (bundle.run.task, bundle.kind, bundle.run.framework, bundle.run.label)))
             groups.setdefault(key, []).append((bundle.run.num_envs, fps, bundle))
     series: list[Series] = []

@@ -1,0 +1,310 @@
+"""``headrace.compare``, ``headrace.report`` and ``headrace.sweep``: runs next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+from headrace.bench._bundle_files import bundle_paths, read_bundles
+from headrace.bench._comparison import DIFFERENCES, CompareCfg, Comparison, Difference
+from headrace.bench._comparison import compare as compare_bundles
+from headrace.bench._schema import BUNDLES, Bundle
+from headrace.errors import ConfigError, HeadraceError, UnknownNameError
+from headrace.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from headrace.bench._sweep import Outcome, Side, Sweep
+
+Runs: TypeAlias = "str | Path | Bundle | Iterable[str | Path | Bundle]"
+"""Bundles, bundle files, or directories of them; one or several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonResult:
+    """The verdicts on two sets of runs: a comparison for every kind of bundle that both have."""
+
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+    """Kinds that one side has, files that could not be read."""
+    names: tuple[str, str] = ("A", "B")
+
+    @property
+    def regressed(self) -> bool:
+        """Whether a gate should close."""
+        return any(comparison.regressed for comparison in self.comparisons)
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether any metric is."""
+        return any(comparison.count("inconclusive") for comparison in self.comparisons)
+
+    def markdown(self) -> str:
+        """The tables, for a pull request."""
+        from headrace.bench._comparison_output import markdown
+
+        return markdown(self.comparisons, self.names)
+
+    def junit(self, *, fail_inconclusive: bool = False) -> str:
+        """The verdicts as JUnit XML, for CI."""
+        from headrace.bench._comparison_output import junit
+
+        return junit(self.comparisons, fail_inconclusive=fail_inconclusive)
+
+
+def compare(
+    before: Runs,
+    after: Runs,
+    *,
+    min_effect: float = 0.05,
+    alpha: float = 0.01,
+    allow: Iterable[str] = (),
+    metrics: Sequence[str] = (),
+    accept_drift: bool = False,
+    names: tuple[str, str] = ("A", "B"),
+) -> ComparisonResult:
+    """Compare two sets of runs, metric by metric. The design of the data chooses the test.
+
+    Args:
+        before: bundles, bundle files or directories of them.
+        after: likewise.
+        min_effect: smallest change that matters.
+        alpha: chance of any false verdict among the metrics of a comparison.
+        allow: in what the sides may differ: ``hardware``, ``task``, ``settings``, ``timing``, ``library``.
+        metrics: patterns of the metrics to compare, such as ``runtime.*``; all if empty.
+        accept_drift: judge times although one side ran before the other, or a warm-up did not become steady.
+        names: of the sides, for tables.
+    """
+    cfg = CompareCfg(
+        min_effect=min_effect,
+        alpha=alpha,
+        allow=_allowed(allow),
+        metrics=tuple(metrics),
+        accept_drift=accept_drift,
+    )
+    first, first_notes = _read(before)
+    second, second_notes = _read(after)
+    return _compared(first, second, cfg, [*first_notes, *second_notes], names)
+
+
+class ReportResult(NamedTuple):
+    """A page that was written."""
+
+    path: Path
+    runs: int
+    notes: tuple[str, ...]
+    """Files that could not be read, and why sides could not be compared."""
+
+
+def report(
+    runs: Runs,
+    versus: Runs | None = None,
+    *,
+    output: str | Path = "report.html",
+    title: str = "headrace report",
+    names: tuple[str, str] = ("A", "B"),
+    allow: Iterable[str] = (),
+    accept_drift: bool = False,
+) -> ReportResult:
+    """Put runs on one HTML page that needs no network; with ``versus``, the page has the verdicts as well.
+
+    Args:
+        runs: bundles, bundle files or directories of them.
+        versus: the runs to compare with.
+        output: the file, which must end in ``.html``.
+        title: heading of the page.
+        names: of the sides.
+        allow: as for :func:`compare`.
+        accept_drift: as for :func:`compare`.
+    """
+    from headrace.bench.report import report_page
+
+    output = Path(output)
+    if output.suffix not in (".html", ".htm"):
+        raise ConfigError(f"output (--output): expected a file that ends in .html, got {str(output)!r}")
+    allowed = _allowed(allow)
+    bundles, notes = _read(runs)
+    comparisons: tuple[Comparison, ...] = ()
+    sides: dict[str, str] = {}
+    if versus is not None:
+        others, more = _read(versus)
+        notes = [*notes, *more]
+        sides = {run.run.run_id: names[0] for run in bundles} | {run.run.run_id: names[1] for run in others}
+        try:
+            found = _compared(bundles, others, CompareCfg(allow=allowed, accept_drift=accept_drift), [], names)
+            comparisons, notes = found.comparisons, [*notes, *found.notes]
+        except HeadraceError as error:
+            notes.append(f"not compared: {error}")
+        bundles = [*bundles, *others]
+    check_writable(output.parent)
+    write_whole(output, report_page(bundles, comparisons, names=names, title=title, notes=notes, sides=sides))
+    return ReportResult(path=output, runs=len(bundles), notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """What a sweep left behind."""
+
+    directory: Path
+    """The bundles, one directory per side."""
+    outcomes: tuple[Outcome, ...]
+    comparisons: tuple[ComparisonResult, ...]
+    """Every side compared with the first."""
+
+    @property
+    def regressed(self) -> bool:
+        """Whether a gate should close."""
+        return any(comparison.regressed for comparison in self.comparisons)
+
+
+def sweep(
+    command: Sequence[str],
+    *,
+    vary: Mapping[str, Sequence[object]] | None = None,
+    commits: tuple[str, str] | None = None,
+    repeats: int = 10,
+    seed: int = 0,
+    output: str | Path | None = None,
+    min_effect: float = 0.05,
+    alpha: float = 0.01,
+    allow: Iterable[str] = (),
+    metrics: Sequence[str] = (),
+    accept_drift: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SweepResult:
+    """Run variants of a benchmark in turn, each run in a process of its own, and compare each with the first.
+
+    ``headrace.sweep(["runtime", "ant", "--num-envs", "256"], vary={"threads": [1, 2]}, repeats=10)``
+
+    Args:
+        command: a benchmark command with its options, without ``--seed`` and ``--output``.
+        vary: one option and its values.
+        commits: two commits of the project that you are in, instead of ``vary``.
+        repeats: runs of each variant.
+        seed: of the first repetition; counts up.
+        output: an empty or new directory; None for ``sweeps/<time>``.
+        min_effect: as for :func:`compare`, as are the arguments below.
+        alpha: chance of any false verdict.
+        allow: in what the sides may differ, beyond what is varied.
+        metrics: patterns of metrics.
+        accept_drift: judge times of runs that did not become steady.
+        progress: called with how many runs are done, and of how many.
+    """
+    from headrace.bench._sweep import Sweep, run_sweep
+
+    _check_command(command)
+    if (vary is None) == (commits is None) or (vary is not None and len(vary) != 1):
+        raise ConfigError("sweep: expected one option to vary (--vary), or two commits (--commits)")
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    directory = Path("sweeps") / stamp if output is None else Path(output)
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"--output: expected an empty or new directory, got {str(directory)!r}, which has files")
+    differing = () if vary is None else ("settings", "library") if "library" in vary else ("settings", "timing")
+    allowed = (*_checked(allow), *differing)
+    with _sides(vary, commits) as sides:
+        plan = Sweep(
+            sweep_id=f"sweep-{stamp}",
+            command=tuple(command),
+            sides=tuple(sides),
+            repetitions=repeats,
+            seed=seed,
+            output=directory,
+            rehearse=commits is not None,
+        )
+        check_writable(directory)
+        total = len(plan.turns())
+        outcomes = run_sweep(plan, (lambda done: progress(done, total)) if progress else lambda _: None)
+    first, *others = plan.sides
+    compared = [
+        compare(
+            _files(plan, first),
+            _files(plan, side),
+            min_effect=min_effect,
+            alpha=alpha,
+            allow=allowed,
+            metrics=metrics,
+            accept_drift=accept_drift,
+            names=(first.label, side.label),
+        )
+        for side in others
+    ]
+    return SweepResult(directory=directory, outcomes=tuple(outcomes), comparisons=tuple(compared))
+
+
+def _checked(allow: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(allow)
+    for name in names:
+        if name not in DIFFERENCES:
+            raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
+    return names
+
+
+def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
+    names = _checked(allow)
+    return frozenset(name for name in DIFFERENCES if name in names)
+
+
+def _read(runs: Runs) -> tuple[list[Bundle], list[str]]:
+    listed = [runs] if isinstance(runs, (str, Path, *BUNDLES.values())) else list(runs)
+    bundles = cast("list[Bundle]", [run for run in listed if not isinstance(run, (str, Path))])
+    paths = [run for run in listed if isinstance(run, (str, Path))]
+    if not paths:
+        return bundles, []
+    found, notes = read_bundles(paths)
+    return [*bundles, *found], notes
+
+
+def _compared(
+    before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg, notes: list[str], names: tuple[str, str]
+) -> ComparisonResult:
+    first, second = _by_kind(before), _by_kind(after)
+    notes += [f"only {names[0]} has {kind} bundles" for kind in first if kind not in second]
+    notes += [f"only {names[1]} has {kind} bundles" for kind in second if kind not in first]
+    shared = [kind for kind in first if kind in second]
+    if not shared:
+        raise ConfigError(
+            f"compare: expected bundles of the same kind on both sides, got {', '.join(first)} and {', '.join(second)}"
+        )
+    found = tuple(compare_bundles(first[kind], second[kind], cfg) for kind in shared)
+    return ComparisonResult(comparisons=found, notes=tuple(notes), names=names)
+
+
+def _by_kind(bundles: Sequence[Bundle]) -> dict[str, list[Bundle]]:
+    found: dict[str, list[Bundle]] = {}
+    for bundle in bundles:
+        found.setdefault(bundle.kind, []).append(bundle)
+    return found
+
+
+COMMANDS = ("runtime", "startup", "train", "play")
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if not command or command[0] not in COMMANDS:
+        raise ConfigError(f"sweep: expected one of {', '.join(COMMANDS)} and a task, got {' '.join(command)!r}")
+    if len(command) < 2:
+        raise ConfigError(f"sweep: expected a task after {command[0]!r}, got none")
+    for option in ("--seed", "--output"):
+        if any(word == option or word.startswith(f"{option}=") for word in command):
+            raise ConfigError(f"sweep: expected {option} before {command[0]!r}: the sweep sets it for each run")
+
+
+@contextmanager
+def _sides(vary: Mapping[str, Sequence[object]] | None, commits: tuple[str, str] | None) -> Generator[Sequence[Side]]:
+    from headrace.bench._sweep import Side, checkouts
+
+    if commits is not None:
+        with checkouts(commits, Path.cwd()) as sides:
+            yield sides
+        return
+    assert vary is not None
+    ((name, values),) = vary.items()
+    option = name.replace("_", "-")
+    yield [Side(label=f"{option}={value}", arguments=(f"--{option}", str(value))) for value in values]
+
+
+def _files(sweep: Sweep, side: Side) -> list[Path]:
+    return bundle_paths(sweep.output / side.folder)
