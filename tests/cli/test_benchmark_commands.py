@@ -92,7 +92,7 @@ BAD = [
     (["runtime", "ant", "--num-steps", "0"], "--num-steps: expected at least 1"),
     (["runtime", "ant", "--sim", "physx"], "unknown sim 'physx'"),
     (["runtime", "ant", "--formatter", "omnipref"], "did you mean 'omniperf'"),
-    (["runtime", "ant", "--output", "a-file/x"], "choose another with --output"),
+    (["runtime", "ant", "--output", "a-file/x"], "choose another directory with --output"),
     (["startup", "ant", "--top-n", "0"], "--top-n: expected at least 1"),
     (["startup", "ant", "--whitelist", "a-file"], "--whitelist a-file: expected"),
     (["compare", "a-file", "a-file"], "a-file: expected the JSON of a benchmark bundle"),

@@ -30,6 +30,9 @@ SMALLER = {
 }
 # what a page presumes to be there
 BEFORE = {
+    "README.md": (
+        "headrace runtime ant --output sweeps/mine/main/000\nheadrace runtime ant --output sweeps/mine/my-branch/000"
+    ),
     "docs/benchmarking.md": "headrace runtime ant --output runs/before\nheadrace runtime ant --output runs/after",
     "docs/recording.md": (
         "headrace run cartpole-camera --frame-stack 1 --set episode_length=12 --num-envs 4 --num-steps 60 "
