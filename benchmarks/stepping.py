@@ -1,4 +1,4 @@
-"""Env-steps per second of whole environments, beside the peers and the raw physics.
+"""Env-steps per second of whole environments, compared with the peers and with the raw physics.
 
 Contestants, one process each, measured in turn:
   headrace     headrace.make(task), 2 physics threads
@@ -7,7 +7,7 @@ Contestants, one process each, measured in turn:
   envpool      EnvPool 1.2.5, 2 threads, without contact forces, as ours
   sync, async  Gymnasium's vector environments. Async runs a process per environment and is measured with 16.
 
-  python benchmarks/stepping.py            the whole table, about 9 minutes
+  python benchmarks/stepping.py            the whole table, about 12 minutes
   python benchmarks/stepping.py --sizes 16 only batches of 16, about two minutes
   python benchmarks/stepping.py --quick    two tasks at 256, under a minute
   python benchmarks/stepping.py --check    exit 1 and name each bar that falls short
@@ -37,7 +37,8 @@ ENVPOOL = {
     "humanoid": {"use_contact_force": False, "post_constraint": False, "contact_cost_weight": 0.0},
 }
 ACTION = {"inverted-pendulum": (1, 3.0), "ant": (8, 1.0), "humanoid": (17, 0.4)}
-SIZES = (16, 256, 1024)
+SIZES = (1, 16, 256, 1024)
+FIXED = {"inverted-pendulum": 100.0, "ant": 100.0, "humanoid": 130.0}  # most µs per step of 16, beside the physics
 SUSPENDED = {"half": 0.5, "tenth": 0.9}
 SETTLE = 60  # steps before measuring, so that bodies have fallen and episodes are out of phase
 
@@ -45,7 +46,9 @@ SETTLE = 60  # steps before measuring, so that bodies have fallen and episodes a
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: pendulum and ant at 256, short rounds")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="how many environments; 16, 256 and 1024")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="how many environments; 1, 16, 256 and 1024"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -99,7 +102,7 @@ def _measured(task: str, size: int, count: int, seconds: float, missing: list[st
         contestants |= {"half": ours, "tenth": ours}
     if size > 256:
         del contestants["sync"]  # a Python loop is no faster with more of them; 1,024 models take minutes to load
-    if size > 16:
+    if size != 16:
         del contestants["async"]
     fixed = ["--task", task, "--num-envs", str(size), "--seconds", str(seconds)]
     here = os.path.abspath(__file__)
@@ -123,13 +126,16 @@ def _shortfalls(results: dict[tuple[str, int], dict[str, list[float]]], imports:
     for (task, size), values in results.items():
         where = f"{task} at {size}"
         big = task != "inverted-pendulum"
-        if big and "envpool" in values and size >= 256:
-            bar(f"{where} × EnvPool", median_ratio(values["headrace"], values["envpool"]), 1.0 if size == 256 else 0.9)
+        if "envpool" in values and (big or size == 16):
+            bar(f"{where} × EnvPool", median_ratio(values["headrace"], values["envpool"]), 1.05 if big else 0.9)
         peers = [values[name] for name in ("sync", "async") if name in values]
-        if big and peers:
+        if big and peers and size > 1:
             bar(f"{where} × the better Gymnasium", min(median_ratio(values["headrace"], p) for p in peers), 2.0)
-        if "raw" in values:
-            bar(f"{where} × raw physics", median_ratio(values["headrace"], values["raw"]), 0.85 if big else 0.5)
+        if "raw" in values and size > 1:
+            least = {"ant": 0.92, "humanoid": 0.9}.get(task, 0.6) if size == 16 else 0.85 if big else 0.9
+            bar(f"{where} × raw physics", median_ratio(values["headrace"], values["raw"]), least)
+        if "raw" in values and size == 16:
+            bar(f"{where}, µs per step beside the physics", _fixed(values, size), FIXED[task], at_most=True)
         for name, most in (("half", 0.6), ("tenth", 0.2)):
             if name in values:
                 whole = [size / rate for rate in values["headrace"]]
@@ -150,6 +156,7 @@ def _tables(
         "headrace",
         "raw",
         "× raw",
+        "fixed µs",
         "EnvPool",
         "× EnvPool",
         "Sync",
@@ -158,7 +165,8 @@ def _tables(
         "90 % susp.",
     ]
     table = Table(
-        title="env-steps per second, medians of interleaved rounds; suspended: time of a step against all acting"
+        title="env-steps per second, medians of interleaved rounds; fixed: µs per step beside the physics; "
+        "suspended: time of a step compared with all acting"
     )
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for head in heads:
@@ -166,6 +174,7 @@ def _tables(
     for (task, size), values in results.items():
         row = [task, str(size)]
         row += [_rate(values, "headrace"), _rate(values, "raw"), _ratio(values, "raw")]
+        row.append(f"{_fixed(values, size):,.0f}" if "raw" in values else "–")
         row += [_rate(values, "envpool"), _ratio(values, "envpool"), _rate(values, "sync"), _rate(values, "async")]
         for name in SUSPENDED:
             if name in values:
@@ -188,6 +197,12 @@ def _rate(values: dict[str, list[float]], name: str) -> str:
 
 def _ratio(values: dict[str, list[float]], name: str) -> str:
     return f"{median_ratio(values['headrace'], values[name]):.2f}" if name in values else "–"
+
+
+def _fixed(values: dict[str, list[float]], size: int) -> float:
+    """µs per step of the batch beside the physics: resets, task, bookkeeping, tensors. Median over the rounds."""
+    pairs = zip(values["headrace"], values["raw"], strict=True)
+    return statistics.median((size / ours - size / raw) * 1e6 for ours, raw in pairs)
 
 
 def _import_seconds() -> float:

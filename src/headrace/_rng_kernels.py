@@ -26,11 +26,32 @@ def _mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> _BY_31)
 
 
+@numba.njit(inline="always")
+def start_of(key, episode_id):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
+    """Where the numbers of an episode's stream begin; see :mod:`headrace.rng`."""
+    return _mix(_mix(np.uint64(episode_id) + _GOLDEN) ^ np.uint64(key))
+
+
+@numba.njit(inline="always")
+def uniform_from(start, draw, low, width):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
+    """Number ``draw`` of a stream, in [low, low + width)."""
+    return np.float64(_mix(start + np.uint64(draw + 1) * _GOLDEN) >> _BY_11) * TO_UNIT * width + low
+
+
+@numba.njit(inline="always")
+def normal_from(start, draw, std):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
+    """Number ``draw`` of a stream, normal with mean 0; it uses two of the uniform ones."""
+    first = 2 * draw + 1
+    radius = np.float64(_mix(start + np.uint64(first) * _GOLDEN) >> _BY_11) * TO_UNIT
+    angle = np.float64(_mix(start + np.uint64(first + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
+    return math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std
+
+
 @numba.njit(cache=True, nogil=True)
 def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
     """64 bits a number: int64 ids (n,), first draws (n,), output (n, count)."""
     for i in range(out.shape[0]):
-        start = _mix(_mix(np.uint64(episode_ids[i]) + _GOLDEN) ^ np.uint64(key))
+        start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
             out[i, j] = np.int64(_mix(start + np.uint64(first[i] + j + 1) * _GOLDEN))
 
@@ -39,19 +60,15 @@ def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compi
 def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
     """Uniform numbers in [low, low + width): int64 ids (n,), first draws (n,), float64 output (n, count)."""
     for i in range(out.shape[0]):
-        start = _mix(_mix(np.uint64(episode_ids[i]) + _GOLDEN) ^ np.uint64(key))
+        start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
-            drawn = _mix(start + np.uint64(first[i] + j + 1) * _GOLDEN)
-            out[i, j] = np.float64(drawn >> _BY_11) * TO_UNIT * width + low
+            out[i, j] = uniform_from(start, first[i] + j, low, width)
 
 
 @numba.njit(cache=True, nogil=True)
 def normals(key, episode_ids, first, std, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
     """Normal numbers of mean 0 by Box–Muller: int64 ids (n,), first draws (n,), float64 output (n, count)."""
     for i in range(out.shape[0]):
-        start = _mix(_mix(np.uint64(episode_ids[i]) + _GOLDEN) ^ np.uint64(key))
+        start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
-            draw = 2 * (first[i] + j) + 1
-            radius = np.float64(_mix(start + np.uint64(draw) * _GOLDEN) >> _BY_11) * TO_UNIT
-            angle = np.float64(_mix(start + np.uint64(draw + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
-            out[i, j] = math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std
+            out[i, j] = normal_from(start, first[i] + j, std)

@@ -8,6 +8,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
+    from headrace.envs._compiled_rows import CompiledRows, TaskArrays
     from headrace.envs._image_spec import ImageSpec
     from headrace.envs._recipe import EnvRecipe, SimName
     from headrace.envs._registry import TaskEntry, make, make_task, register_task, task_cfg, task_names
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchEnv",
+    "CompiledRows",
     "EnvRecipe",
     "ImageSpec",
     "Rows",
     "SimName",
     "Task",
+    "TaskArrays",
     "TaskCfg",
     "TaskEntry",
     "TermTask",
@@ -40,6 +43,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._batch_env": ("BatchEnv",),
+        "._compiled_rows": ("CompiledRows", "TaskArrays"),
         "._image_spec": ("ImageSpec",),
         "._recipe": ("EnvRecipe", "SimName"),
         "._registry": ("TaskEntry", "make", "make_task", "register_task", "task_cfg", "task_names"),

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from headrace._kernels.threads import stop_workers
 from headrace.envs._actions import taken_actions
+from headrace.envs._compiled_rows import compiled_rows
+from headrace.envs._compiled_step import CompiledStep
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
@@ -23,7 +25,7 @@ from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs._task import Task
 from headrace.errors import LifecycleError
 from headrace.ids import check_ids, check_seed
-from headrace.sim import Simulation
+from headrace.sim import MujocoSim, Simulation
 from headrace.types import (
     Ids,
     Need,
@@ -105,6 +107,10 @@ class BatchEnv(EpisodicEnv):
         self._held = HeldObservations(task.observation_space, task.pictures, sim, threads)
         self._viewer: Viewer | None = None
         rehearse(task, sim)
+        rows = compiled_rows(task, sim, self._episodes)
+        self._compiled: CompiledStep | None = None
+        if rows is not None and isinstance(sim, MujocoSim):
+            self._compiled = CompiledStep(self, sim, rows, self._episodes, self._active_set, self._held.array())
 
     @property
     def fidelity(self) -> Literal["native"]:
@@ -156,6 +162,10 @@ class BatchEnv(EpisodicEnv):
         """
         self._check_ready("step")
         ids = self._active_set.ids
+        if self._compiled is not None and observe is None and not self._observers and (ids is None or ids.shape[0]):
+            done = self._compiled.step(actions, ids, self._wants_final_obs)
+            if done is not None:
+                return done
         actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
         wanted = (
             None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))

@@ -129,6 +129,10 @@ class HeldObservations:
         for camera in self._cameras:
             camera.draw(ids.cpu(), self._held, episodes)
 
+    def array(self) -> NDArray[np.float32]:
+        """The memory itself, (N, F), of a task on the CPU with the one group ``policy`` of numbers."""
+        return self._arrays["policy"]
+
     def copy(self) -> Obs:
         """All rows, fresh."""
         arrays = self._arrays

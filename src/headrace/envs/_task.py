@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
 from headrace.errors import ConfigError
@@ -110,6 +111,14 @@ class Task(Generic[Cfg]):
     def success(self, rows: Rows) -> Tensor | None:
         """Whether the episode that ends here succeeded, bool (n,); asked for ended rows only. None: no such measure."""
         del rows
+        return None
+
+    def compiled(self, arrays: TaskArrays) -> CompiledRows | None:
+        """The row functions as kernels, for a task that steps often; None: there are none.
+
+        An environment uses them on the CPU in steps that nothing watches; the functions above stay the reference.
+        """
+        del arrays
         return None
 
     def instructions(self, rows: Rows) -> Sequence[str] | None:

@@ -52,6 +52,9 @@ class MujocoSim:
         self._nominal: dict[str, Tensor] = {}
         self._derives_constants = False
         self._sealed = False
+        from headrace._kernels import episodes  # brings numba: on use
+
+        self._kernels = episodes
 
     def field(self, name: str) -> Tensor:
         """See :meth:`Simulation.field`."""
@@ -89,14 +92,9 @@ class MujocoSim:
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor | None:
         """See :meth:`Simulation.step`."""
-        batch = self._open()
         rows = _rows(ids)
-        failed: NDArray[np.int64] | None = None
-        try:
-            batch.step(rows, nstep=substeps)
-        except mujoco_api.SimulationError as error:
-            failed = mujoco_api.failed_ids(error)
-        if failed is None and not self._bad.any():
+        failed = self.advance(rows, substeps)
+        if failed is None and not self._kernels.any_nonzero(self._bad):
             return None
         bad = self._bad if rows is None else self._bad[rows]
         if failed is None and not bad.any():
@@ -106,11 +104,27 @@ class MujocoSim:
         both = gone if failed is None else np.union1d(gone, failed)
         return torch.from_numpy(both.astype(np.int64))
 
+    @property
+    def bad_counts(self) -> NDArray[np.int32]:
+        """int32 (N, k), a view: not zero where a simulation has gone bad since its reset."""
+        return self._bad
+
+    def advance(self, rows: NDArray[np.int32] | None, substeps: int) -> NDArray[np.int64] | None:
+        """As :meth:`step`, without a look at ``bad_counts``; the simulations that raised, or None."""
+        try:
+            self._open().step(rows, nstep=substeps)
+        except mujoco_api.SimulationError as error:
+            return mujoco_api.failed_ids(error)
+        return None
+
     def reset(self, ids: Tensor | None) -> None:
         """See :meth:`Simulation.reset`."""
-        batch, rows = self._open(), slice(None) if ids is None else ids.numpy()
-        batch.state[rows] = self._default_state
-        batch.warning[rows] = 0
+        batch = self._open()
+        if ids is None:
+            batch.state[:] = self._default_state
+            batch.warning[:] = 0
+        else:
+            self._kernels.restore_rows(ids.numpy(), self._default_state, batch.state, batch.warning)
         for name, values in self._model_fields.items():
             if ids is None:
                 values.copy_(self._nominal[name].expand_as(values))
@@ -185,15 +199,15 @@ class MujocoSim:
             derived = {name: values.numpy() for name, values in self._fields.items()}
             self._small[count] = _Small(self._frozen_model, count, derived)
         small = self._small[count]
-        small.batch.state[:] = state[rows]
+        self._kernels.gather_rows(rows, state, small.batch.state)
         try:
             small.batch.forward()
         except mujoco_api.SimulationError:
             return False
         # a forward leaves the constraint solver's start for the next step in the state
-        state[rows] = small.batch.state
-        for values, theirs in small.outputs:
-            values[rows] = theirs
+        self._kernels.scatter_rows(rows, small.batch.state, state)
+        for theirs, values in small.outputs:
+            self._kernels.scatter_rows(rows, theirs, values)
         return True
 
     def _open(self) -> mujoco_api.NativeBatch:
@@ -208,8 +222,15 @@ class _Small:
     def __init__(self, model: Model, count: int, fields: dict[str, NDArray[np.float64]]) -> None:
         self.batch = mujoco_api.new_batch(model, count, 1)
         self.outputs = [
-            (values, self.batch.bind(name)) for name, values in fields.items() if name not in mujoco_api.STATE_FIELDS
+            (_flat(self.batch.bind(name)), _flat(values))
+            for name, values in fields.items()
+            if name not in mujoco_api.STATE_FIELDS
         ]
+
+
+def _flat(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n, …) as (n, k), a view."""
+    return values.reshape(values.shape[0], -1, copy=False)
 
 
 def _rows(ids: Tensor | None) -> NDArray[np.int32] | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
-from headrace.envs.tasks.walking import WalkCfg, outside, walk_reward
+from headrace.envs.tasks.walking import WalkCfg, outside, reset_keys, walk_reward, walk_weights
 from headrace.types import Obs
 
 _TORSO = 1
@@ -66,3 +67,22 @@ class Ant(Task[AntCfg]):
         """The torso is too low or too high."""
         cfg = self.cfg
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), cfg.healthy_z_min, cfg.healthy_z_max))
+
+    def compiled(self, arrays: TaskArrays) -> CompiledRows:
+        """The functions above as kernels."""
+        from headrace._kernels import locomotion  # brings numba: on use
+
+        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, self._qpos0.numpy()
+        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
+        xpos, before = arrays.field("xpos"), arrays.memory("torso_x")
+        heights, weights = (cfg.healthy_z_min, cfg.healthy_z_max), walk_weights(cfg, self.dt)
+        return CompiledRows(
+            act=lambda ids, actions: locomotion.act_ant(ids, actions, xpos, _TORSO, before, ctrl),
+            judge=lambda ids, actions, obs, reward, terminated, _: locomotion.judge_ant(
+                ids, actions, qpos, qvel, xpos, _TORSO, before, heights, weights, obs, reward, terminated
+            ),
+            observe=lambda ids, obs: locomotion.observe_ant(ids, qpos, qvel, obs),
+            reset=lambda ids, seed: locomotion.reset_walker(
+                ids, episode_ids, reset_keys(seed), cfg.reset_noise, True, qpos0, qpos, qvel
+            ),
+        )

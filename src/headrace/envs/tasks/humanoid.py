@@ -7,10 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
-from headrace.envs.tasks.walking import WalkCfg, between, mass_center_x, outside, walk_reward
+from headrace.envs.tasks.walking import (
+    WalkCfg,
+    between,
+    mass_center_x,
+    outside,
+    reset_keys,
+    walk_reward,
+    walk_weights,
+)
 from headrace.types import Obs
 
 
@@ -72,3 +81,23 @@ class Humanoid(Task[HumanoidCfg]):
 
     def _mass_center_x(self, rows: Rows) -> Tensor:
         return mass_center_x(rows.get("xipos"), self._mass, self._total_mass)
+
+    def compiled(self, arrays: TaskArrays) -> CompiledRows:
+        """The functions above as kernels."""
+        from headrace._kernels import locomotion  # brings numba: on use
+
+        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, self._qpos0.numpy()
+        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
+        seen = qpos, qvel, arrays.field("cinert"), arrays.field("cvel"), arrays.field("qfrc_actuator")
+        center = arrays.field("xipos"), self._mass.numpy(), self._total_mass, arrays.memory("mass_center_x")
+        heights, weights = between(cfg.healthy_z_min, cfg.healthy_z_max), walk_weights(cfg, self.dt)
+        return CompiledRows(
+            act=lambda ids, actions: locomotion.act_humanoid(ids, actions, *center, ctrl),
+            judge=lambda ids, actions, obs, reward, terminated, _: locomotion.judge_humanoid(
+                ids, actions, *seen, *center, heights, weights, obs, reward, terminated
+            ),
+            observe=lambda ids, obs: locomotion.observe_humanoid(ids, *seen, obs),
+            reset=lambda ids, seed: locomotion.reset_walker(
+                ids, episode_ids, reset_keys(seed), cfg.reset_noise, False, qpos0, qpos, qvel
+            ),
+        )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace import rng
+from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
@@ -53,6 +55,23 @@ class InvertedPendulum(Task[InvertedPendulumCfg]):
     def terminated(self, rows: Rows) -> Tensor:
         """The pole leans too far."""
         return rows.once("down", lambda: rows.get("qpos", 1).abs() > self.cfg.max_angle)
+
+    def compiled(self, arrays: TaskArrays) -> CompiledRows:
+        """The functions above as kernels."""
+        from headrace._kernels import pendulum  # brings numba: on use
+
+        cfg, episode_ids = self.cfg, arrays.episode_ids
+        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
+        return CompiledRows(
+            act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
+            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge(
+                ids, qpos, qvel, cfg.max_angle, obs, reward, terminated, success
+            ),
+            observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
+            reset=lambda ids, seed: pendulum.reset(
+                ids, episode_ids, rng.stream_key(seed, "start"), cfg.reset_noise, qpos, qvel
+            ),
+        )
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""

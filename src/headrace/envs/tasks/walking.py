@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace import rng
 from headrace.envs._task import TaskCfg
 
 
@@ -55,6 +56,16 @@ def walk_reward_reference(
     healthy = (~fallen).to(torch.float64) * cfg.healthy_reward
     effort = cfg.ctrl_cost_weight * (actions * actions).sum(dim=1)
     return (cfg.forward_reward_weight * speed + healthy) - effort
+
+
+def walk_weights(cfg: WalkCfg, dt: float) -> tuple[float, float, float, float]:
+    """What the compiled rewards take: seconds per step, then the weights of speed, health and effort."""
+    return dt, cfg.forward_reward_weight, cfg.healthy_reward, cfg.ctrl_cost_weight
+
+
+def reset_keys(seed: int) -> tuple[int, int]:
+    """The streams of initial positions and velocities."""
+    return rng.stream_key(seed, "qpos"), rng.stream_key(seed, "qvel")
 
 
 def mass_center_x(positions: Tensor, mass: Tensor, total: float) -> Tensor:

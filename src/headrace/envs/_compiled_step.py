@@ -1,0 +1,169 @@
+"""A step of a task in its compiled form: a handful of kernels over plain arrays, and no Python per environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.envs._active_set import ActiveSet
+from headrace.envs._compiled_rows import CompiledRows
+from headrace.envs._episode_state import EpisodeState
+from headrace.sim import MujocoSim
+from headrace.types import EpisodeEnds, Obs, Step, StepInfo
+
+if TYPE_CHECKING:
+    from headrace.envs._batch_env import BatchEnv
+
+_NO_FLAGS = np.empty(0, np.bool_)
+_FLOATS = (torch.float32, torch.float64)
+
+
+class CompiledStep:
+    """Does what ``BatchEnv.step`` does, bit for bit, where no cameras, observers or masks take part.
+
+    Owns the memory between the kernels; what it returns is fresh.
+    """
+
+    def __init__(
+        self,
+        env: BatchEnv,
+        sim: MujocoSim,
+        rows: CompiledRows,
+        episodes: EpisodeState,
+        active_set: ActiveSet,
+        held: NDArray[np.float32],
+    ) -> None:
+        """Step ``env`` with the compiled form of its task; the rest is the environment's own, ``held`` (N, F)."""
+        from headrace._kernels import episodes as kernels  # brings numba: on use
+
+        self._kernels = kernels
+        self._env = env
+        self._rows = rows
+        self._held = held
+        self._actions_shape = (env.num_envs, *(env.single_action_space.shape or ()))
+        self._episodes = state = episodes
+        self._active_set = active_set
+        self._everyone = state.everyone.numpy()
+        self._episode_ids, self._next_ids = state.episode_ids.numpy(), state.next_ids.numpy()
+        self._steps, self._returns = state.steps.numpy(), state.returns.numpy()
+        self._memory = tuple([values.numpy().reshape(env.num_envs, -1) for values in state.memory.values()])
+        self._sim = sim
+        self._bad = sim.bad_counts
+        self._ended = np.empty(env.num_envs, np.int64)
+        self._chosen = np.empty(self._actions_shape)
+        self._obs = np.empty(held.shape)
+        self._reward = np.empty(env.num_envs)
+        self._terminated = np.empty(env.num_envs, np.bool_)
+        self._success = np.zeros(env.num_envs, np.bool_)
+
+    def step(self, actions: Tensor, active: Tensor | None, final_obs: bool) -> Step | None:
+        """One step of the ``active`` environments, int64 (n,), n > 0; None for all.
+
+        Returns None, with nothing changed, where the actions need the closer look of the general way.
+        """
+        if (
+            type(actions) is not Tensor
+            or actions.shape != self._actions_shape
+            or actions.dtype not in _FLOATS
+            or actions.requires_grad
+            or not actions.is_cpu
+            or not actions.is_contiguous()
+        ):
+            return None
+        env, kernels = self._env, self._kernels
+        ids = self._everyone if active is None else active.numpy()
+        n, total = ids.shape[0], self._held.shape[0]
+        chosen = self._chosen[:n]
+        if not kernels.take_rows(actions.numpy(), ids, chosen):
+            return None
+        timer, cfg = env.timer, env.task.cfg
+        timer.start("task")
+        self._rows.act(ids, chosen)
+        timer.start("physics")
+        failed = self._sim.advance(None if active is None else ids.astype(np.int32), cfg.decimation)
+        timer.start("task")
+        obs, reward, terminated, success = self._obs[:n], self._reward[:n], self._terminated[:n], self._success[:n]
+        self._rows.judge(ids, chosen, obs, reward, terminated, success)
+        # one way to allocate: what is not warm in the cache costs more than filling it in the kernel
+        shown, gain, flags = (
+            np.empty(self._held.shape, np.float32),
+            np.empty(total, np.float32),
+            np.empty((3, total), np.bool_),
+        )
+        unfit = _NO_FLAGS if failed is None else np.isin(ids, failed)
+        count = kernels.settle_rows(
+            *(ids, obs, reward, terminated, unfit, self._bad, cfg.episode_length, self._steps, self._returns),
+            *(self._held, shown, gain, flags, self._ended),
+        )
+        seen: Obs = {"policy": torch.from_numpy(shown)}
+        info: StepInfo = {}
+        if count:
+            seen, info = self._end(self._ended[:count], ids, success, flags[2], seen, final_obs)
+        timer.stop()
+        return Step(seen, torch.from_numpy(gain), torch.from_numpy(flags[0]), torch.from_numpy(flags[1]), info)
+
+    def begin(self, ids: NDArray[np.int64]) -> Obs:
+        """Start the next episodes of ``ids`` (m,), which are known to have ended; all rows, fresh."""
+        kernels, state, sim = self._kernels, self._episodes, self._sim
+        kernels.begin_rows(
+            ids,
+            *(ids[:0], state.episode_stride),
+            *(self._episode_ids, self._next_ids, self._steps, self._returns),
+        )
+        if self._memory:
+            kernels.clear_rows(ids, self._memory)
+        tensor = torch.from_numpy(ids)
+        sim.reset(tensor)
+        self._rows.reset(ids, state.seed)
+        sim.forward(tensor)
+        first, shown = self._obs[: ids.shape[0]], np.empty(self._held.shape, np.float32)
+        self._rows.observe(ids, first)
+        kernels.hold_rows(ids, first, self._held, shown)
+        return {"policy": torch.from_numpy(shown)}
+
+    def _end(
+        self,
+        ended: NDArray[np.int64],
+        ids: NDArray[np.int64],
+        success: NDArray[np.bool_],
+        diverged: NDArray[np.bool_],
+        last: Obs,
+        final_obs: bool,
+    ) -> tuple[Obs, StepInfo]:
+        """Report the episodes that ended in rows ``ended`` (m,) of ``ids``, and begin the next ones or park."""
+        env, m, total = self._env, ended.shape[0], self._held.shape[0]
+        whole, sums, small = np.empty((3, m), np.int64), np.empty(m), np.empty((2, m), np.bool_)
+        all_sums, all_lengths, masks = np.empty(total), np.empty(total, np.int64), np.empty((2, total), np.bool_)
+        env.divergences += self._kernels.end_rows(
+            *(ended, ids, success, diverged, self._episode_ids, self._returns, self._steps),
+            *(whole, sums, small, all_sums, all_lengths, masks),
+        )
+        as_tensor = torch.from_numpy
+        env_ids = as_tensor(whole[0])
+        ends = EpisodeEnds(
+            env_ids=env_ids,
+            episode_ids=as_tensor(whole[1]),
+            returns=as_tensor(sums),
+            lengths=as_tensor(whole[2]),
+            success=None if env.task.success_measure is None else as_tensor(small[0]),
+            diverged=as_tensor(small[1]),
+        )
+        info: StepInfo = {
+            "ends": ends,
+            "episode": {"r": as_tensor(all_sums), "l": as_tensor(all_lengths)},
+            "_episode": as_tensor(masks[0]),
+        }
+        if env.autoreset == "disabled":
+            self._active_set.park(env_ids)
+            return last, info
+        if final_obs:
+            info["final_obs"] = last
+            info["_final_obs"] = as_tensor(masks[1])
+        env.timer.start("reset")
+        obs = self.begin(whole[0])
+        self._active_set.unpark(env_ids)
+        return obs, info
