@@ -50,7 +50,8 @@ def digest(path: Path) -> str:
 
 def _has_kernels(path: Path) -> bool:
     """Kernels use constants and helpers of modules in their own package, too."""
-    return path.parent.name == "_kernels" or _DOOR in path.read_text("utf-8")
+    text = path.read_text("utf-8")
+    return path.parent.name == "_kernels" or _DOOR in text or "\nimport numba\n" in text
 
 
 @functools.cache
