@@ -256,7 +256,8 @@ def end_rows(
         sums[i] = returns[env]
         small[0, i] = success[row] and not diverged[env]
         small[1, i] = diverged[env]
-        lost += diverged[env]
+        if diverged[env]:
+            lost += 1
         all_sums[env] = returns[env]
         all_lengths[env] = steps[env]
         masks[0, env] = True

@@ -164,7 +164,14 @@ def judge_ant(
         fallen = not (heights[0] <= qpos[env, 2] <= heights[1])
         terminated[row] = fallen
         reward[row] = _walk_reward(
-            before[env], xpos[env, torso, 0], fallen, actions[row], weights[0], weights[1], weights[2], weights[3]
+            float(before[env]),
+            xpos[env, torso, 0],
+            fallen,
+            actions[row],
+            weights[0],
+            weights[1],
+            weights[2],
+            weights[3],
         )
 
 
@@ -230,5 +237,5 @@ def judge_humanoid(
         terminated[row] = fallen
         after = _mass_center(xipos[env], mass, total)
         reward[row] = _walk_reward(
-            before[env], after, fallen, actions[row], weights[0], weights[1], weights[2], weights[3]
+            float(before[env]), after, fallen, actions[row], weights[0], weights[1], weights[2], weights[3]
         )
