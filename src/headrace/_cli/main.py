@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -11,29 +12,17 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace import __version__
-from headrace._cli import (
-    compare,
-    completion,
-    demo,
-    doctor,
-    evaluate,
-    imitate,
-    play,
-    record,
-    report,
-    run,
-    runtime,
-    serve,
-    startup,
-    sweep,
-    tasks,
-    train,
-    view,
-)
 from headrace._cli.compiling import compile_notice
 from headrace._cli.parser import Parser, helping
 from headrace._interrupts import exit_code, interruptible, signal_name
 from headrace.errors import HeadraceError
+
+COMMANDS = (
+    *("tasks", "run", "view", "train", "play", "evaluate", "serve", "imitate", "record"),
+    *("runtime", "startup", "compare", "sweep", "report"),
+    *("demo", "doctor", "completion"),
+)
+"""The names of the commands, each of the module that adds it, in the order of the help."""
 
 _DESCRIPTION = """\
 headrace steps batches of simulated robots and computes nothing that nobody will read.
@@ -56,25 +45,23 @@ headrace steps batches of simulated robots and computes nothing that nobody will
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Every command with its options; nothing heavy is imported for it."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Every command with its options, or one of them; nothing heavy is imported for it."""
     parser = Parser(prog="headrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parser.set_defaults(handler=helping(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    modules = (
-        *(tasks, run, view, train, play, evaluate, serve, imitate, record),
-        *(runtime, startup, compare, sweep, report),
-        *(demo, doctor, completion),
-    )
-    for module in modules:
-        module.add_parser(commands)
+    for name in COMMANDS if only is None else (only,):
+        importlib.import_module(f"headrace._cli.{name}").add_parser(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
-    parsed = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    # a command is parsed by its own module alone: the others need not be imported; completion has to know them all
+    alone = words[0] if words and words[0] in COMMANDS and words[0] != "completion" else None
+    parsed = build_parser(alone).parse_args(words)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
         with interruptible(), compile_notice():
