@@ -3,7 +3,8 @@
 Run it with ``python docs/tutorials/recording_and_datasets.py``. Everything it says is asserted.
 
 Demonstrations and evaluations end in datasets. This lesson records episodes so that a crash costs only those that were
-running, reads them back, turns them into the formats that people train from, and plays one again to the last bit.
+running or had just finished, reads them back, turns them into the formats that people train from, plays one again to
+the last bit, and merges two recordings.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from pathlib import Path
 import torch
 
 import headrace
-from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
+from headrace.recording import (
+    DatasetInfo,
+    EpisodeDataset,
+    EpisodeRecorder,
+    RecorderCfg,
+    export_dataset,
+    merge_datasets,
+    verify_dataset,
+)
 from headrace.rollout import make_replay_env, replay_episode
 
 folder = Path(tempfile.mkdtemp())
 
 # A recorder is attached to an environment before its first reset. It sees the rows that acted, and nothing else.
 
-overrides = {"episode_length": 20}
-env = headrace.make("cartpole", num_envs=4, overrides=overrides)
-info = DatasetInfo(env_name="cartpole", env_args={"overrides": overrides}, fps=50, instruction="balance the pole")
+env = headrace.make("cartpole", num_envs=4, overrides={"episode_length": 20})
+info = DatasetInfo.of(env, instruction="balance the pole")  # task, settings, steps per second, spaces
 cfg = RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states"))
 
 with EpisodeRecorder(folder / "run", cfg, info) as recorder:
@@ -33,6 +41,7 @@ with EpisodeRecorder(folder / "run", cfg, info) as recorder:
     env.suspend([3])
     for _ in range(50):
         env.step(torch.rand(4, 1) * 2 - 1)
+    env.detach(recorder)
 print(recorder.report)
 
 # Environment 3 slept all the time: its episode never acted, so it left nothing behind. Episodes still running at the
@@ -57,6 +66,20 @@ for target in (folder / "run", folder / "demos.hdf5", folder / "lerobot"):
 replayed = replay_episode(first, make_replay_env(dataset.info))
 assert replayed.exact
 print("episode", first.meta.episode_id, "replays exactly")
+
+# More episodes are recorded elsewhere, under another seed. Both recordings become one dataset, and an export that is
+# there already gets the episodes that it does not have.
+
+with EpisodeRecorder(folder / "more", cfg, info) as recorder:
+    env.attach(recorder)
+    env.reset(seed=1)
+    env.resume([3])
+    for _ in range(50):
+        env.step(torch.rand(4, 1) * 2 - 1)
+    env.detach(recorder)
+merge_datasets([folder / "run", folder / "more"], folder / "both")
+export_dataset(folder / "both", folder / "lerobot", "lerobot", append=True)
+assert verify_dataset(folder / "lerobot").episodes == len(EpisodeDataset(folder / "both")) > len(dataset)
 
 # A dataset is never overwritten. The same program run again completes what a crash cut short:
 

@@ -130,7 +130,7 @@ def test_requests_that_cannot_be_met_say_why(words: list[str], message: str) -> 
 
 
 def test_an_evaluation_can_be_filmed_and_never_over_another_film(tmp_path: Path) -> None:
-    from headrace.recording._mp4 import frame_times
+    from headrace.recording._video import frame_times
 
     film = tmp_path / "film.mp4"
     words = ("--policy", POLICY, "--episodes", "3", "--num-envs", "2", "--video", str(film))

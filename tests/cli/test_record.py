@@ -92,7 +92,7 @@ def test_replay_of_another_task_setting_says_where_it_differs(ants, tmp_path, ca
 
 
 def test_a_contact_sheet_needs_pictures(ants, tmp_path):
-    with pytest.raises(ConfigError, match="expected pictures in the dataset"):
+    with pytest.raises(ConfigError, match="expected images in the dataset"):
         run("info", ants, "--sheet", tmp_path / "sheet.png")
 
 

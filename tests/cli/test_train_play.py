@@ -345,7 +345,7 @@ def test_damaged_onnx_file_and_one_with_two_inputs_are_refused(
 
 
 def test_play_films_every_step_and_never_over_another_film(capsys: pytest.CaptureFixture[str]) -> None:
-    from headrace.recording._mp4 import frame_times
+    from headrace.recording._video import frame_times
 
     words = ("--num-steps", "6", "--video", "film.mp4")
     assert played(*words, "--output", "p") == 0

@@ -9,8 +9,8 @@ import resource
 import numpy as np
 import pytest
 
-from headrace.recording import _block_file as block_file
-from headrace.recording._block_file import BUFFER_BYTES, BlockBuffer, BlockFile
+from headrace.recording import _npz_writer as block_file
+from headrace.recording._npz_writer import BUFFER_BYTES, BlockBuffer, BlockFile
 
 
 def is_direct(handle: int) -> bool:

@@ -17,8 +17,8 @@ from counting_env import CountingEnv
 from headrace.errors import ConfigError, DataError, MissingExtraError, StorageError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording import _export as export_module
-from headrace.recording._lerobot_stats import combine, picture_stats, vector_stats
-from headrace.recording._mp4 import frame_times, read_frames
+from headrace.recording._lerobot_stats import combine, image_stats, vector_stats
+from headrace.recording._video import frame_times, read_frames
 
 FIELDS = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -38,9 +38,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several units and files from a few episodes."""
+    from headrace.recording._hdf5 import MinariExporter, RobomimicExporter
     from headrace.recording._lerobot import LeRobotExporter
-    from headrace.recording._minari_format import MinariExporter
-    from headrace.recording._robomimic import RobomimicExporter
 
     for exporter in (LeRobotExporter, MinariExporter, RobomimicExporter):
         monkeypatch.setattr(exporter, "unit_bytes", 60_000)
@@ -178,7 +177,7 @@ def test_statistics_of_parts_combine_to_those_of_the_whole():
     for name in ("min", "max", "mean", "std", "count"):
         np.testing.assert_allclose(combined[name], whole[name], rtol=1e-12)  # two orders of adding
     pictures = generator.integers(0, 256, size=(5, 4, 6, 3)).astype(np.uint8)
-    got, wanted = picture_stats(pictures), vector_stats(pictures.reshape(-1, 3) / 255)
+    got, wanted = image_stats(pictures), vector_stats(pictures.reshape(-1, 3) / 255)
     for name in ("min", "max", "mean", "std"):
         np.testing.assert_allclose(got[name][:, 0, 0], wanted[name], rtol=1e-12)  # two orders of adding
     for name in ("q01", "q50", "q99"):
@@ -279,7 +278,7 @@ def test_an_export_stops_at_a_damaged_episode(recorded, tmp_path):
 
 
 def test_verify_finds_a_video_with_a_frame_missing_and_rows_out_of_step(recorded, tmp_path):
-    from headrace.recording._mp4 import Mp4Writer
+    from headrace.recording._video import Mp4Writer
 
     out = tmp_path / "lerobot"
     export_dataset(recorded, out, "lerobot")

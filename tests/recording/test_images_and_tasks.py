@@ -26,7 +26,7 @@ from headrace.recording import (
     verify_dataset,
 )
 from headrace.recording._lerobot import LeRobotExporter
-from headrace.recording._mp4 import read_frames
+from headrace.recording._video import read_frames
 from headrace.types import ResetRecord, StackSpec
 
 parquet = pytest.importorskip("pyarrow.parquet")

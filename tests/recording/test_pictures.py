@@ -12,7 +12,7 @@ from PIL import Image
 
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.recording import EpisodeDataset, EpisodeRecorder, TiledVideo, VideoObserver, contact_sheet, episode_table
-from headrace.recording._mp4 import Mp4Writer, frame_times, read_frames
+from headrace.recording._video import Mp4Writer, frame_times, read_frames
 
 
 def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
@@ -98,7 +98,7 @@ def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
     with pytest.raises(ConfigError, match="already exists"):
         TiledVideo(tmp_path / "v.mp4", fps=10, tiles=1)
     observer = VideoObserver(tmp_path / "w.mp4", camera="front")
-    with pytest.raises(ConfigError, match="no pictures named 'front'"):
+    with pytest.raises(ConfigError, match="no images named 'front'"):
         CountingEnv(2, [observer]).reset()
     late = VideoObserver(tmp_path / "x.mp4")
     env = CountingEnv(2, [])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.recording import _zip_writer as zip_writer
-from headrace.recording._zip_writer import Member, zip_pieces
+from headrace.recording import _npz_writer as zip_writer
+from headrace.recording._npz_writer import Member, zip_pieces
 
 members = st.lists(
     st.tuples(st.text("abcé/", min_size=1, max_size=8), st.lists(st.binary(max_size=50), max_size=3)),

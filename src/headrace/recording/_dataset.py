@@ -63,12 +63,12 @@ class Episode:
 
 
 class EpisodeDataset:
-    """The committed episodes of a dataset folder, in order of seed, episode id and attempt.
+    """The committed episodes of a dataset directory, in order of seed, episode id and attempt.
 
     Reading needs no lock and may go on while a recorder writes; it sees what was committed when it was opened.
 
     Args:
-        path: the folder that an ``EpisodeRecorder`` wrote.
+        path: the directory that an ``EpisodeRecorder`` wrote.
         only: ``succeeded`` or ``failed`` episodes.
         min_length: leave out shorter ones.
     """

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 
 from headrace.errors import DataError
-from headrace.recording._block_file import BlockBuffer, BlockFile
 from headrace.recording._fields import Array, Field
-from headrace.recording._zip_writer import Member, zip_pieces
+from headrace.recording._npz_writer import BlockBuffer, BlockFile, Member, zip_pieces
 
 FORMAT = "headrace-episode"
 VERSION = 1

@@ -1,6 +1,6 @@
 """Assembling a dataset in somebody else's format from committed episodes: resumable, and there whole or not at all.
 
-The work is cut into units of some episodes. A unit is written to a folder of its own inside ``<target>.partial`` and
+The work is cut into units of some episodes. A unit is written to a directory of its own inside ``<target>.partial`` and
 renamed when it is whole; an export that was cut short finds the whole units and goes on behind them. At the end the
 units are assembled, and one rename puts the result in its place.
 """
@@ -76,11 +76,11 @@ class Exporter(Protocol):
         ...
 
     def write_unit(self, unit: Unit, folder: Path) -> None:
-        """Write a unit's files into a new folder."""
+        """Write a unit's files into a new directory."""
         ...
 
     def assemble(self, units: Sequence[Path], out: Path) -> None:
-        """Put whole units together at ``out``, a file or folder that does not exist; the units stay as they are."""
+        """Put whole units together at ``out``, a file or directory that does not exist; the units stay as they are."""
         ...
 
 
@@ -230,11 +230,11 @@ def _assemble(
 def _make_exporter(dataset: EpisodeDataset, to: Format, options: ExportOptions, appended: Appended | None) -> Exporter:
     # each format brings its own library, which is loaded when it is asked for
     if to == "robomimic":
-        from headrace.recording._robomimic import RobomimicExporter
+        from headrace.recording._hdf5 import RobomimicExporter
 
         return RobomimicExporter(dataset)
     if to == "minari":
-        from headrace.recording._minari_format import MinariExporter
+        from headrace.recording._hdf5 import MinariExporter
 
         return MinariExporter(dataset)
     from headrace.recording._lerobot import LeRobotExporter

@@ -58,13 +58,13 @@ def as_array(value: Tensor | Array, name: str) -> Array:
         ) from error
 
 
-def is_picture(shape: tuple[int, ...]) -> bool:
-    """Whether rows of this shape are pictures (H, W, C) or stacks of them."""
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether rows of this shape are images (H, W, C) or stacks of them."""
     return len(shape) >= 3
 
 
 def can_be_shown(field: Field) -> bool:
-    """Whether rows are single pictures as screens know them: uint8 with 1, 3 or 4 channels, last or first."""
+    """Whether rows are single images as screens know them: uint8 with 1, 3 or 4 channels, last or first."""
     shape = field.shape
     return (
         field.dtype == np.uint8 and len(shape) == 3 and field.row_bytes > 0 and bool({shape[0], shape[2]} & {1, 3, 4})
@@ -72,7 +72,7 @@ def can_be_shown(field: Field) -> bool:
 
 
 def as_rgb(pictures: Array) -> NDArray[np.uint8]:
-    """Pictures (…, H, W, C) or (…, C, H, W) as (…, H, W, 3), a view if possible: gray is repeated, alpha left out."""
+    """Images (…, H, W, C) or (…, C, H, W) as (…, H, W, 3), a view if possible: gray is repeated, alpha left out."""
     if pictures.shape[-1] not in (1, 3, 4):
         pictures = np.moveaxis(pictures, -3, -1)
     return np.broadcast_to(pictures[..., :3], (*pictures.shape[:-1], 3))
@@ -106,14 +106,14 @@ def choose_observations(fields: Iterable[str], shapes: Mapping[str, tuple[int, .
         prefix = f"obs/{group}" if group else "obs"
         found = {path for path in shapes if path == prefix or path.startswith(f"{prefix}/")}
         if kind == "cameras":
-            found = {path for path in found if is_picture(shapes[path])}
+            found = {path for path in found if is_image(shapes[path])}
         if group and not found:
             raise UnknownNameError("observation to record", name, [path.replace("obs", kind, 1) for path in shapes])
         if kind == "obs" and group:
-            pictures = sorted(path for path in found if is_picture(shapes[path]))
+            pictures = sorted(path for path in found if is_image(shapes[path]))
             if pictures:
                 raise ConfigError(
-                    f"fields: {name!r} is a picture {shapes[pictures[0]]}; name it 'cameras/{group}', so that it is "
+                    f"fields: {name!r} is an image {shapes[pictures[0]]}; name it 'cameras/{group}', so that it is "
                     "rendered in every step and not only when the policy looks"
                 )
         chosen |= found

@@ -1,4 +1,4 @@
-"""LeRobot's dataset layout, codebase version 3.0: parquet for numbers, mp4 for pictures, metadata and statistics.
+"""LeRobot's dataset layout, codebase version 3.0: parquet for numbers, mp4 for images, metadata and statistics.
 
 One step is one row: the observation, the action that answered to it, and what followed (``next.reward``,
 ``next.done``, ``next.success``). The last observation of an episode has no row in this format.
@@ -24,9 +24,9 @@ from headrace.files import link_or_copy, read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._episode_file import Kinds, check_record, is_count
 from headrace.recording._export import ExportOptions, Start, Unit
-from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_picture
-from headrace.recording._lerobot_stats import Stats, combine, picture_stats, sampled_rows, vector_stats
-from headrace.recording._mp4 import Mp4Writer
+from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_image
+from headrace.recording._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
+from headrace.recording._video import Mp4Writer
 from headrace.types import StackSpec
 
 CHUNK = 1000
@@ -115,7 +115,7 @@ def plan_features(
                 key = f"observation.images.{cameras.get(field.name, path)}"
                 features.append(Feature(key=key, field=field, kind="video", stack=stack))
                 continue
-            if field.name in cameras or (is_picture(field.shape) and field.dtype == np.uint8):
+            if field.name in cameras or (is_image(field.shape) and field.dtype == np.uint8):
                 raise ConfigError(
                     f"LeRobot: {field.name} is {field.dtype}{field.shape}, which is no image with 1, 3 or 4 channels; "
                     "if it is a stack of frames, record with DatasetInfo.of(env), or say how many: "
@@ -158,7 +158,7 @@ class Appended:
 
 
 class LeRobotExporter:
-    """Writes one dataset folder. A unit is one parquet file and one video file for each camera."""
+    """Writes one dataset directory. A unit is one parquet file and one video file for each camera."""
 
     unit_bytes = 256 << 20
     space = 1  # units are linked into the result
@@ -286,7 +286,7 @@ class LeRobotExporter:
                 video.add(picture)
                 if row in wanted:
                     kept.append(picture)
-        return picture_stats(np.stack(kept))
+        return image_stats(np.stack(kept))
 
     def _line(self, unit: Unit, number: int, first_step: int, length: int) -> dict[str, Any]:
         return {

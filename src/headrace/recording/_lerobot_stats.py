@@ -29,8 +29,8 @@ def vector_stats(values: Array) -> Stats:
     return stats
 
 
-def picture_stats(pictures: NDArray[np.uint8]) -> Stats:
-    """Of pictures (T, H, W, 3), per channel in the range 0 to 1, shape (3, 1, 1); exact, from a histogram of bytes."""
+def image_stats(pictures: NDArray[np.uint8]) -> Stats:
+    """Of images (T, H, W, 3), per channel in the range 0 to 1, shape (3, 1, 1); exact, from a histogram of bytes."""
     count = pictures.shape[0]
     levels = np.arange(256) / 255.0
     columns: dict[str, list[float]] = {name: [] for name in ("min", "max", "mean", "std", *QUANTILES)}
@@ -52,7 +52,7 @@ def picture_stats(pictures: NDArray[np.uint8]) -> Stats:
 
 
 def sampled_rows(length: int) -> NDArray[np.int64]:
-    """The frames of which LeRobot takes picture statistics: all of a short episode, fewer of a long one."""
+    """The frames of which LeRobot takes image statistics: all of a short episode, fewer of a long one."""
     fewest = min(100, length)
     count = max(fewest, min(int(length**0.75), 10_000))
     return np.round(np.linspace(0, length - 1, count)).astype(np.int64)

@@ -29,11 +29,11 @@ class RecorderCfg:
     """What to record and what to keep."""
 
     fields: tuple[str, ...] = ("obs", "actions", "rewards", "flags")
-    """``obs`` (every group), ``obs/<group>``, ``cameras`` (every picture group), ``cameras/<group>``, ``actions``,
+    """``obs`` (every group), ``obs/<group>``, ``cameras`` (every image group), ``cameras/<group>``, ``actions``,
     ``processed_actions``, ``rewards``, ``flags``, ``states`` (physics states, which replay compares), ``substeps``
     (physics states after every physics substep of a step)."""
     keep: Literal["all", "succeeded", "failed_apart"] = "all"
-    """``succeeded`` keeps no others; ``failed_apart`` puts the others into a folder of their own."""
+    """``succeeded`` keeps no others; ``failed_apart`` puts the others into a directory of their own."""
     min_length: int = 1
     """Shorter episodes are not kept."""
     queue_episodes: int | None = None
@@ -82,7 +82,7 @@ class EpisodeRecorder:
     on Ctrl-C the finished episodes still reach the disk. It copies what it keeps; the records stay the environment's.
 
     Args:
-        path: dataset folder. It must be new or empty, unless ``resume``.
+        path: dataset directory. It must be new or empty, unless ``resume``.
         cfg: what to record and keep.
         info: where the episodes come from.
         resume: go on after the committed episodes, which are verified first. Episodes that the dataset already has

@@ -1,4 +1,4 @@
-"""Looking at a dataset: a table of its episodes, and a contact sheet of their pictures."""
+"""Looking at a dataset: a table of its episodes, and a contact sheet of their images."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def field_table(episode: Episode) -> Table:
 
 
 def cameras_of(episode: Episode) -> list[str]:
-    """Names of the arrays that can be shown as pictures."""
+    """Names of the arrays that can be shown as images."""
     return [name for name in sorted(episode.names) if can_be_shown(episode.field(name))]
 
 
 def contact_sheet(
     dataset: EpisodeDataset, path: Path, *, camera: str | None = None, episodes: int = 8, frames: int = 8
 ) -> Path:
-    """A picture with a line for each episode: ``frames`` of its pictures, from the first to the last.
+    """An image with a line for each episode: ``frames`` of its images, from the first to the last.
 
     Args:
         dataset: its first ``episodes`` are shown.
         path: PNG file to write.
-        camera: which array; the first that has pictures where None.
+        camera: which array; the first that has images where None.
         episodes: lines at most.
-        frames: pictures in a line.
+        frames: images in a line.
     """
     images = require_extra("PIL.Image", extra="record", purpose="a contact sheet")
     drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
@@ -78,15 +78,15 @@ def contact_sheet(
     cameras = cameras_of(dataset[0])
     chosen = camera or (cameras[0] if cameras else None)
     if chosen is None or chosen not in cameras:
-        wanted = "pictures" if camera is None else f"pictures named {camera!r}"
-        got = f"pictures {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
+        wanted = "images" if camera is None else f"images named {camera!r}"
+        got = f"images {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
         raise ConfigError(
             f"contact sheet: expected {wanted} in the dataset (uint8, with 1, 3 or 4 channels), got {got}; record a "
             "camera, without a frame stack"
         )
     lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
     height, width = as_rgb(dataset[0].read(chosen, 0, 1)).shape[1:3]
-    # small pictures are shown larger, so that the text beside them can be read
+    # small images are shown larger, so that the text beside them can be read
     scale = max(1, 64 // height)
     height, width, margin = height * scale, width * scale, 14
     sheet: Image.Image = images.new("RGB", (frames * width, len(lines) * (height + margin)), "black")

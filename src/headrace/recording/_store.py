@@ -1,4 +1,4 @@
-"""The journaled store: a folder of episode files in which a crash can tear nothing.
+"""The journaled store: a directory of episode files in which a crash can tear nothing.
 
 An episode is written beside its place, synced, renamed, and only then gets its line in ``journal.jsonl``. Files without
 a line are leftovers of a crash: readers ignore them and ``resume`` removes them.
@@ -34,7 +34,6 @@ from headrace.files import (
     truncate,
     write_whole,
 )
-from headrace.recording._block_file import BlockBuffer
 from headrace.recording._episode_file import (
     META_KINDS,
     EpisodeMeta,
@@ -46,6 +45,7 @@ from headrace.recording._episode_file import (
 )
 from headrace.recording._fields import Array, Field
 from headrace.recording._info import INFO, DatasetInfo, info_text
+from headrace.recording._npz_writer import BlockBuffer
 
 Group = Literal["episodes", "failed"]
 _GROUPS: tuple[Group, ...] = ("episodes", "failed")
@@ -62,7 +62,7 @@ class Writable(Protocol):
 
     @property
     def group(self) -> Group:
-        """The folder it belongs to."""
+        """The directory it belongs to."""
         ...
 
     def columns(self) -> Iterable[tuple[Field, Iterable[Array]]]:
@@ -132,12 +132,12 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
 
 
 class EpisodeStore:
-    """The writing side of a dataset folder. One process at a time; a lock that dies with its process holds others out.
+    """The writing side of a dataset directory, for one process at a time: a lock that dies with it holds others out.
 
     Args:
-        path: the dataset folder; made if absent.
+        path: the dataset directory; made if absent.
         info: where the episodes come from; must be the same when resuming.
-        resume: go on after the committed episodes. Without it a folder with anything in it is refused.
+        resume: go on after the committed episodes. Without it a directory with anything in it is refused.
     """
 
     def __init__(self, path: Path | str, info: DatasetInfo, *, resume: bool = False) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from headrace.errors import DataError, require_extra
 from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._hdf5_parts import open_hdf5, row_counts
-from headrace.recording._mp4 import frame_times
+from headrace.recording._hdf5 import open_hdf5, row_counts
+from headrace.recording._video import frame_times
 
 Kind = Literal["headrace", "robomimic", "lerobot", "minari"]
 
@@ -44,14 +44,14 @@ def detect_kind(path: Path) -> Kind:
     for file, kind in signs:
         if (path / file).exists():
             return kind
-    raise DataError(f"{path}: expected an episode dataset, a robomimic .hdf5 file, a LeRobot or a Minari folder")
+    raise DataError(f"{path}: expected an episode dataset, a robomimic .hdf5 file, a LeRobot or a Minari directory")
 
 
 def verify_dataset(path: Path | str) -> Verdict:
     """Check everything that can be checked without the environment."""
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path}: expected a dataset folder or an .hdf5 file, got nothing there; check the path")
+        raise DataError(f"{path}: expected a dataset directory or an .hdf5 file, got nothing there; check the path")
     kind = detect_kind(path)
     check = {
         "headrace": _check_store,

@@ -1,9 +1,10 @@
-"""A tiled video of an evaluation: the first environments side by side, with reward and success written on them."""
+"""Video: encoding images to mp4 with PyAV, whose wheel brings its encoder, and tiled videos of an evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -13,11 +14,92 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._leaves import flatten
-from headrace.errors import ConfigError, DataError, require_extra
+from headrace.errors import ConfigError, DataError, ShapeError, require_extra
 from headrace.files import put_in_place
-from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, is_picture
-from headrace.recording._mp4 import Mp4Writer
+from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, is_image
 from headrace.types import ResetRecord, StackSpec, StepRecord
+
+Picture = NDArray[np.uint8]
+
+CODEC = "libx264"
+
+
+def _library() -> Any:
+    return require_extra("av", extra="record", purpose="mp4 video")
+
+
+def exact_rate(fps: float) -> Fraction:
+    """Frames per second as the fraction that was meant: 29.97 is 2997/100."""
+    if not 0 < fps <= 1000:
+        raise ConfigError(f"fps: expected more than 0 and at most 1000, got {fps}")
+    return Fraction(fps).limit_denominator(1000)
+
+
+class Mp4Writer:
+    """Encodes images one by one; holds a few frames at most. H.264, a key frame every ``gop`` frames.
+
+    Args:
+        path: file to write; replaced if there.
+        fps: frames per second.
+        height: of every image.
+        width: of every image.
+        gop: distance of key frames; small makes random access quick.
+        crf: 0 (lossless) to 51.
+        streamed: the file can be played up to the last key frame at any time, also after a crash.
+    """
+
+    def __init__(
+        self, path: Path, fps: float, height: int, width: int, *, gop: int = 2, crf: int = 18, streamed: bool = False
+    ) -> None:
+        library = _library()
+        options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if streamed else {}
+        self._library = library
+        self._shape = (height, width, 3)
+        self._rate = exact_rate(fps)
+        self.frames = 0
+        self._container: Any = library.open(str(path), "w", format="mp4", options=options)
+        stream: Any = self._container.add_stream(
+            CODEC, rate=self._rate, options={"crf": str(crf), "g": str(gop), "bf": "0", "preset": "veryfast"}
+        )
+        stream.height, stream.width = height, width
+        # 4:2:0 halves the color planes, which odd sizes do not allow
+        stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
+        stream.codec_context.time_base = 1 / self._rate
+        self._stream = stream
+
+    def add(self, picture: Picture) -> None:
+        """Encode one image, uint8 (H, W, 3)."""
+        if picture.shape != self._shape or picture.dtype != np.uint8:
+            raise ShapeError(f"image: expected uint8 {self._shape}, got {picture.dtype} {picture.shape}")
+        frame = self._library.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+        frame.pts = self.frames
+        frame.time_base = 1 / self._rate
+        self._container.mux(self._stream.encode(frame))
+        self.frames += 1
+
+    def close(self) -> None:
+        """Write what the encoder still holds, and the end of the file."""
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+
+
+def frame_times(path: Path) -> list[float]:
+    """Seconds at which each frame of a video is shown, in order, without decoding."""
+    library = _library()
+    try:
+        with library.open(str(path)) as container:
+            stream = container.streams.video[0]
+            packets = [packet for packet in container.demux(stream) if packet.pts is not None]
+            return sorted(float(packet.pts * packet.time_base) for packet in packets)
+    except (library.error.FFmpegError, IndexError) as error:
+        raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
+
+
+def read_frames(path: Path) -> list[Picture]:
+    """Every frame of a video, decoded, uint8 (H, W, 3)."""
+    with _library().open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
 
 Pictures = NDArray[np.uint8]
 
@@ -25,14 +107,14 @@ _GREEN, _RED = (40, 200, 40), (220, 40, 40)
 
 
 class TiledVideo:
-    """An mp4 of tiled pictures, encoded as they come: no frame is kept.
+    """An mp4 of tiled images, encoded as they come: no frame is kept.
 
     Written to ``<path>.partial``, which can be played while it grows and after a crash, and renamed by ``close``.
 
     Args:
         path: file to make; must not exist.
         fps: frames per second.
-        tiles: how many pictures a frame has.
+        tiles: how many images a frame has.
     """
 
     def __init__(self, path: Path | str, *, fps: float, tiles: int) -> None:
@@ -97,7 +179,7 @@ class TiledVideo:
         return max(1, 96 // pictures.shape[1])
 
     def _tiled(self, pictures: Pictures) -> Pictures:
-        """Pictures in a grid with even sides; small ones enlarged, so that the text on them can be read."""
+        """Images in a grid with even sides; small ones enlarged, so that the text on them can be read."""
         scale = self._scale(pictures)
         _, height, width, _ = pictures.shape
         tall, wide = self._rows * height * scale, self._columns * width * scale
@@ -113,14 +195,14 @@ class TiledVideo:
 class VideoObserver:
     """Attach it to an environment, and the first environments are filmed from one camera.
 
-    A tile shows its environment's picture, the return of its episode so far, and a green or red frame in the step that
+    A tile shows its environment's image, the return of its episode so far, and a green or red frame in the step that
     ends an episode with or without success. A suspended environment's tile stands still.
 
     Args:
         path: mp4 file to make; must not exist.
-        camera: observation group with uint8 pictures; the only one there is where None.
+        camera: observation group with uint8 images; the only one there is where None.
         stack: how the group stacks its frames, if it does; the newest is shown.
-        render: for tasks without a camera, a function that draws a picture of each environment: ``env.render_each``.
+        render: for tasks without a camera, a function that draws an image of each environment: ``env.render_each``.
         num_envs: the first n environments; fewer if there are fewer.
         fps: frames per second.
     """
@@ -151,7 +233,7 @@ class VideoObserver:
 
     @property
     def needs(self) -> frozenset[Literal["states", "frames"]]:
-        """Pictures of every step, where an observation group has them."""
+        """Images of every step, where an observation group has them."""
         return frozenset() if self._render else frozenset({"frames"})
 
     def after_reset(self, record: ResetRecord) -> None:
@@ -192,7 +274,7 @@ class VideoObserver:
         return [slot for slot in env_ids.tolist() if slot < len(self._returns)]
 
     def _show(self, obs: dict[str, Tensor], slots: list[int]) -> None:
-        """Put some environments' camera pictures on their tiles."""
+        """Put some environments' camera images on their tiles."""
         if self._render is None:
             pictures = self._find(obs)
             if self._pictures is None:
@@ -214,18 +296,18 @@ class VideoObserver:
 
     def _find(self, obs: dict[str, Tensor] | dict[str, Any]) -> Pictures:
         found = flatten(obs)
-        cameras = [name for name, value in found.items() if is_picture(tuple(value.shape[1:]))]
+        cameras = [name for name, value in found.items() if is_image(tuple(value.shape[1:]))]
         if self._camera is None and len(cameras) != 1:
             got = f"{len(cameras)} of them, {', '.join(cameras)}; name the one to film" if cameras else "none"
-            raise ConfigError(f"camera: expected one observation with pictures, got {got}")
+            raise ConfigError(f"camera: expected one observation with images, got {got}")
         name = self._camera or cameras[0]
         if name not in cameras:
-            raise ConfigError(f"camera: no pictures named {name!r}; there are: {', '.join(cameras) or 'none'}")
+            raise ConfigError(f"camera: no images named {name!r}; there are: {', '.join(cameras) or 'none'}")
         pictures = as_array(found[name] if self._stack is None else self._stack.newest(found[name]), name)
         field = Field(name=name, dtype=pictures.dtype, shape=tuple(pictures.shape[1:]))
         if not can_be_shown(field):
             raise ConfigError(
-                f"camera: expected uint8 pictures with 1, 3 or 4 channels, got {field.dtype}{field.shape}; "
+                f"camera: expected uint8 images with 1, 3 or 4 channels, got {field.dtype}{field.shape}; "
                 "name its stack, or film one that is not normalized"
             )
         return as_rgb(pictures)

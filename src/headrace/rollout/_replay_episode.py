@@ -13,7 +13,7 @@ from headrace._leaves import flatten
 from headrace.envs import BatchEnv, Task, make
 from headrace.errors import ConfigError, DataError, UnsupportedError
 from headrace.recording import DatasetInfo, Episode
-from headrace.recording._fields import Array, as_array, is_picture
+from headrace.recording._fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord
 
 
@@ -143,7 +143,7 @@ class _Recorded:
     def __init__(self, episode: Episode, names: list[str]) -> None:
         self._episode = episode
         self.names = names
-        images = [name for name in names if name.startswith("obs/") and is_picture(episode.field(name).shape)]
+        images = [name for name in names if name.startswith("obs/") and is_image(episode.field(name).shape)]
         self._small = {name: episode.read(name) for name in names if name not in images}
         needs: set[Literal["states", "frames"]] = set()
         if "states" in names:
