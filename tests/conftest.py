@@ -1,9 +1,11 @@
-"""Settings that must stand before any library is imported, and the browser of the tests that need one."""
+"""Settings that must stand before any library is imported; a small disk and a browser for the tests that need them."""
 
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,18 @@ os.environ["TRITON_INTERPRET"] = "1"
 # inherit that: tests that press Ctrl-C would wait forever
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A disk of 64 KiB, where this machine lets us mount one; ``mount -o remount`` changes it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,6 @@ FAULTS = [
     FaultyDisk(errno.EIO, at="sync"),
     FaultyDisk(errno.EROFS, at="rename"),
 ]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 KiB, where this machine lets us mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 def names(directory: Path) -> list[str]:

@@ -250,6 +250,29 @@ def test_a_full_disk_gives_a_clear_error_and_committed_episodes_survive(tmp_path
     assert again.report.already_there == committed
 
 
+def test_a_disk_that_is_really_full_is_named_and_recording_goes_on_when_there_is_room(small_disk, tmp_path):
+    with pytest.raises(StorageError, match=r"the disk is full; \d+ committed episodes are safe.*resume=True"):
+        record_some(small_disk / "d")
+    committed = check_committed(small_disk / "d")
+    assert not list((small_disk / "d").rglob("*.part"))
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    assert record_some(small_disk / "d", resume=True).committed == record_some(tmp_path / "whole").committed > committed
+    assert check_committed(small_disk / "d") > committed
+
+
+def test_a_disk_that_becomes_read_only_is_named_and_what_was_committed_is_read(small_disk):
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    committed = record_some(small_disk / "d", steps=12).committed
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StorageError, match="the disk is read-only"):
+        record_some(small_disk / "d", resume=True)
+    with pytest.raises(StorageError, match="the disk is read-only"):
+        record_some(small_disk / "new")
+    assert check_committed(small_disk / "d") == committed
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert record_some(small_disk / "d", resume=True).committed > committed
+
+
 def test_the_step_after_a_failed_write_raises(tmp_path, monkeypatch):
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 import headrace
 from headrace import files
+from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.recording import (
     DatasetInfo,
@@ -159,6 +160,25 @@ def test_instructions_are_kept_and_become_task_texts(tmp_path: Path):
         assert episode.meta.instruction == (f"task {kind}" if kind else "")
     export_dataset(source, tmp_path / "x", "lerobot")
     check_tasks(source, tmp_path / "x", [(entry.seed, entry.episode_id) for entry in dataset.entries])
+
+
+class Told(Cartpole):
+    """Has an instruction per episode."""
+
+    def instructions(self, rows):
+        return [f"hold episode {int(episode)}" for episode in rows.episode_ids]
+
+
+def test_the_instructions_of_an_environment_reach_its_episodes(tmp_path: Path):
+    env = headrace.make(Told(CartpoleCfg(episode_length=4)), 3)
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=("obs", "actions")), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=0)
+        for _ in range(8):
+            env.step(torch.zeros(3, 1))
+    env.close()
+    texts = {episode.meta.episode_id: episode.meta.instruction for episode in EpisodeDataset(tmp_path / "d")}
+    assert texts == {number: f"hold episode {number}" for number in range(6)}
 
 
 def test_episodes_are_appended_and_nothing_is_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
