@@ -93,8 +93,6 @@ def _end(count: int, size: int, offset: int) -> bytes:
     return record + locator + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
 
 
-Piece: TypeAlias = "bytes | memoryview"
-
 BUFFER_BYTES = 1 << 20
 _ALIGNMENT = 4096
 _DIRECT_FROM = 1 << 17
