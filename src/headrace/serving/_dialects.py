@@ -75,7 +75,7 @@ class Speaker(Protocol):
         """Connect, read what the server says of itself, and check the mapping against it."""
         ...
 
-    def frames(self, request: Request) -> list[bytes]:
+    def frames(self, request: Request) -> list[memoryview]:
         """A request as frames; each will get one answer."""
         ...
 
@@ -116,14 +116,14 @@ class WebsocketSpeaker:
         else:
             self._check_foreign()
 
-    def frames(self, request: Request) -> list[bytes]:
+    def frames(self, request: Request) -> list[memoryview]:
         """One frame for our own server, a frame per row for others."""
         if self._ours:
             return [self._our_frame(request)]
         mapping, context = cast("WireMapping", self._mapping), request.context
         columns = mapping.fill(request.obs)
         identities = list(zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True))
-        frames: list[bytes] = []
+        frames: list[memoryview] = []
         if self._dialect.reset is not None and not context.chunk_index.any() and len(context):
             frames.append(pack(self._dialect.reset))
         for row, (seed, episode) in enumerate(identities):
@@ -157,7 +157,7 @@ class WebsocketSpeaker:
         except ConfigError as error:
             raise PolicyError(f"server {self._server}: {error}") from error
 
-    def _our_frame(self, request: Request) -> bytes:
+    def _our_frame(self, request: Request) -> memoryview:
         obs = {name: self._coded(to_array(name, values)) for name, values in request.obs.items()}
         ours: dict[str, object] = {"protocol": PROTOCOL, "context": request.context.to_arrays()}
         if request.ended is not None:
@@ -226,7 +226,11 @@ class Gr00tSpeaker:
     def greet(self, link: Link, timeout: float) -> None:
         """Connect, ask for the modalities, and check the mapping against them."""
         link.open()
-        (frame,) = link.exchange([self._call("get_modality_config")], timeout)
+        link.send(self._call("get_modality_config"))
+        frame = link.receive(timeout)
+        if frame is None:
+            link.close()
+            raise PolicyError(f"server {self._server}: no answer within {timeout:g} s; is it a GR00T server?")
         raw = cast("bytes", frame)
         # the marker of a modality tells the two generations of servers apart, before any array has been seen
         self._form = "npy" if b"__ModalityConfig_class__" in raw else "nd"
@@ -241,7 +245,7 @@ class Gr00tSpeaker:
         history = max((1 - min(m.deltas) for n, m in self._modalities.items() if n in ("video", "state")), default=1)
         self.sizes = ServerSizes(horizon=len(self._modalities["action"].deltas), obs_steps=history)
 
-    def frames(self, request: Request) -> list[bytes]:
+    def frames(self, request: Request) -> list[memoryview]:
         """One request for all rows; a reset before it where all of them begin."""
         context = request.context
         observation: dict[str, dict[str, object]] = {"video": {}, "state": {}, "language": {}}
@@ -271,7 +275,7 @@ class Gr00tSpeaker:
             raise PolicyError(f"server {self._server}: {error}") from error
         return RawAnswer(actions=chunk, calls=1, padding=0)
 
-    def _call(self, endpoint: str, data: dict[str, object] | None = None) -> bytes:
+    def _call(self, endpoint: str, data: dict[str, object] | None = None) -> memoryview:
         message: dict[str, object] = {"endpoint": endpoint}
         if data is not None:
             message["data"] = data

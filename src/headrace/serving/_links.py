@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import threading
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,8 @@ from headrace.serving._wire import FRAME_LIMIT
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _SLICE = 0.1
-"""Seconds between looks at whether the engine was closed, where a library cannot be woken."""
+"""Seconds between looks at whether the server is still there, where a library does not say."""
+_TOO_BIG, _BAD_TEXT, _BAD_FRAME = 1009, 1007, 1002
 T = TypeVar("T")
 
 
@@ -50,12 +51,11 @@ class LinkLost(Exception):  # noqa: N818  # not an error of the caller: the requ
     """The connection is gone: reconnect and send again."""
 
 
-class LinkClosed(Exception):  # noqa: N818  # the engine's own doing
-    """The engine was closed meanwhile."""
-
-
 class Link(Protocol):
-    """A connection. Used by one thread; ``abort`` may come from another."""
+    """A connection, used by one thread."""
+
+    window: int
+    """Frames that may be sent before their answers are fetched."""
 
     @property
     def is_open(self) -> bool:
@@ -66,12 +66,12 @@ class Link(Protocol):
         """Connect; the server's first frame where it speaks first. Raises ``LinkLost`` where nobody answers."""
         ...
 
-    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
-        """Send the frames, and wait for as many answers in their order."""
+    def send(self, frame: memoryview) -> None:
+        """Send a frame."""
         ...
 
-    def abort(self) -> None:
-        """Make a call under way raise ``LinkClosed`` soon."""
+    def receive(self, seconds: float) -> bytes | str | None:
+        """The next frame; None if none comes within the seconds."""
         ...
 
     def close(self) -> None:
@@ -82,13 +82,14 @@ class Link(Protocol):
 class WebsocketLink:
     """A websocket without compression, as openpi's client opens it."""
 
+    window = 4
+
     def __init__(self, uri: str, cfg: RemoteCfg) -> None:
         self._uri, self._cfg = uri, cfg
         self._library: Any = require_extra("websockets.sync.client", extra="serve", purpose="a remote policy")
         self._errors: Any = require_extra("websockets.exceptions", extra="serve", purpose="a remote policy")
         self._held = contextlib.ExitStack()
         self._connection: Any = None
-        self._closing = False
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +114,8 @@ class WebsocketLink:
                 proxy=None,
             )
             self._connection = self._held.enter_context(connection)
+            seconds = struct.pack("ll", int(cfg.timeout) + 1, 0)
+            self._connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
             return self._connection.recv(timeout=cfg.reconnect)
         except self._errors.InvalidStatus as error:
             status = error.response.status_code
@@ -127,51 +130,33 @@ class WebsocketLink:
             self.close()
             raise LinkLost(str(error) or type(error).__name__) from error
 
-    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
-        """Send the frames, and wait for as many answers; fewer where the server closed after a text, its error."""
-        deadline = time.monotonic() + timeout
-        answers: list[bytes | str] = []
+    def send(self, frame: memoryview) -> None:
+        """Send a frame; a server that takes nothing for the time of an answer is lost."""
         try:
-            for frame in frames:
-                self._connection.send(frame)
-            for _ in frames:
-                answers.append(self._connection.recv(timeout=max(deadline - time.monotonic(), 0.001)))
-        except TimeoutError as error:
-            self.close()  # an answer that comes later must not be taken for that of the next request
-            raise PolicyError(
-                f"server {self._uri}: no answer within {timeout:g} s; raise RemoteCfg(timeout=…) for a slow model"
-            ) from error
+            self._connection.send(frame)
         except (OSError, EOFError, self._errors.ConnectionClosed) as error:
-            # what a server says before it closes may still lie unread, if it closed while more was being sent
-            with contextlib.suppress(OSError, EOFError, TimeoutError, self._errors.ConnectionClosed):
-                while len(answers) < len(frames):
-                    answers.append(self._connection.recv(timeout=0))
-            self.close()
-            if self._closing:
-                raise LinkClosed from error
-            if answers and isinstance(answers[-1], str):
-                return answers
-            closed = getattr(error, "rcvd", None)
-            if closed is not None and closed.code == 1009:
-                raise PolicyError(
-                    f"server {self._uri}: the request is larger than the server takes ({closed.reason})"
-                ) from error
-            sent = getattr(error, "sent", None)
-            if sent is not None and sent.code in (1009, 1007, 1002):
-                raise PolicyError(
-                    f"server {self._uri}: broken or oversized answer ({sent.reason or error}); the limit is "
-                    f"{self._cfg.frame_limit:,} bytes, RemoteCfg(frame_limit=…)"
-                ) from error
-            raise LinkLost(str(error) or type(error).__name__) from error
-        return answers
+            raise self._lost(error) from error
 
-    def abort(self) -> None:
-        """Shut the socket down under a call that waits."""
-        self._closing = True
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_RDWR)
+    def receive(self, seconds: float) -> bytes | str | None:
+        """The next frame, also one that came before the connection was lost."""
+        try:
+            return self._connection.recv(timeout=max(seconds, 0.0))
+        except TimeoutError:
+            return None
+        except (OSError, EOFError, self._errors.ConnectionClosed) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> Exception:
+        """What a lost connection means: a frame that one side does not take, or a reason to connect again."""
+        received, sent = (getattr(error, name, None) for name in ("rcvd", "sent"))
+        if received is not None and received.code == _TOO_BIG:
+            return PolicyError(f"server {self._uri}: the request is larger than the server takes ({received.reason})")
+        if sent is not None and sent.code in (_TOO_BIG, _BAD_TEXT, _BAD_FRAME):
+            return PolicyError(
+                f"server {self._uri}: broken or oversized answer ({sent.reason or error}); the limit is "
+                f"{self._cfg.frame_limit:,} bytes, RemoteCfg(frame_limit=…)"
+            )
+        return LinkLost(str(error) or type(error).__name__)
 
     def close(self) -> None:
         """Disconnect."""
@@ -184,13 +169,14 @@ class WebsocketLink:
 class ZmqLink:
     """A REQ socket, rebuilt after whatever goes wrong: it allows nothing but send and receive in turn."""
 
+    window = 1
+
     def __init__(self, uri: str, cfg: RemoteCfg) -> None:
         self._uri, self._cfg = uri, cfg
         self._zmq: Any = require_extra("zmq", extra="serve", purpose="a GR00T server")
         self._context: Any = None
         self._socket: Any = None
         self._monitor: Any = None
-        self._closing = False
 
     @property
     def is_open(self) -> bool:
@@ -216,31 +202,22 @@ class ZmqLink:
             raise LinkLost("nobody listens there")
         return None
 
-    def exchange(self, frames: Sequence[bytes], timeout: float) -> list[bytes | str]:
-        """Send each frame and wait for its answer."""
-        zmq = self._zmq
-        deadline = time.monotonic() + timeout
-        answers: list[bytes | str] = []
-        for frame in frames:
-            self._socket.send(frame)
-            while not self._socket.poll(int(1000 * _SLICE)):
-                if self._closing:
-                    raise LinkClosed
-                if self._await_event(zmq.EVENT_DISCONNECTED, 0.0):
-                    self.close()
-                    raise LinkLost("the server closed the connection")
-                if time.monotonic() > deadline:
-                    self.close()
-                    raise PolicyError(
-                        f"server {self._uri}: no answer within {timeout:g} s; raise RemoteCfg(timeout=…) for a slow "
-                        "model, and look whether it is a GR00T server"
-                    )
-            answers.append(bytes(self._socket.recv()))
-        return answers
+    def send(self, frame: memoryview) -> None:
+        """Send a frame."""
+        try:
+            self._socket.send(frame, self._zmq.NOBLOCK)
+        except self._zmq.ZMQError as error:
+            raise LinkLost(str(error)) from error
 
-    def abort(self) -> None:
-        """A call under way looks at this a few times a second."""
-        self._closing = True
+    def receive(self, seconds: float) -> bytes | str | None:
+        """The next frame; a server that went away is looked for a few times a second."""
+        deadline = time.monotonic() + seconds
+        while not self._socket.poll(int(1000 * max(0.0, min(_SLICE, deadline - time.monotonic())))):
+            if self._await_event(self._zmq.EVENT_DISCONNECTED, 0.0):
+                raise LinkLost("the server closed the connection")
+            if time.monotonic() >= deadline:
+                return None
+        return bytes(self._socket.recv())
 
     def close(self) -> None:
         """Disconnect, and end the library's threads."""
@@ -262,7 +239,7 @@ class ZmqLink:
         return False
 
 
-def persist(attempt: Callable[[], T], *, seconds: float, closing: threading.Event, server: str) -> T:
+def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:
     """Try until it works or the seconds are over; pauses grow and are random, so that clients do not come together."""
     deadline = time.monotonic() + seconds
     pause = _FIRST_PAUSE
@@ -270,13 +247,11 @@ def persist(attempt: Callable[[], T], *, seconds: float, closing: threading.Even
         try:
             return attempt()
         except LinkLost as error:
-            if closing.is_set():
-                raise LinkClosed from error
             left = deadline - time.monotonic()
             if left <= 0:
                 raise PolicyError(
                     f"server {server}: no connection within {seconds:g} s ({error}); start the server, check the "
                     "address, or raise RemoteCfg(reconnect=…)"
                 ) from error
-            closing.wait(min(left, pause * random.uniform(0.5, 1.5)))
+            time.sleep(min(left, pause * random.uniform(0.5, 1.5)))
             pause = min(2 * pause, _LONGEST_PAUSE)

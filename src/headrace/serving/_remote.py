@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,12 +25,14 @@ from headrace.serving._dialects import (
     WebsocketSpeaker,
 )
 from headrace.serving._images import ImageCoding
-from headrace.serving._links import Link, LinkClosed, LinkLost, RemoteCfg, WebsocketLink, ZmqLink, persist
+from headrace.serving._links import Link, LinkLost, RemoteCfg, WebsocketLink, ZmqLink, persist
 from headrace.serving._mapping import WireMapping
 from headrace.types import Obs
 
 _MOST_SENDS = 5
 """Of one request: a server that dies of it each time would do so for ever."""
+_TURN = 0.002
+"""Seconds for which one of several connections is listened to."""
 _PORTS = {"openpi": 8000, "roboarena": 8000, "vllm-omni": 8000, "gr00t": 5555}
 
 
@@ -103,32 +105,17 @@ class RemoteEngine:
         self._mapping = mapping
         self._coding: ImageCoding = images
         self._given = (horizon, action_dim)
-        self._closing = threading.Event()
-        self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Reply | HeadraceError | LinkClosed] = queue.SimpleQueue()
-        self._under_way = 0
-        self._links = [self._link() for _ in range(connections)]
-        first = self._speaker()
-        try:
-            self._greet(self._links[0], first)
-        except HeadraceError:
-            self._links[0].close()
-            raise
-        self.sizes = first.sizes
+        self._closed = False
+        first = self._line()
+        first.greet()
+        self.sizes = first.speaker.sizes
         self._policy: RemotePolicy | None = None
         rows, width = self._dimension("horizon"), self._dimension("action_dim")
         if rows is not None and width is not None:
             self._policy = self._sized_policy(rows, width)
         # a policy with memory sees the chunks of an episode in their order: one request at a time
-        self.capacity = 1 if first.sizes.memory else connections
-        self._threads = [
-            threading.Thread(
-                target=self._serve_link, args=(link, first if link is self._links[0] else None), daemon=True
-            )
-            for link in self._links[: self.capacity]
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.capacity = 1 if self.sizes.memory else connections
+        self._lines = [first, *(self._line() for _ in range(self.capacity - 1))]
 
     @property
     def policy(self) -> ChunkPolicy:
@@ -151,12 +138,12 @@ class RemoteEngine:
     @property
     def busy(self) -> bool:
         """No further request can be taken."""
-        return self._under_way >= self.capacity
+        return all(line.call is not None for line in self._lines)
 
     @property
     def pending(self) -> bool:
         """A request is under way, or its reply has not been fetched."""
-        return self._under_way > 0
+        return any(line.call is not None for line in self._lines)
 
     def probe(self, obs: Obs, instructions: tuple[str, ...] = ("",)) -> ChunkPolicy:
         """Learn the sizes from one answer to one observation row, group → (1, …)."""
@@ -171,52 +158,45 @@ class RemoteEngine:
             left_over_length=zero,
             delay=zero,
         )
-        link, speaker = self._link(), self._speaker()
+        line = self._line()
         try:
-            self._greet(link, speaker)
-            raw = self._ask(link, speaker, Request(obs=obs, context=context))
+            line.greet()
+            line.begin(Request(obs=obs, context=context))
+            raw: RawAnswer | None = None
+            while raw is None:
+                raw = line.advance(self._cfg.timeout)
         finally:
-            link.close()
+            line.link.close()
         if raw.actions.ndim != 3 or len(raw.actions) != 1:
             raise PolicyError(f"server {self._address}: expected a chunk (horizon, A), got {raw.actions.shape[1:]}")
         self._policy = self._sized_policy(raw.actions.shape[1], raw.actions.shape[2])
         return self._policy
 
     def submit(self, request: Request) -> None:
-        """Hand over a request."""
-        if self.busy or self._closing.is_set():
+        """Send a request; its answer is fetched by :meth:`poll`."""
+        free = next((line for line in self._lines if line.call is None), None)
+        if free is None or self._closed:
             raise LifecycleError("engine: it is closed, or has as many requests under way as connections; poll first")
-        self._under_way += 1
-        self._work.put(request)
+        with _blaming(request):
+            free.begin(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The first reply there is, in any order; with ``wait``, wait for one."""
-        if not self._under_way:
-            return None
-        try:
-            reply = self._done.get(block=wait)
-        except queue.Empty:
-            return None
-        self._under_way -= 1
-        if isinstance(reply, LinkClosed):
-            raise LifecycleError("engine: closed while a request was under way")
-        if isinstance(reply, HeadraceError):
-            raise reply
-        return reply
+        while waiting := [line for line in self._lines if line.call is not None]:
+            for line in waiting:
+                patience = 0.0 if not wait else self._cfg.timeout if len(waiting) == 1 else _TURN
+                if (reply := self._advance(line, patience)) is not None:
+                    return reply
+            if not wait:
+                return None
+        return None
 
     def close(self) -> None:
         """Disconnect; requests under way are dropped."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        for _ in self._threads:
-            self._work.put(None)
-        for link in self._links:
-            link.abort()
-        for thread in self._threads:
-            thread.join()
-        for link in self._links:
-            link.close()
+        self._closed = True
+        for line in self._lines:
+            line.call = None
+            line.link.close()
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -224,65 +204,16 @@ class RemoteEngine:
     def __exit__(self, *reason: object) -> None:
         self.close()
 
-    def _serve_link(self, link: Link, speaker: Speaker | None) -> None:
-        """The life of one connection's thread."""
-        try:
-            while (request := self._work.get()) is not None and not self._closing.is_set():
-                begin = time.perf_counter()
-                try:
-                    if speaker is None:
-                        speaker = self._speaker()
-                        self._greet(link, speaker)
-                    raw = self._ask(link, speaker, request)
-                    answer = self._checked(raw, request)
-                    self._done.put(Reply(request=request, answer=answer, seconds=time.perf_counter() - begin))
-                except (ConfigError, PolicyError) as error:  # the former: a mapping that does not fit the groups
-                    self._done.put(_blamed(error, request))
-                except LinkClosed as error:
-                    self._done.put(error)
-        finally:
-            link.close()
-
-    def _ask(self, link: Link, speaker: Speaker, request: Request) -> RawAnswer:
-        """Exchange a request, over a new connection if the old one is lost."""
-        frames = speaker.frames(request)
-        reasons: list[str] = []
-        try:
-            while len(reasons) < _MOST_SENDS:
-                if not link.is_open:
-                    self._reopen(link, speaker)
-                try:
-                    return speaker.answer(link.exchange(frames, self._cfg.timeout), request)
-                except LinkLost as error:
-                    if self._closing.is_set():
-                        raise LinkClosed from error
-                    reasons.append(str(error))
-        except PolicyError:
-            link.close()  # a server that failed has closed its side, or is about to
-            raise
-        raise PolicyError(
-            f"server {self._address}: lost the connection {_MOST_SENDS} times under one request: {reasons}"
-        )
-
-    def _reopen(self, link: Link, speaker: Speaker) -> None:
-        before = speaker.sizes
-        self._greet(link, speaker)
-        if speaker.sizes != before:
-            raise PolicyError(
-                f"server {self._address}: came back with another policy, {speaker.sizes}; it was {before}"
-            )
-
-    def _greet(self, link: Link, speaker: Speaker) -> None:
-        try:
-            persist(
-                lambda: speaker.greet(link, self._cfg.reconnect),
-                seconds=self._cfg.reconnect,
-                closing=self._closing,
-                server=self._address,
-            )
-        except PolicyError:
-            link.close()
-            raise
+    def _advance(self, line: _Line, patience: float) -> Reply | None:
+        """The reply on a connection, if it comes within the seconds."""
+        call = line.call
+        assert call is not None
+        with _blaming(call.request):
+            raw = line.advance(patience)
+            if raw is None:
+                return None
+            answer = self._checked(raw, call.request)
+        return Reply(request=call.request, answer=answer, seconds=time.monotonic() - call.begun)
 
     def _checked(self, raw: RawAnswer, request: Request) -> Answer:
         context = request.context
@@ -304,15 +235,151 @@ class RemoteEngine:
             raise ConfigError(f"{name}: expected {given}, got a server whose policy has {name} {said}")
         return given if said is None else said
 
-    def _speaker(self) -> Speaker:
-        cfg = self._cfg
+    def _line(self) -> _Line:
+        cfg, address = self._cfg, self._address
         if self._dialect == "gr00t":
-            return Gr00tSpeaker(self._address, self._mapping, cfg.api_key, cfg.frame_limit)
+            speaker = Gr00tSpeaker(address, self._mapping, cfg.api_key, cfg.frame_limit)
+            return _Line(address, ZmqLink(address, cfg), speaker, cfg)
         dialect = WEBSOCKET_DIALECTS[self._dialect]
-        return WebsocketSpeaker(self._address, dialect, self._mapping, self._coding, cfg.frame_limit)
+        speaker = WebsocketSpeaker(address, dialect, self._mapping, self._coding, cfg.frame_limit)
+        return _Line(address, WebsocketLink(address, cfg), speaker, cfg)
 
-    def _link(self) -> Link:
-        return (ZmqLink if self._dialect == "gr00t" else WebsocketLink)(self._address, self._cfg)
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A request under way."""
+
+    request: Request
+    frames: list[memoryview]
+    begun: float
+    deadline: float = 0.0
+    sent: int = 0
+    answers: list[bytes | str] = field(default_factory=list["bytes | str"])
+    losses: list[str] = field(default_factory=list[str])
+    """Why its connection was lost, each time."""
+
+
+class _Line:
+    """One connection with at most one request under way. Lost, it is opened again and the request sent once more."""
+
+    def __init__(self, address: str, link: Link, speaker: Speaker, cfg: RemoteCfg) -> None:
+        self._address, self.link, self.speaker, self._cfg = address, link, speaker, cfg
+        self._greeted = False
+        self.call: _Call | None = None
+
+    def greet(self) -> None:
+        """Connect, trying for as long as the settings say, and read what the server is."""
+        before = self.speaker.sizes
+        try:
+            persist(
+                lambda: self.speaker.greet(self.link, self._cfg.reconnect),
+                seconds=self._cfg.reconnect,
+                server=self._address,
+            )
+        except HeadraceError:
+            self.link.close()
+            raise
+        if self._greeted and self.speaker.sizes != before:
+            self.link.close()
+            raise PolicyError(
+                f"server {self._address}: came back with another policy, {self.speaker.sizes}; it was {before}"
+            )
+        self._greeted = True
+
+    def begin(self, request: Request) -> None:
+        """Send the first frames of a request."""
+        if not self._greeted:
+            self.greet()
+        call = _Call(request=request, frames=self.speaker.frames(request), begun=time.monotonic())
+        self.call = call
+        self._attempt(lambda: self._send(call))
+
+    def advance(self, seconds: float) -> RawAnswer | None:
+        """Fetch what has come, waiting for some seconds; the answer once it is whole."""
+        call = self.call
+        assert call is not None
+        whole = self._attempt(lambda: self._receive(call, seconds))
+        if not whole:
+            return None
+        self.call = None
+        try:
+            return self.speaker.answer(call.answers, call.request)
+        except PolicyError:
+            self.link.close()  # a server that failed has closed its side, or is about to
+            raise
+
+    def _attempt(self, act: Callable[[], bool]) -> bool:
+        """Do something with the connection; a lost one is replaced, and the request begun anew."""
+        call = self.call
+        assert call is not None
+        try:
+            while True:
+                try:
+                    if not self.link.is_open:
+                        self.greet()
+                        call.sent = 0
+                        call.answers.clear()
+                        self._send(call)
+                    return act()
+                except LinkLost as error:
+                    if self._last_words(call):
+                        return True
+                    self.link.close()
+                    call.losses.append(str(error))
+                    if len(call.losses) >= _MOST_SENDS:
+                        raise PolicyError(
+                            f"server {self._address}: lost the connection {_MOST_SENDS} times under one request: "
+                            f"{call.losses}"
+                        ) from error
+        except HeadraceError:
+            self.link.close()
+            self.call = None
+            raise
+
+    def _send(self, call: _Call) -> bool:
+        """Send as many frames as the window allows."""
+        if not call.sent:
+            call.deadline = time.monotonic() + self._cfg.timeout
+        while call.sent < min(len(call.frames), len(call.answers) + self.link.window):
+            self.link.send(call.frames[call.sent])
+            call.sent += 1
+        return False
+
+    def _receive(self, call: _Call, seconds: float) -> bool:
+        """Fetch answers; whether all are there."""
+        until = time.monotonic() + seconds
+        while len(call.answers) < len(call.frames):
+            now = time.monotonic()
+            answer = self.link.receive(max(0.0, min(until, call.deadline) - now))
+            if answer is not None:
+                call.answers.append(answer)
+                self._send(call)
+            elif time.monotonic() >= call.deadline:
+                raise PolicyError(
+                    f"server {self._address}: no answer within {self._cfg.timeout:g} s; raise RemoteCfg(timeout=…) for "
+                    "a slow model"
+                )
+            else:
+                return False
+        return True
+
+    def _last_words(self, call: _Call) -> bool:
+        """Whether the server said a text before it closed: its error, which may lie unread behind other answers."""
+        with contextlib.suppress(LinkLost, PolicyError):
+            while (answer := self.link.receive(0.0)) is not None:
+                call.answers.append(answer)
+        return bool(call.answers) and isinstance(call.answers[-1], str)
+
+
+@contextlib.contextmanager
+def _blaming(request: Request) -> Generator[None]:
+    """Errors of a server or a mapping name the environments that wait for it."""
+    try:
+        yield
+    except (ConfigError, PolicyError) as error:
+        text = str(error)
+        whose = "" if "environments " in text else f"\nit was asked for {named(request.context)}"
+        raise PolicyError(text + whose) from error
 
 
 def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
@@ -331,11 +398,3 @@ def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     path = parts.path or (WEBSOCKET_DIALECTS[spoken].path if spoken in WEBSOCKET_DIALECTS else "")
     return f"{transport}://{host}:{parts.port or _PORTS[spoken]}{path}", spoken
-
-
-def _blamed(error: HeadraceError, request: Request) -> PolicyError:
-    text = str(error)
-    whose = "" if "environments " in text else f"\nit was asked for {named(request.context)}"
-    blamed = PolicyError(text + whose)
-    blamed.__cause__ = error
-    return blamed

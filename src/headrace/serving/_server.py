@@ -199,7 +199,9 @@ class PolicyServer:
         finally:
             batcher.leave(number)
 
-    async def _answer(self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None) -> bytes | None:
+    async def _answer(
+        self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None
+    ) -> memoryview | None:
         """The reply to one frame; None once the client is gone, or was told of an error."""
         assert self._batcher is not None
         try:
@@ -225,7 +227,7 @@ class PolicyServer:
         await connection.close(code, "the error is in the previous frame")
 
 
-def _reply(served: ServedRows, *, ours: bool, total: float | None) -> bytes:
+def _reply(served: ServedRows, *, ours: bool, total: float | None) -> memoryview:
     timing: dict[str, object] = {"infer_ms": 1000 * served.seconds}
     message: dict[str, object] = {
         "actions": served.actions if ours else served.actions[0],

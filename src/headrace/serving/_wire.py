@@ -40,15 +40,20 @@ _NPY_HEADER = re.compile(
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[SU]\d{1,6})")
 
 
-def pack(message: Mapping[str, object], form: ArrayForm = "openpi") -> bytes:
-    """A frame. Arrays are written as ``form``; any other object than msgpack's own and numpy's is refused."""
+def pack(message: Mapping[str, object], form: ArrayForm = "openpi") -> memoryview:
+    """A frame, in memory of its own: arrays are copied once.
+
+    Arrays are written as ``form``; any other object than msgpack's own and numpy's is refused.
+    """
+    packer = _msgpack.Packer(default=partial(_marked, form=form), autoreset=False)
     try:
-        return cast("bytes", _msgpack.packb(message, default=partial(_marked, form=form)))
+        packer.pack(message)
+        return cast("memoryview", packer.getbuffer())
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"frame: expected arrays, texts, numbers, lists and maps, got {error}") from error
 
 
-def unpack(frame: bytes, *, limit: int = FRAME_LIMIT) -> object:
+def unpack(frame: bytes | memoryview, *, limit: int = FRAME_LIMIT) -> object:
     """What a frame holds. Arrays are read-only views of memory of their own; damaged or oversized frames are refused.
 
     Args:
@@ -75,7 +80,7 @@ def unpack(frame: bytes, *, limit: int = FRAME_LIMIT) -> object:
         ) from error
 
 
-def unpack_map(frame: bytes | str, *, limit: int = FRAME_LIMIT) -> dict[str, object]:
+def unpack_map(frame: bytes | memoryview | str, *, limit: int = FRAME_LIMIT) -> dict[str, object]:
     """A frame that must hold a map with text keys."""
     message = frame if isinstance(frame, str) else unpack(frame, limit=limit)
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in cast("dict[object, object]", message)):
