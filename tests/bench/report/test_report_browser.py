@@ -75,3 +75,17 @@ def test_dark_mode_is_dark(shown) -> None:
     color = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     assert max(shown(color_scheme="dark").evaluate(color)) < 60
     assert min(shown(color_scheme="light").evaluate(color)) > 200
+
+
+def test_the_table_of_runs_is_not_clipped(shown) -> None:
+    page = shown(viewport={"width": 1100, "height": 900})
+    fits = "(() => { const it = document.querySelector('#runs .scroll'); return it.scrollWidth <= it.clientWidth; })()"
+    assert page.evaluate(fits)
+
+
+def test_a_dark_page_is_printed_light(shown) -> None:
+    page = shown(viewport={"width": 1100, "height": 900}, color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(16, 23, 22)"
+    page.emulate_media(media="print")
+    assert page.evaluate(background) == "rgb(255, 255, 255)"

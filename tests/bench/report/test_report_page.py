@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from report_bundles import a_set, varied
 
+import headrace
 from headrace._cli import main
 from headrace.bench._bundle_files import bundle_text
 from headrace.bench._comparison import compare
@@ -191,3 +192,39 @@ def test_bad_requests_are_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["report", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_more_series_than_colors_differ_in_dashes_and_dots() -> None:
+    series = [Series(name=str(i), line=[(0, i), (1, i)], dots=[(0, i, "d")], runs=[str(i)]) for i in range(20)]
+    plot = line_plot(series, x="x", y="y", label="l")
+    styles = re.findall(r'<polyline points="[^"]*" fill="none" (stroke="[^/]*)/>', plot)
+    assert len(set(styles)) == 20
+    assert {"<circle", "<rect"} <= set(re.findall(r"<(?:circle|rect)", plot))
+
+
+def test_two_paths_are_compared_and_a_broken_file_is_only_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, first in (("before", 0), ("after", 8)):
+        for i in range(first, first + 8):
+            (tmp_path / side / str(i)).mkdir(parents=True)
+            (tmp_path / side / str(i) / "runtime.json").write_text(bundle_text(varied("runtime", i, seed=i)))
+    (tmp_path / "before" / "broken").mkdir()
+    (tmp_path / "before" / "broken" / "runtime.json").write_text("{")
+    output = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "before"), str(tmp_path / "after"), "--output", str(output)]) == 0
+    page = output.read_text()
+    assert 'class="verdict' in page
+    assert "<td>before</td>" in page
+    assert "<td>after</td>" in page
+    assert "left out:" in capsys.readouterr().out
+    assert "left out:" in page
+
+
+def test_sides_that_cannot_be_compared_are_still_reported(tmp_path: Path) -> None:
+    for side, task in (("one", "ant"), ("two", "cartpole")):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "runtime.json").write_text(bundle_text(varied("runtime", len(task), task=task)))
+    found = headrace.report(tmp_path / "one", tmp_path / "two", output=tmp_path / "page.html")
+    assert (found.runs, found.path) == (2, tmp_path / "page.html")
+    assert any("not compared" in note for note in found.notes)

@@ -13,8 +13,9 @@ _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 46
 _TIME_AXIS = 26
 _NEWLINE = "\n"  # between run ids, which may have spaces
-COLOURS = 8
-"""Series take the colors --c0 … --c7 of the style sheet in turn."""
+COLORS = 8
+"""Series take the colors --c0 … --c7 of the style sheet in turn; every further round has other dashes and dots."""
+_DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def bars(rows: Sequence[Bar], *, legend: bool = True) -> str:
     lines: list[str] = []
     for row in rows:
         pieces = "".join(
-            f'<i style="width:{100 * value / longest:.2f}%;background:var(--c{names.index(name) % COLOURS})" '
+            f'<i style="width:{100 * value / longest:.2f}%;background:var(--c{names.index(name) % COLORS})" '
             f'title="{escape(name)}: {value:.4g}"></i>'
             for name, value in row.parts
             if value > 0
@@ -91,7 +92,7 @@ def bars(rows: Sequence[Bar], *, legend: bool = True) -> str:
             f'<li data-run="{escape(row.run)}"><span class="name">{escape(row.name)}</span>'
             f'<span class="track">{pieces}</span><span class="value">{escape(row.shown)}</span></li>'
         )
-    keys = "".join(f'<li><b style="background:var(--c{i % COLOURS})"></b>{escape(n)}</li>' for i, n in enumerate(names))
+    keys = "".join(f'<li><b style="background:var(--c{i % COLORS})"></b>{escape(n)}</li>' for i, n in enumerate(names))
     shown = f'<ul class="legend">{keys}</ul>' if legend else ""
     return f'<ul class="bars">{"".join(lines)}</ul>{shown}'
 
@@ -212,25 +213,44 @@ def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
 
 
 def _drawn(series: Series, number: int, across: _Scale, up: _Scale) -> str:
-    color = f"var(--c{number % COLOURS})"
+    color = f"var(--c{number % COLORS})"
     parts: list[str] = []
     if series.band:
         there = [f"{across(x):.1f},{up(high):.1f}" for x, _, high in series.band]
         back = [f"{across(x):.1f},{up(low):.1f}" for x, low, _ in reversed(series.band)]
         parts.append(f'<polygon points="{" ".join(there + back)}" fill="{color}" opacity="0.18"/>')
     line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in series.line)
-    parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+    style = _line_style(number)
+    parts.append(f'<polyline points="{line}" fill="none" {style}/>')
     for x, y, what in series.dots:
-        place = f'cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5" fill="{color}"'
-        parts.append(f"<circle {place}><title>{escape(what)}</title></circle>")
+        parts.append(_dot(across(x), up(y), number, escape(what)))
     runs = escape(_NEWLINE.join(series.runs))
     return f'<g data-runs="{runs}">{"".join(parts)}</g>'
+
+
+def _line_style(number: int) -> str:
+    dash = _DASHES[number // COLORS % len(_DASHES)]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="var(--c{number % COLORS})" stroke-width="2"{dashes}'
+
+
+def _dot(x: float, y: float, number: int, title: str) -> str:
+    """A circle in the first round of colors, then a square, a diamond and a ring."""
+    color, shape = f"var(--c{number % COLORS})", number // COLORS % len(_DASHES)
+    inner = f"<title>{title}</title>" if title else ""
+    if shape in (0, 3):
+        paint = f'fill="{color}"' if shape == 0 else f'fill="none" stroke="{color}" stroke-width="2"'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" {paint}>{inner}</circle>'
+    turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if shape == 2 else ""
+    place = f'x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4" fill="{color}"{turned}'
+    return f"<rect {place}>{inner}</rect>"
 
 
 def _legend(series: Sequence[Series]) -> str:
     keys = "".join(
         f'<li data-runs="{escape(_NEWLINE.join(s.runs))}">'
-        f'<b style="background:var(--c{i % COLOURS})"></b>{escape(s.name)}</li>'
+        f'<svg class="key" viewBox="0 0 28 12" aria-hidden="true"><line x1="1" x2="27" y1="6" y2="6" {_line_style(i)}/>'
+        f"{_dot(14, 6, i, '')}</svg>{escape(s.name)}</li>"
         for i, s in enumerate(series)
     )
     return f'<ul class="legend">{keys}</ul>'

@@ -1,0 +1,76 @@
+"""The benchmark jobs from Python: one call each, recipes included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.errors import ConfigError, LifecycleError
+from headrace.files import lock
+
+QUICK = {"num_steps": 4, "warmup_steps": 0}
+
+
+def test_a_recipe_is_measured_with_its_settings_and_the_changes(tmp_path: Path) -> None:
+    recipe = headrace.EnvRecipe("cartpole", num_envs=3, seed=5, overrides={"episode_length": 7}, threads=1)
+    result = headrace.runtime(recipe, seed=6, overrides={"decimation": 1}, output=tmp_path / "out", **QUICK)
+    run = result.bundle.run
+    assert (run.task, run.num_envs, run.seed, run.config.threads) == ("cartpole", 3, 6, 1)
+    assert run.config.overrides == {"episode_length": 7, "decimation": 1}
+    assert result.bundle.runtime.frames == 12
+    assert result.paths == (tmp_path / "out" / "runtime.json",)
+    assert result.directory == tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    "name", ["headrace/Cartpole-v0", "cartpole-Play", "Isaac/cartpole", "headrace/Cartpole-Play-v0"]
+)
+def test_tasks_may_have_a_namespace_and_a_play_suffix(tmp_path: Path, name: str) -> None:
+    from headrace.bench._targets import parse_target
+
+    assert parse_target(name).name == "cartpole"
+
+
+def test_two_runs_with_one_output_are_not_both_begun(tmp_path: Path) -> None:
+    headrace.runtime("cartpole", num_envs=2, output=tmp_path / "out", **QUICK)
+    with pytest.raises(ConfigError, match="expected a directory without runtime"):
+        headrace.runtime("cartpole", num_envs=2, output=tmp_path / "out", **QUICK)
+    (tmp_path / "busy").mkdir()
+    with lock(tmp_path / "busy"), pytest.raises(LifecycleError, match="is writing here"):
+        headrace.runtime("cartpole", num_envs=2, output=tmp_path / "busy", **QUICK)
+
+
+def test_an_impossible_setting_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        headrace.runtime("cartpole", overrides={"episode_lenght": 3}, output=tmp_path / "out", **QUICK)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_bundles_and_directories_are_compared_alike(tmp_path: Path) -> None:
+    runs = [headrace.runtime("cartpole", num_envs=2, output=tmp_path / name, **QUICK) for name in ("a", "b")]
+    by_path = headrace.compare(tmp_path / "a", tmp_path / "b")
+    by_bundle = headrace.compare(runs[0].bundle, [runs[1].bundle])
+    assert by_path.comparisons == by_bundle.comparisons
+    assert by_path.inconclusive
+    assert not by_path.regressed
+    assert "inconclusive" in by_path.markdown()
+    assert "<testsuites" in by_path.junit()
+
+
+@pytest.mark.parametrize(
+    ("command", "vary", "message"),
+    [
+        (["dance", "cartpole"], {"threads": [1, 2]}, "expected one of runtime"),
+        (["runtime"], {"threads": [1, 2]}, "expected a task"),
+        (["runtime", "cartpole", "--seed", "1"], {"threads": [1, 2]}, "expected --seed before"),
+        (["runtime", "cartpole"], {"threads": [1, 2], "sim": ["a"]}, "one option to vary"),
+        (["runtime", "cartpole"], {"threads": [1]}, "at least two sides"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(
+    tmp_path: Path, command: list[str], vary: dict[str, list[object]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        headrace.sweep(command, vary=vary, output=tmp_path / "out")
