@@ -142,13 +142,19 @@ class BatchEnv(EpisodicEnv):
         self._check_open()
         request = parse_reset_options(options, self.num_envs, self.device)
         if not self._ready and request.ids is not None:
+            if self._failure:
+                self._check_ready("reset with reset_mask")
             raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
-        if seed is not None:
-            self._episodes.restart(check_seed(seed, of_all=request.ids is None))
-        ids = request.ids
-        if ids is None or len(ids):
-            self._begin(Rows(self.sim, self._episodes, ids), request.episode_ids, observe=request.observe)
-        self._ready = True
+        self._enter("reset")
+        try:
+            if seed is not None:
+                self._episodes.restart(check_seed(seed, of_all=request.ids is None))
+            ids = request.ids
+            if ids is None or len(ids):
+                self._begin(Rows(self.sim, self._episodes, ids), request.episode_ids, observe=request.observe)
+        finally:
+            self._busy = False
+        self._ready, self._failure = True, ""
         return self._held.copy(), {}
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
@@ -161,9 +167,20 @@ class BatchEnv(EpisodicEnv):
             observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed.
         """
         self._check_ready("step")
+        self._enter("step")
+        try:
+            return self._step(actions, observe)
+        finally:
+            self._busy = False
+
+    def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
         if self._compiled is not None and observe is None and not self._observers and (ids is None or ids.shape[0]):
-            done = self._compiled.step(actions, ids, self._wants_final_obs)
+            try:
+                done = self._compiled.step(actions, ids, self._wants_final_obs)
+            except BaseException as error:  # also Ctrl-C; raised again
+                self._fail(error)
+                raise
             if done is not None:
                 return done
         actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
@@ -174,15 +191,19 @@ class BatchEnv(EpisodicEnv):
             return self._idle_step(wanted)
         seen = _Before(self._held.copy(), self._episodes.episode_ids.clone()) if self._observers else None
 
-        rows = Rows(self.sim, self._episodes, ids)
-        self.timer.start("task")
-        self.task.apply_action(rows, chosen)
-        self.timer.start("physics")
-        failed = self._advance(ids)
-        self.timer.start("task")
-        rows.renew()
-        outcome, diverged = self._judge(ids, rows, chosen, failed)
-        step, ended = self._close(ids, outcome, diverged, wanted)
+        try:
+            rows = Rows(self.sim, self._episodes, ids)
+            self.timer.start("task")
+            self.task.apply_action(rows, chosen)
+            self.timer.start("physics")
+            failed = self._advance(ids)
+            self.timer.start("task")
+            rows.renew()
+            outcome, diverged = self._judge(ids, rows, chosen, failed)
+            step, ended = self._close(ids, outcome, diverged, wanted)
+        except BaseException as error:  # also Ctrl-C; raised again
+            self._fail(error)
+            raise
         try:
             if seen is not None:
                 self._show(ids, seen, actions, step)
@@ -369,19 +390,23 @@ class BatchEnv(EpisodicEnv):
         self.timer.start("reset")
         everyone = rows.ids
         ids = None if everyone is self._episodes.everyone else everyone
-        self._episodes.begin(everyone, episode_ids)
-        self.sim.reset(ids)
-        rows.renew()
-        self.task.reset(rows)
-        self.sim.forward(ids)
-        rows.renew()
-        self._instruct(everyone, self.task.instructions(rows))
-        self._held.begin(everyone)
-        self._held.show(everyone, self.task.observe(rows))
-        if self._held.has_cameras:
-            read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
-            self._held.draw(read, self._episodes)
-        self._active_set.unpark(everyone)
+        try:
+            self._episodes.begin(everyone, episode_ids)
+            self.sim.reset(ids)
+            rows.renew()
+            self.task.reset(rows)
+            self.sim.forward(ids)
+            rows.renew()
+            self._instruct(everyone, self.task.instructions(rows))
+            self._held.begin(everyone)
+            self._held.show(everyone, self.task.observe(rows))
+            if self._held.has_cameras:
+                read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
+                self._held.draw(read, self._episodes)
+            self._active_set.unpark(everyone)
+        except BaseException as error:  # also Ctrl-C; raised again
+            self._fail(error)
+            raise
         if self._observers:
             record = ResetRecord(
                 env_ids=everyone,

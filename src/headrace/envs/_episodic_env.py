@@ -54,6 +54,9 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._observers: list[StepObserver] = []
         self._instructions = [""] * num_envs
         self._ready = False
+        self._failure = ""
+        """What interrupted the last step or reset halfway, if something did: then only a reset of all helps."""
+        self._busy = False
         self.closed = False
 
     # --- who acts -----------------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._active_set.parked.copy_(state["parked"])
         self._active_set.refresh()
         self._instructions = list(state["instructions"])
-        self._ready = True
+        self._ready, self._failure = True, ""
 
     def _instruct(self, ids: Tensor, texts: Sequence[str] | None) -> None:
         """Note what the episodes that begin in ``ids`` (m,) are told to do, m texts; None for nothing."""
@@ -182,5 +185,25 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _check_ready(self, call: str) -> None:
         self._check_open()
+        if self._failure:
+            raise LifecycleError(
+                f"{call}() called after a step or reset that failed halfway ({self._failure}); the environments no "
+                "longer belong together: call reset() to start all of them again"
+            )
         if not self._ready:
             raise LifecycleError(f"{call}() called before reset(); call reset() first")
+
+    def _enter(self, call: str) -> None:
+        """Refuse a call from inside a step or reset (an observer, a task, another thread)."""
+        if self._busy:
+            raise LifecycleError(
+                f"{call}() called while the environment steps or resets; call it after step() or reset() has returned, "
+                "and from one thread at a time"
+            )
+        self._busy = True
+
+    def _fail(self, error: BaseException) -> None:
+        """Note that a step or reset was interrupted halfway."""
+        self._ready = False
+        self._failure = f"{type(error).__name__}: {error}"
+        self.timer.stop()

@@ -120,6 +120,8 @@ class BridgeEnv(EpisodicEnv):
         self._check_open()
         request = parse_reset_options(options, self.num_envs, _CPU)
         if request.ids is not None:
+            if self._failure:
+                self._check_ready("reset with reset_mask")
             if not self._ready:
                 raise LifecycleError(
                     "reset: the first reset must be of all environments; call reset() without reset_mask"
@@ -129,12 +131,16 @@ class BridgeEnv(EpisodicEnv):
                     f"reset_mask: {self.name} resets all of its environments or none; "
                     "bridge its single environments instead"
                 )
-        if seed is not None:
-            self._episodes.restart(check_seed(seed, of_all=request.ids is None))
-        if request.ids is None or len(request.ids):
-            everyone = self._episodes.everyone if request.ids is None else request.ids
-            self._begin(everyone, request.episode_ids)
-        self._ready = True
+        self._enter("reset")
+        try:
+            if seed is not None:
+                self._episodes.restart(check_seed(seed, of_all=request.ids is None))
+            if request.ids is None or len(request.ids):
+                everyone = self._episodes.everyone if request.ids is None else request.ids
+                self._begin(everyone, request.episode_ids)
+        finally:
+            self._busy = False
+        self._ready, self._failure = True, ""
         return self._shown(), {}
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
@@ -148,6 +154,13 @@ class BridgeEnv(EpisodicEnv):
             observe: bool (N,): taken for the contract's sake; a bridged environment observes whenever it steps.
         """
         self._check_ready("step")
+        self._enter("step")
+        try:
+            return self._step(actions, observe)
+        finally:
+            self._busy = False
+
+    def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
         actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs)
         wanted = None if observe is None else self._mask_of(check_ids(observe, self.num_envs, _CPU, name="observe"))
@@ -305,9 +318,8 @@ class BridgeEnv(EpisodicEnv):
         """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
         try:
             return call()
-        except BaseException:  # also Ctrl-C; raised again
-            self._ready = False
-            self.timer.stop()
+        except BaseException as error:  # also Ctrl-C; raised again
+            self._fail(error)
             raise
 
     def _hold(self, ids: NDArray[np.int64]) -> None:
