@@ -53,6 +53,7 @@ def progress_file(path: Path) -> Path:
 
 def record(path: Path, steps: int, seed: int) -> None:
     fields = ("obs", "actions", "rewards", "flags", "states")
+    path.parent.mkdir(parents=True, exist_ok=True)
     # what is written to a mapping outlives a kill
     progress = np.memmap(progress_file(path), np.float64, "w+", shape=1 << 16)
     with EpisodeRecorder(path, RecorderCfg(fields=fields), resume=True) as recorder:
