@@ -552,7 +552,7 @@ def test_a_disk_that_fails_between_two_files_leaves_a_run_that_resumes() -> None
     kept = torch.load("half/checkpoints/last.pt", weights_only=True)["headrace"]["iteration"]
     assert f"resume-{kept}.pt" in names
     assert trained("rest", "--iterations", "1", "--resume", "half") == 0
-    assert training_bundle("rest").extra["resumed_from"]["iteration"] == kept
+    assert training_bundle("rest").run.resumed_from.iteration == kept
 
 
 class _Hours:
@@ -571,7 +571,7 @@ def test_resuming_records_what_changed_and_refuses_another_task_before_writing(
 ) -> None:
     assert trained("half", "--iterations", "1") == 0
     assert trained("rest", "--iterations", "1", "--resume", "half", "--ppo", "gamma=0.9", "--set", "max_angle=0.3") == 0
-    came_from = training_bundle("rest").extra["resumed_from"]
+    came_from = training_bundle("rest").run.resumed_from.model_dump()
     assert came_from["changed"] == {"gamma": [0.99, 0.9], "task.max_angle": [None, 0.3]}
     said(capsys)
     assert main(["train", "ant", "--resume", "half", "--output", "other", *QUICK]) == 2

@@ -41,6 +41,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--success-window", type=int, default=20, help="iterations that the success rate is averaged over (default: 20)"
     )
     parser.add_argument(
+        "--success-rule",
+        choices=("mean", "each"),
+        default="mean",
+        help="mean: over all episodes of the window; each: in every iteration of it, Isaac Lab's rule (default: mean)",
+    )
+    parser.add_argument(
         "--ema-alpha", type=float, default=0.1, help="weight of the newest value in the smoothed curves (default: 0.1)"
     )
     parser.add_argument("--no-series", action="store_true", help="keep only the final values of the curves")
@@ -62,7 +68,9 @@ def _train(arguments: argparse.Namespace) -> int:
     from headrace._jobs.train import train
     from headrace.bench import SuccessRule
 
-    rule = SuccessRule(threshold=arguments.success_threshold, window=arguments.success_window)
+    rule = SuccessRule(
+        threshold=arguments.success_threshold, window=arguments.success_window, kind=arguments.success_rule
+    )
     first: int | None = None
     with options.progress_bar(f"training with {arguments.library}", arguments.iterations) as update:
 

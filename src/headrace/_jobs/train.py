@@ -91,6 +91,7 @@ def train(
     from headrace.adapters._checkpoint import plain_settings
     from headrace.adapters._training import INDEX, resumable
     from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
+    from headrace.bench._schema import ResumedFrom
     from headrace.bench._targets import import_environments, target_cfg
 
     request = RunRequest.of(
@@ -124,17 +125,18 @@ def train(
         raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
     if on_begin is not None:
         on_begin(directory)
-    if resumption is not None:
-        builder.extra["resumed_from"] = {
-            "path": str(resumption.last),
-            "iteration": resumption.meta.iteration,
-            "changed": resumption.changed(ppo, changed),
-        }
     builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
     described = dataclasses.replace(
         request.settings(request.config(target, changed)), framework=spec.name, max_iterations=iterations
     )
     with Benchmark(builder, described, output=directory, formatters=forms) as run:
+        if resumption is not None:
+            run.resumed_from = ResumedFrom(
+                path=str(resumption.last),
+                run_id=None,
+                iteration=resumption.meta.iteration,
+                changed=resumption.changed(ppo, changed),
+            )
         with builder.startup.phase("env_creation"):
             env = request.make_env(target, cfg, changed)
         with closing(env):
