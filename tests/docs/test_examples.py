@@ -15,6 +15,7 @@ _SHORT = {
     "curriculum": ["--num-envs", "4", "--limit", "200"],
     "dqn_with_frame_replay": ["--num-steps", "300", "--buffer", "200"],
     "evaluate_lerobot_style_policy": ["--episodes", "8", "--num-envs", "4"],
+    "evaluate_over_a_server": ["--episodes", "4", "--num-envs", "2"],
     "expensive_resets": ["--num-envs", "4", "--episodes", "8", "--seconds", "0.02"],
     "train_with_each_library": ["--task", "cartpole", "--num-envs", "4", "--iterations", "1"],
     "two_timescales": ["--num-envs", "8", "--ticks", "10"],

@@ -91,6 +91,14 @@ def test_two_client_processes_with_different_seeds_share_a_server_and_get_the_ta
         assert table == [[e.episode_id, e.seed, e.reward, e.length, e.success, e.diverged] for e in alone.episodes]
 
 
+@pytest.mark.parametrize(("cfg", "size"), [(SERVE, 8), (FAST, None)])
+def test_a_result_says_whether_its_server_was_strict(cfg: ServeCfg, size: int | None) -> None:
+    env = headrace.make("cartpole", 2, threads=1, autoreset="disabled", final_obs=False)
+    with PolicyServer(Denoiser(4, 1), cfg) as server, RemoteEngine(server.address) as engine:
+        found = evaluate(env, engine.policy, engine=engine, episodes=2, execute=8, progress=False)
+    assert found.strict_size == size
+
+
 def test_a_fast_server_says_that_it_is_not_strict() -> None:
     with PolicyServer(Gate(), FAST) as server, RemoteEngine(server.address) as engine:
         assert engine.strict_size is None
