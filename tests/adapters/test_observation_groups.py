@@ -74,6 +74,25 @@ def test_groups_that_are_not_chosen_are_not_read_and_their_cameras_not_drawn(
         assert torch.equal(before, learner.policy()({**obs, "camera": 255 - obs["camera"]}))
 
 
+@torch.no_grad()
+def value(library: str, learner: Any, obs: Any) -> torch.Tensor:
+    """What the library's critic says of observations."""
+    match library:
+        case "headrace":
+            policy = learner.ppo.policy
+            return policy.critic(policy.features(obs, policy.initial_state(4))[1])
+        case "rsl_rl":
+            return learner.runner.alg.critic(learner._env.grouped(obs))
+        case "rl_games":
+            return learner.agent.central_value_net.get_value({"states": learner._env.grouped(obs)["states"]})
+        case "skrl":
+            states = learner._env._flat(obs, learner._core.read.critic)
+            return learner.agent.models["value"].act({"states": states}, role="value")[0]
+        case _:
+            tensors, _ = learner.model.policy.obs_to_tensor(learner._env.arrays(obs))
+            return learner.model.policy.predict_values(tensors)
+
+
 @pytest.mark.parametrize("library", library_names())
 def test_a_critic_of_its_own_groups_learns_from_them_alone(library: str) -> None:
     """The value of a state changes with the critic's group; of the actor's groups it sees nothing."""
@@ -85,8 +104,12 @@ def test_a_critic_of_its_own_groups_learns_from_them_alone(library: str) -> None
         assert times.learn > 0.0
         obs = env.observe()
         before = learner.policy()(obs).clone()
-        blind = {**obs, "critic": obs["critic"] + 1.0, "camera": 255 - obs["camera"]}
-        assert torch.equal(before, learner.policy()(blind))
+        for name in ("critic", "camera"):
+            other = {**obs, name: 255 - obs[name] if name == "camera" else obs[name] + 1.0}
+            assert torch.equal(before, learner.policy()(other))
+            assert not torch.equal(value(library, learner, obs), value(library, learner, other)), name
+        same = value(library, learner, {**obs, "policy": obs["policy"] + 1.0})
+        assert torch.equal(value(library, learner, obs), same)
 
 
 def test_a_group_that_is_neither_vector_nor_image_is_refused_by_name() -> None:
