@@ -138,8 +138,8 @@ def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> No
         rows = identifiable(step, shape, torch.uint8) if writes else None
         where = env_rows(torch.tensor(mask), num_envs=NUM_ENVS, device=CPU)
         fill = torch.tensor([env % 2 == 0 and step % 3 == 0 for env in range(NUM_ENVS)])
-        moved = compiled._moved(compiled.data, rows, torch.tensor(by), fill)
-        expected = torch.where(torch.tensor(mask)[:, None, None, None, None], moved, compiled.data)
+        expected = compiled.data.clone()
+        compiled._move(expected, rows, torch.tensor(by), fill, torch.tensor(mask))
         compiled.push(rows, where, by=torch.tensor(by), fill=fill)
         if rows is None:
             # the slots that became free: nothing is promised of them before they are written

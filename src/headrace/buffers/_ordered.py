@@ -66,8 +66,14 @@ class OrderedFrames:
             fill: bool (N,): environments whose every slot becomes the new frame.
         """
         if self.data.device.type != "cpu":
-            current = where.select(self.data)
-            where.write(self.data, self._moved(current, rows, where.select(by), where.select(fill)))
+            mask = where.mask
+            if mask is None and where.ids is not None:
+                mask = torch.zeros(where.num_envs, dtype=torch.bool, device=self.data.device)
+                mask.index_fill_(0, where.ids, True)
+                if rows is not None:
+                    full = torch.empty((where.num_envs, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+                    rows = full.index_copy_(0, where.ids, rows)
+            self._move(self.data, rows, by, fill, mask)
             return
         ids = torch.arange(where.num_envs) if where.ids is None else where.ids
         source = torch.arange(ids.shape[0]) if where.mask is None else ids
@@ -109,28 +115,37 @@ class OrderedFrames:
 
         Rows outside a mask are as they are now.
         """
-        current = where.select(self.data)
-        moved = self._moved(current, rows, where.select(by), where.select(fill))
-        return moved if where.mask is None else torch.where(over(where.mask, moved), moved, current)
+        after = where.select(self.data)
+        after = after.clone() if after.data_ptr() == self.data.data_ptr() else after
+        self._move(after, rows, where.select(by), where.select(fill), where.mask)
+        return after
 
     def _apart(self, rows: Tensor) -> Tensor:
         """Rows that do not share memory with ``data``, which moves while they are read."""
         shared = rows.untyped_storage().data_ptr() == self.data.untyped_storage().data_ptr()
         return rows.clone() if shared else rows
 
-    def _moved(self, current: Tensor, rows: Tensor | None, by: Tensor, fill: Tensor) -> Tensor:
-        """``push`` in plain torch: fresh (n, …, K, …) from the same rows of ``data``. No host synchronization."""
+    def _move(self, data: Tensor, rows: Tensor | None, by: Tensor, fill: Tensor, mask: Tensor | None) -> None:
+        """``push`` in plain torch, in place on rows (n, …, K, …), those of ``mask`` bool (n,) or all.
+
+        Slot by slot, so that no temporary is larger than the flags; a frame may move by any number of slots. No host
+        synchronization.
+        """
         axis = self.axis + 1
-        slot = torch.arange(self.length, device=current.device)
-        taken = slot + by[:, None]
-        shape = (current.shape[0], *(1,) * self.axis, self.length, *(1,) * (current.dim() - axis - 1))
-        moved = current.take_along_dim(taken.clamp(max=self.length - 1).reshape(shape), axis)
-        moved = moved.masked_fill((taken >= self.length).reshape(shape), 0)
-        if rows is None:
-            return moved
-        newest = rows.unsqueeze(axis)
-        takes_row = ((slot == self.length - 1) | fill[:, None]).reshape(shape)
-        return torch.where(takes_row, newest, moved)
+        if rows is not None and rows.untyped_storage().data_ptr() == data.untyped_storage().data_ptr():
+            rows = rows.clone()
+        for slot in range(self.length):
+            target = data.select(axis, slot)
+            for source in range(slot + 1, self.length):
+                self._put(target, data.select(axis, source), by == source - slot, mask)
+            gone = by + slot >= self.length
+            target.masked_fill_(over(gone if mask is None else gone & mask, target), 0)
+            if rows is not None:
+                self._put(target, rows, torch.ones_like(fill) if slot == self.length - 1 else fill, mask)
+
+    @staticmethod
+    def _put(target: Tensor, values: Tensor, chosen: Tensor, mask: Tensor | None) -> None:
+        torch.where(over(chosen if mask is None else chosen & mask, target), values, target, out=target)
 
 
 def _as_bytes(rows: Tensor) -> _Bytes:

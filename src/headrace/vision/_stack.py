@@ -300,7 +300,7 @@ class FrameStack:
         pictures = self._as_pictures(data)
         if pictures is not None:
             channels, flat = pictures
-            normalize_into(data.view(flat), target.view(flat), channels)
+            normalize_into(data.reshape(flat), target.view(flat), channels)
         else:
             for slot in range(self.spec.frames):
                 axis = self._frames.axis + 1

@@ -1,0 +1,77 @@
+"""How much memory an append takes beside the buffer, counted operation by operation: no GPU needed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headrace.buffers._ordered import OrderedFrames
+from headrace.ids import env_rows
+from headrace.types import StackSpec
+from headrace.vision import FrameStack
+
+N, K, FRAME = 6, 4, (8, 10, 3)
+
+
+class Counter(TorchDispatchMode):
+    """Bytes of every tensor that an operation makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        known = {
+            leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() not in known:
+                self.bytes += leaf.nbytes
+        return out
+
+
+@pytest.mark.parametrize("axis", [0, 1, 3])
+@pytest.mark.parametrize("which", ["all", "mask", "ids"])
+def test_a_push_in_plain_torch_equals_the_kernel_and_takes_at_most_a_frame(axis, which):
+    generator = torch.Generator().manual_seed(axis)
+    device = torch.device("cpu")
+    fast = OrderedFrames(K, N, FRAME, axis, torch.uint8, device)
+    slow = OrderedFrames(K, N, FRAME, axis, torch.uint8, device)
+    env_ids = {"all": None, "mask": torch.tensor([1, 0, 1, 1, 0, 1]).bool(), "ids": torch.tensor([4, 1, 2])}[which]
+    where = env_rows(env_ids, num_envs=N, device=device)
+    flags = 64 * N * K * K  # masks and steps per environment
+    for step in range(7):
+        rows = torch.randint(0, 256, (where.row_count, *FRAME), generator=generator, dtype=torch.uint8)
+        by = torch.randint(1, 3, (N,), generator=generator)
+        fill = torch.rand(N, generator=generator) < (1.0 if step == 0 else 0.2)
+        before = slow.data.clone()
+        peeked = slow.peek(rows, where, by=by, fill=fill)
+        assert torch.equal(slow.data, before)
+        fast.push(rows, where, by=by, fill=fill)
+        mask = where.mask
+        full = rows
+        if which == "ids":
+            mask = torch.zeros(N, dtype=torch.bool).index_fill_(0, where.ids, True)
+            full = torch.zeros((N, *FRAME), dtype=torch.uint8).index_copy_(0, where.ids, rows)
+        with Counter() as counter:
+            slow._move(slow.data, full, by, fill, mask)
+        assert counter.bytes <= N * math.prod(FRAME) + flags
+        assert torch.equal(slow.data, fast.data)
+        assert torch.equal(peeked, where.select(fast.data))
+
+
+def test_peek_takes_channel_first_normalized_stacks():
+    spec = StackSpec(frames=3, dim=0)
+    stack = FrameStack(spec, num_envs=2, frame_shape=(3, 5, 4), channels="first", normalize=True)
+    frames = torch.randint(0, 256, (2, 5, 4, 3), dtype=torch.uint8).movedim(-1, 1)
+    stack.append(frames)
+    stack.append(frames.flip(0))
+    ids = torch.tensor([1])
+    peeked = stack.peek(frames[ids], ids)
+    stack.append(frames[ids], ids)
+    assert torch.equal(peeked, stack.observe(ids))
