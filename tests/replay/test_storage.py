@@ -61,6 +61,7 @@ def test_a_reopened_store_goes_on_where_it_stopped(tmp_path):
         feed(buffer, store, stream, 15)
         check_batch(everything(buffer), store, 1, 0.99)
         check_batch(buffer.sample(30), store, 1, 0.99)
+        buffer.close()
 
 
 @pytest.mark.parametrize("runs", [4, pytest.param(100, marks=pytest.mark.slow)])

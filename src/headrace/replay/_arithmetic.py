@@ -282,7 +282,7 @@ def pick(ticket: Float64s, counts: Int64s, length: int, envs: Int64s, positions:
     for e in range(counts.shape[0]):
         total += min(counts[e], length)
         ends[e] = total
-    if total >= ticket.shape[0]:
+    if total > 0:
         spread(ticket, ends, envs, positions)
         for b in range(ticket.shape[0]):
             positions[b] += max(counts[envs[b]] - length, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -24,18 +25,42 @@ Branch: TypeAlias = "dict[str, Tensor | Branch]"
 """Names to tensors, nested."""
 
 
+RESERVED = frozenset(
+    (
+        "observation",
+        "action",
+        "index",
+        "step_count",
+        "collector",
+        "next",
+        "steps_to_next_obs",
+        "gamma",
+        "_weight",
+        "burn_in",
+    )
+)
+"""Keys of a batch that extras cannot have."""
+
+
 def assemble(
-    spec: StoreSpec, pool: FramePool, actions: Rows, rewards: Float32s, outputs: OutputPool, picked: Picked
+    spec: StoreSpec,
+    pool: FramePool,
+    actions: Rows,
+    extras: Mapping[str, Rows],
+    rewards: Float32s,
+    outputs: OutputPool,
+    picked: Picked,
 ) -> TensorDict:
     """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
-    shape = (picked.envs.shape[0],) if picked.run == 1 else (picked.envs.shape[0], picked.run)
-    count, column = picked.envs.shape[0] * picked.run, (*shape, 1)
+    run = picked.run or 1
+    shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], run)
+    count, column = picked.envs.shape[0] * run, (*shape, 1)
     rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
     places, reals = np.empty((2, *column), np.int64), np.empty((2, *column), np.float32)
     flags = np.empty((4, *column), np.bool_)
     ahead = places.reshape(2, count)
     arithmetic.describe(
-        picked.envs, picked.positions, picked.run, spec.n_step, spec.gamma,
+        picked.envs, picked.positions, run, spec.n_step, spec.gamma,
         pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
         rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
@@ -63,6 +88,7 @@ def assemble(
         "step_count": torch.from_numpy(places[0]),
         "collector": {"traj_ids": traj},
         **obs,
+        **{name: read_array(kept, spec.extras[name], rows, shape) for name, kept in extras.items()},
         "next": following,
     }
     if spec.n_step > 1:
@@ -71,7 +97,7 @@ def assemble(
     if picked.weights is not None:
         content["_weight"] = torch.from_numpy(picked.weights)
     if picked.burn_in:
-        content["burn_in"] = (torch.arange(picked.run) < picked.burn_in).expand(shape)
+        content["burn_in"] = (torch.arange(run) < picked.burn_in).expand(shape)
     return tree(content, shape)
 
 
@@ -105,7 +131,8 @@ def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, picked: Picked) 
 
     Neighboring observations share their frames in memory: clone before writing into one.
     """
-    frames = picked.run + leaf.frames
+    run = picked.run or 1
+    frames = run + leaf.frames
     rows = np.empty((picked.envs.shape[0], frames), np.int64)
     arithmetic.windows(
         picked.envs, picked.positions, pool.steps, pool.flags, pool.final, pool.prefix,
@@ -113,10 +140,10 @@ def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, picked: Picked) 
     )  # fmt: skip
     block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
     shape, stride, hop, size = leaf.window(frames)
-    if picked.run == 1:
+    if picked.run is None:
         shape, stride = (rows.shape[0], *shape), (size, *stride)
     else:
-        shape, stride = (rows.shape[0], picked.run, *shape), (size, hop, *stride)
+        shape, stride = (rows.shape[0], run, *shape), (size, hop, *stride)
     return block.as_strided(shape, stride), block.as_strided(shape, stride, hop)
 
 
@@ -131,7 +158,7 @@ def read_pairs(
     """Observations and those ``ahead`` steps later, each (*batch, …). Memory is one gather, the two do not overlap."""
     frames = 2 * leaf.frames
     envs, positions = picked.envs, picked.positions
-    if picked.run > 1:
+    if picked.run is not None:
         envs = np.repeat(envs, picked.run)
         positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
     rows = np.empty((envs.shape[0], frames), np.int64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace._kernels.gather import Bools
 from headrace._leaves import SEPARATOR
-from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError
 from headrace.replay._spec import ArraySpec, Autoreset, Leaf
 from headrace.types import Step
 
@@ -50,13 +50,13 @@ def check_transition(
     """Check what ``extend`` was given, and find the true last observations."""
     flat = flatten_obs(leaves, obs, "obs", num_envs)
     flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
-    check_array(action, action_spec, "action", num_envs)
-    check_array(step.reward, _NUMBER, "step.reward", num_envs)
-    check_array(step.terminated, _FLAG, "step.terminated", num_envs)
-    check_array(step.truncated, _FLAG, "step.truncated", num_envs)
+    action = check_array(action, action_spec, "action", num_envs)
+    reward = check_array(step.reward, _NUMBER, "step.reward", num_envs)
+    ends = check_array(step.terminated, _FLAG, "step.terminated", num_envs)
+    stops = check_array(step.truncated, _FLAG, "step.truncated", num_envs)
     if active is not None:
-        check_array(active, _FLAG, "active", num_envs)
-    terminated, truncated = step.terminated.numpy(), step.truncated.numpy()
+        active = check_array(active, _FLAG, "active", num_envs)
+    terminated, truncated = ends.numpy(), stops.numpy()
     done = terminated | truncated
     if active is not None:
         done = done & active.numpy()
@@ -67,8 +67,7 @@ def check_transition(
                 "step.info: expected final_obs and _final_obs in a step that ends an episode; keep final_obs=True when "
                 'you make the environment, or say autoreset="disabled" if step.obs is the last observation itself'
             )
-        given = step.info["_final_obs"]
-        check_array(given, _FLAG, "step.info['_final_obs']", num_envs)
+        given = check_array(step.info["_final_obs"], _FLAG, "step.info['_final_obs']", num_envs)
         missing = (done & ~given.numpy()).nonzero()[0].tolist()
         if missing:
             raise ShapeError(f"step.info['_final_obs']: expected every environment that ended, missing {missing}")
@@ -78,7 +77,7 @@ def check_transition(
         next_obs=flat_next,
         final_obs=final,
         action=action,
-        reward=step.reward,
+        reward=reward,
         terminated=terminated,
         truncated=truncated,
         active=None if active is None else active.numpy(),
@@ -93,13 +92,15 @@ def flatten_obs(leaves: tuple[Leaf, ...], obs: NestedObs, what: str, num_envs: i
     flat: dict[str, Tensor] = {}
     for leaf in leaves:
         found = _find(obs, leaf.path, what)
-        check_array(found, leaf.observed, f"{what}[{leaf.name!r}]" if leaf.name else what, num_envs)
-        flat[leaf.name] = found
+        flat[leaf.name] = check_array(found, leaf.observed, f"{what}[{leaf.name!r}]" if leaf.name else what, num_envs)
     return flat
 
 
-def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> None:
-    """Raise unless ``array`` is a contiguous CPU tensor (N, *spec.shape) of the declared dtype."""
+def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Tensor:
+    """Raise unless ``array`` is contiguous, (N, *spec.shape), of the declared dtype; give it on the CPU.
+
+    A tensor of another device is copied; one on the CPU is borrowed.
+    """
     if not isinstance(array, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"{what}: expected a torch tensor, got {type(array).__name__}; use torch.as_tensor")
     if array.shape != (num_envs, *spec.shape):
@@ -109,10 +110,9 @@ def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Non
         )
     if array.dtype != spec.dtype:
         raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
-    if not array.is_cpu:
-        raise DeviceError(f"{what}: expected a tensor on the CPU, got {array.device}; call .cpu()")
     if not array.is_contiguous():
         raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
+    return array if array.is_cpu else array.cpu()
 
 
 def check_sizes(capacity: int, num_envs: int, n_step: int, gamma: float) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace._kernels.gather import Bytes, Int64s
 from headrace.files import FileHash, Manifest, write_all
-from headrace.replay._memory import Memory
+from headrace.replay._memory import COMMIT, Memory
 from headrace.replay._spec import Json, StoreSpec
 
 MANIFEST = "manifest.json"
@@ -36,7 +36,7 @@ class CommitRecord:
 
     def __init__(self, memory: Memory, num_envs: int) -> None:
         self._size = 2 * num_envs + 3
-        self.block = memory.allocate("commit", 2 * self._size * 8)
+        self.block = memory.allocate(COMMIT, 2 * self._size * 8)
         self._halves = self.block.view(np.int64).reshape(2, self._size)
         self._num_envs = num_envs
         self._sequence = max((int(half[0]) for half in self._halves if _whole(half)), default=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +15,11 @@ import numpy as np
 from headrace._kernels.gather import Bytes
 from headrace.buffers import anonymous
 from headrace.errors import CapacityError, DataError
+from headrace.files import Lock, storage_error
 
 _SUFFIX = ".bin"
+COMMIT = "commit"
+"""The block whose content makes everything else count."""
 
 
 class Memory(Protocol):
@@ -57,26 +62,36 @@ class RamMemory:
 
 
 class FileMemory:
-    """Sparse files in one directory, shared with the page cache: what was written survives the process."""
+    """Files in one directory, shared with the page cache: what was written survives the process.
 
-    def __init__(self, directory: Path) -> None:
+    Space is reserved when a file is made: writing into a mapped file that the disk has no room for would end the
+    process. Holds the right to write in the directory until :attr:`release` is called, or nobody holds the memory.
+    """
+
+    def __init__(self, directory: Path, held: Lock) -> None:
         self.directory = directory
-        self._maps: list[mmap.mmap] = []
+        self.release = weakref.finalize(self, held.close)
+        self._maps: dict[str, mmap.mmap] = {}
 
     def allocate(self, name: str, nbytes: int, /) -> Bytes:
-        """Map the file of this name, made sparse at first; see :class:`Memory`."""
+        """Map the file of this name, with its space reserved; see :class:`Memory`."""
         path = self.directory / (name + _SUFFIX)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             if size not in (0, nbytes):
                 raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the store was made with another layout")
-            if size == 0:
-                os.ftruncate(descriptor, nbytes)
-            self._maps.append(mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED))
+            try:
+                # also for one that exists: the process that made it may have died in between
+                os.posix_fallocate(descriptor, 0, nbytes)
+            except OSError as error:
+                os.ftruncate(descriptor, size)
+                hint = f"{nbytes / 1e6:,.0f} MB more are needed; what was stored before is intact"
+                raise storage_error(path, error, hint) from error
+            self._maps[name] = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
         finally:
             os.close(descriptor)
-        return np.frombuffer(self._maps[-1], np.uint8)
+        return np.frombuffer(self._maps[name], np.uint8)
 
     def stored(self, _name: str, /) -> Bytes | None:
         """See :class:`Memory`."""
@@ -87,9 +102,34 @@ class FileMemory:
         return shutil.disk_usage(self.directory).free
 
     def flush(self) -> None:
-        """Sync every file, the commit record last."""
-        for block in reversed(self._maps):
-            block.flush()
+        """Sync every file, the commit record last: it must not speak of data that is not there."""
+        for name in sorted(self._maps, key=lambda name: name == COMMIT):
+            self._maps[name].flush()
+
+
+class BlockMemory:
+    """Memory that starts with the content of blocks taken from another, for copies of a buffer."""
+
+    def __init__(self, blocks: Mapping[str, Bytes]) -> None:
+        self._blocks = blocks
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """The block of this name, or a fresh one; see :class:`Memory`."""
+        block = anonymous(nbytes)
+        if name in self._blocks:
+            block[:] = self._blocks[name]
+        return block
+
+    def stored(self, name: str, /) -> Bytes | None:
+        """See :class:`Memory`."""
+        return self._blocks.get(name)
+
+    def free_bytes(self) -> int:
+        """What the kernel says is available."""
+        return available_memory()
+
+    def flush(self) -> None:
+        """Nothing outlives the process."""
 
 
 class CheckpointMemory:

@@ -103,26 +103,6 @@ class _Plan:
             self.rows.write(rows, self._interleaved.frame(stacks, frame).contiguous(), index)
 
 
-class _Seen:
-    """The observations that were written last, to know them again."""
-
-    def __init__(self, obs: Mapping[str, Tensor], active: Bools | None) -> None:
-        self.active = None if active is None else active.copy()
-        self._tensors = [(name, value, _version(value)) for name, value in obs.items()]
-
-    def is_same(self, obs: Mapping[str, Tensor]) -> bool:
-        """Whether these are the same tensors, and nothing was written to them in between."""
-        return all(
-            obs[name] is value and version is not None and _version(value) == version
-            for name, value, version in self._tensors
-        )
-
-
-def _version(value: Tensor) -> int | None:
-    """How often torch has changed a tensor in place; None where it does not count."""
-    return None if value.is_inference() else value._version  # pyright: ignore[reportPrivateUsage]  # there is no other
-
-
 class FramePool:
     """Owns the frames, the side table and the trajectory bookkeeping of N environments.
 
@@ -159,7 +139,6 @@ class FramePool:
         self._none = np.zeros(num_envs, np.bool_)
         self._flat_steps = self.steps.reshape(-1)
         self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
-        self._seen: _Seen | None = None
 
     def lengths(self) -> Int64s:
         """Transitions stored, per environment."""
@@ -183,7 +162,6 @@ class FramePool:
         """Forget every transition; memory stays."""
         self.counts[:] = 0
         self.side = SideTable(self.history)
-        self._seen = None
 
     def write(
         self,
@@ -204,7 +182,8 @@ class FramePool:
         rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
         beginning = arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
         starts, cut = fresh, self._none[:n]
-        doubtful = self._doubtful(obs, ids, fresh)
+        # compared bit by bit: a tensor that looks untouched may have been written to through numpy
+        doubtful = (~fresh).nonzero()[0]
         if doubtful.shape[0]:
             starts = fresh.copy()
             self._compare(obs, ids, doubtful, starts)
@@ -236,7 +215,6 @@ class FramePool:
         )  # fmt: skip
         if some:
             self.side.free(freed, freed_prefix)
-        self._seen = _Seen(next_obs, active)
         return Written(
             env_ids=ids,
             positions=positions,
@@ -303,18 +281,6 @@ class FramePool:
                 for k in range(plan.frames - 1):
                     to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
                     plan.write(to, obs[plan.name], ids[where[joined]], k)
-
-    def _doubtful(self, obs: Mapping[str, Tensor], ids: Int64s, fresh: Bools) -> Int64s:
-        """Which of the rows must be compared with the ring: all that go on, but those known to be the ring's content.
-
-        In the usual loop ``obs`` is the very tensor that was the last call's ``next_obs``, unchanged since.
-        """
-        seen = self._seen
-        if seen is None or not seen.is_same(obs):
-            return (~fresh).nonzero()[0]
-        if seen.active is None:
-            return self._all[:0]
-        return (~fresh & ~seen.active[ids]).nonzero()[0]
 
     def _compare(self, obs: Mapping[str, Tensor], ids: Int64s, doubtful: Int64s, starts: Bools) -> None:
         """Set ``starts`` where an observation is not, bit for bit, the one that the ring expects next."""

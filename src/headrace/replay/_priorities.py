@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.replay._arithmetic import Float64s
 from headrace.replay._memory import Memory
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, attachable, attached, refuse_if_short, register_sampler, stored_positions
+from headrace.replay._samplers import Picked, attachable, attached, refuse_if_empty, register_sampler, stored_positions
 from headrace.replay._spec import Json
 
 FAN = 8
@@ -139,10 +139,16 @@ class PrioritizedSampler:
         """See :class:`~headrace.replay._samplers.Sampler`. Priorities on disk or in a checkpoint are taken up."""
         self._pool = attachable(self._pool, pool)
         self._tree = SumTree(pool.first_side_row, pool.memory)
+        self._state_block = pool.memory.allocate("priority_state", 16)
+        self._state: Float64s = self._state_block.view(np.float64)
         rows = np.concatenate([e * pool.slots + p % pool.slots for e, p in enumerate(stored_positions(pool))])
         values = self._tree.leaves[rows].copy()
         # a crash can leave a transition without its priority, or the priority of one that is gone
-        self._largest = max(float(values.max(initial=0.0)), 1.0)
+        largest, beta = self._state
+        if largest > 0:
+            self.beta = float(beta)
+        self._largest = max(float(values.max(initial=0.0)), float(largest) or 1.0)
+        self._keep_state()
         values[values <= 0.0] = self._largest
         self._tree.leaves[:] = 0.0
         self._tree.assign(rows, values)
@@ -159,7 +165,8 @@ class PrioritizedSampler:
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`~headrace.replay._samplers.Sampler`."""
         pool, tree = attached(self._pool), attached(self._tree)
-        refuse_if_short(tickets.shape[0], int(pool.lengths().sum()), "transitions", "extend() it first")
+        refuse_if_empty(int(pool.lengths().sum()), "transitions", "extend() it first")
+        self._keep_state()
         rows = tree.find(tickets)
         weights = (tree.lowest / tree.leaves[rows]) ** self.beta
         envs, slot = np.divmod(rows, pool.slots)
@@ -168,7 +175,12 @@ class PrioritizedSampler:
 
     def blocks(self) -> dict[str, Bytes]:
         """See :class:`~headrace.replay._samplers.Sampler`: the priorities."""
-        return {"priorities": attached(self._tree).block}
+        self._keep_state()
+        return {"priorities": attached(self._tree).block, "priority_state": self._state_block}
+
+    def _keep_state(self) -> None:
+        """Put what changes over time where it is stored with the buffer."""
+        self._state[:] = self._largest, self.beta
 
     def update(self, envs: Int64s, positions: Int64s, priority: NDArray[np.float64]) -> None:
         """Set priorities |priority| + eps; transitions that were overwritten meanwhile are passed over."""
@@ -180,6 +192,7 @@ class PrioritizedSampler:
         stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs])
         values = (np.abs(priority[stored]) + self.eps) ** self.alpha
         self._largest = max(self._largest, float(values.max(initial=0.0)))
+        self._keep_state()
         tree.assign(envs[stored] * pool.slots + positions[stored] % pool.slots, values)
 
     def config(self) -> dict[str, Json]:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace import rng
-from headrace._kernels.gather import Int64s
+from headrace._kernels.gather import Bytes, Int64s
 from headrace.buffers import OutputPool
-from headrace.errors import ConfigError, DataError, IdError, ShapeError
-from headrace.files import claim, write_directory
+from headrace.errors import ConfigError, DataError, IdError, LifecycleError, ShapeError
+from headrace.files import claim, lock, write_directory
 from headrace.replay import _disk as disk
 from headrace.replay._arithmetic import Float64s
-from headrace.replay._batches import assemble
-from headrace.replay._checks import NestedObs, check_sizes, check_transition
+from headrace.replay._batches import RESERVED, assemble
+from headrace.replay._checks import NestedObs, check_array, check_sizes, check_transition
 from headrace.replay._compressed import CompressedRows
 from headrace.replay._estimate import estimate_leaves, refuse_unless_fits
-from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, RamMemory
+from headrace.replay._memory import COMMIT, BlockMemory, CheckpointMemory, FileMemory, Memory, RamMemory
 from headrace.replay._pool import FramePool
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._rows import MappedRows, Rows
 from headrace.replay._samplers import Picked, Sampler, UniformSampler, make_sampler, stored_positions
 from headrace.replay._spec import Autoreset, Codec, SpaceLike, StoreSpec, array_spec, observation_leaves
-from headrace.types import StackSpec, Step
+from headrace.types import StackSpec, Step, as_device
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -51,6 +52,32 @@ class _Tickets:
             made = rng.uniform(self._seed, torch.arange(count), "replay", self._AHEAD, draw=draw)
             self._made, self._first, row = np.ascontiguousarray(made.numpy().T), draw, 0
         return self._made[row]
+
+
+class _Cuts:
+    """Counts cuts, and warns once when most steps are one: n-step returns are then one-step returns."""
+
+    _ENOUGH = 64
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._going_on = 0
+        self._warned = False
+
+    def count(self, cuts: int, going_on: int) -> None:
+        """A write had so many cuts, and so many transitions that went on from the one before."""
+        self.total += cuts
+        self._going_on += going_on
+        if cuts and not self._warned and self.total >= self._ENOUGH and self.total > self._going_on:
+            self._warned = True
+            warnings.warn(
+                f"ReplayBuffer: {self.total} of {self.total + self._going_on} steps did not go on from the observation "
+                "stored before, so each was cut off as a trajectory of its own, and n-step returns are one-step "
+                "returns. extend() must get as obs exactly, bit for bit, what was step.obs in the call before: store "
+                "observations before a normalizer whose statistics drift, and the same dtype and rounding in both",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 class ReplayBuffer:
@@ -83,6 +110,7 @@ class ReplayBuffer:
         action: SpaceLike,
         *,
         stack: Mapping[str, StackSpec] | StackSpec | None = None,
+        extras: Mapping[str, SpaceLike] | None = None,
         sampler: Sampler | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
@@ -90,6 +118,7 @@ class ReplayBuffer:
         seed: int = 0,
         directory: str | Path | None = None,
         codec: Codec | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Make an empty buffer.
 
@@ -99,14 +128,20 @@ class ReplayBuffer:
             observation: one environment's observation space, stacked as the environment gives it.
             action: one environment's action space.
             stack: how stacked observations are made of frames, by name; only the newest frame is stored.
+            extras: more to keep per transition, by name: one environment's space or ``ArraySpec`` each. A behavior
+                policy's log-probability for V-trace, or the recurrent state before the action, for example; they come
+                back under their names.
             sampler: which transitions make a batch; uniform if None. It serves this buffer only.
             n_step: steps between observation and next observation.
             gamma: discount of n-step rewards.
             autoreset: ``same_step``: the last observation of an episode is in ``info["final_obs"]``.
                 ``disabled``: it is ``step.obs`` itself.
             seed: of the draws; the k-th sample is a function of seed, k and content.
-            directory: keep everything in sparse files in this new directory instead of in memory.
+            directory: keep everything in files in this new directory instead of in memory; their space is reserved
+                now. One process at a time may write there.
             codec: compress each frame without loss (extra ``compress``); for memory only.
+            device: where batches go. What is stored lies in CPU memory in any case, and ``extend`` takes tensors of
+                any device.
         """
         check_sizes(capacity, num_envs, n_step, gamma)
         if autoreset not in ("same_step", "disabled"):
@@ -125,21 +160,26 @@ class ReplayBuffer:
             seed=seed,
             sampler=sampler.config(),
             codec=codec,
+            extras={name: array_spec(space, f"extras[{name!r}]") for name, space in (extras or {}).items()},
         )
+        taken = sorted(RESERVED & spec.extras.keys())
+        if taken:
+            raise ConfigError(f"extras: {', '.join(taken)} are keys of every batch; choose other names")
         memory: Memory = RamMemory()
         if directory is not None:
             path = Path(directory)
-            claim(path, "open it with ReplayBuffer.open, or choose another").close()
-            memory = FileMemory(path)
+            memory = FileMemory(path, claim(path, "open it with ReplayBuffer.open, or choose another"))
         if codec is None:
             needed = estimate_leaves(capacity, num_envs, spec.leaves, spec.action)
             refuse_unless_fits(needed, memory.free_bytes(), "memory" if directory is None else str(directory))
-        self._build(spec, sampler, memory)
+        self._build(spec, sampler, memory, device)
         if directory is not None:
             disk.write_manifest(Path(directory), spec, {})
 
-    def _build(self, spec: StoreSpec, sampler: Sampler, memory: Memory) -> None:
+    def _build(self, spec: StoreSpec, sampler: Sampler, memory: Memory, device: torch.device | str = "cpu") -> None:
         self.spec = spec
+        self.device = as_device(device)
+        self._cuts = _Cuts()
         self.sampler = sampler
         self._memory = memory
 
@@ -151,6 +191,10 @@ class ReplayBuffer:
         self._pool = FramePool(spec.leaves, spec.num_envs, spec.length, memory, make)
         slots = self._pool.first_side_row
         self._actions = MappedRows(memory, "actions", max(spec.action.nbytes, 1), slots)
+        self._extras = {
+            name: MappedRows(memory, f"extra{i}", max(extra.nbytes, 1), slots)
+            for i, (name, extra) in enumerate(spec.extras.items())
+        }
         self._reward_block = memory.allocate("rewards", slots * 4)
         self._flat_rewards = self._reward_block.view(np.float32)
         self._rewards = self._flat_rewards.reshape(spec.num_envs, -1)
@@ -164,13 +208,16 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, directory: str | Path) -> ReplayBuffer:
-        """Go on with a buffer that was made with ``directory=``, from its last complete ``extend``."""
+        """Go on with a buffer that was made with ``directory=``, from its last complete ``extend``.
+
+        Refused while another buffer, in this process or another, has it open: two writers would overwrite each other.
+        """
         path = Path(directory)
         spec, manifest = disk.read_manifest(path)
         if manifest.files:
             raise DataError(f"{path}: this is a checkpoint, not a live store; use ReplayBuffer.load")
         buffer = cls.__new__(cls)
-        buffer._build(spec, make_sampler(spec.sampler), FileMemory(path))
+        buffer._build(spec, make_sampler(spec.sampler), FileMemory(path, lock(path)))
         return buffer
 
     @classmethod
@@ -195,12 +242,7 @@ class ReplayBuffer:
         The directory appears under its name only when it is complete.
         """
         with self._lock:
-            self._record.write(self._pool.counts, self._pool.trajectories, self._draws)
-            blocks = {**self._pool.blocks(), **self._actions.blocks()}
-            blocks |= {"rewards": self._reward_block, "commit": self._record.block}
-            blocks |= self.sampler.blocks()
-            for rows in self._pool.rows.values():
-                blocks |= rows.blocks()
+            blocks = self._blocks()
 
             def fill(folder: Path) -> None:
                 files = {f"{name}.bin": disk.save_block(folder, name, block) for name, block in blocks.items()}
@@ -208,10 +250,39 @@ class ReplayBuffer:
 
             write_directory(Path(directory), fill)
 
+    def _blocks(self) -> dict[str, Bytes]:
+        """All memory by name, with the counters of this moment; called with the lock held."""
+        self._record.write(self._pool.counts, self._pool.trajectories, self._draws)
+        blocks = {**self._pool.blocks(), **self._actions.blocks()}
+        blocks |= {"rewards": self._reward_block, COMMIT: self._record.block}
+        blocks |= self.sampler.blocks()
+        for rows in (*self._pool.rows.values(), *self._extras.values()):
+            blocks |= rows.blocks()
+        return blocks
+
+    def __getstate__(self) -> dict[str, object]:
+        """For ``pickle`` and ``deepcopy``: a copy of everything stored. A store on disk is not copied into a pickle."""
+        if isinstance(self._memory, FileMemory):
+            raise ConfigError(
+                f"ReplayBuffer: this one lives in {self._memory.directory}; pass the path and ReplayBuffer.open() it "
+                "there, or save() a checkpoint and load() it"
+            )
+        with self._lock:
+            blocks = {name: block.copy() for name, block in self._blocks().items()}
+        return {"spec": self.spec, "blocks": blocks, "device": str(self.device)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._build(state["spec"], make_sampler(state["spec"].sampler), BlockMemory(state["blocks"]), state["device"])
+
     def flush(self) -> None:
         """Ask the operating system to write a store on disk out, so that it survives the loss of power."""
         with self._lock:
             self._memory.flush()
+
+    def close(self) -> None:
+        """Let another process write to a store on disk; this buffer must not be used any more. Safe to call again."""
+        if isinstance(self._memory, FileMemory):
+            self._memory.release()
 
     def __len__(self) -> int:
         return int(self._pool.lengths().sum())
@@ -239,10 +310,16 @@ class ReplayBuffer:
         return torch.from_numpy(self._pool.lengths())
 
     @property
+    def written(self) -> Tensor:
+        """Transitions ever stored per environment, int64 (N,), fresh; the last ``capacity / num_envs`` are there."""
+        return torch.from_numpy(self._pool.counts.copy())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the buffer when every ring is full: frames, side rows used so far, bookkeeping, sampler."""
         actions = self._actions.nbytes(self._pool.first_side_row)
-        return self._pool.nbytes + self._reward_block.nbytes + actions + self.sampler.nbytes
+        extras = sum(column.nbytes(self._pool.first_side_row) for column in self._extras.values())
+        return self._pool.nbytes + self._reward_block.nbytes + actions + extras + self.sampler.nbytes
 
     @property
     def bytes_per_transition(self) -> float:
@@ -256,7 +333,14 @@ class ReplayBuffer:
             self._record.write(self._pool.counts, self._pool.trajectories, self._draws)
             self.sampler.attach(self._pool)
 
-    def extend(self, obs: NestedObs, action: Tensor, step: Step, active: Tensor | None = None) -> None:
+    def extend(
+        self,
+        obs: NestedObs,
+        action: Tensor,
+        step: Step,
+        active: Tensor | None = None,
+        extras: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Store one transition of every active environment.
 
         Args:
@@ -265,6 +349,7 @@ class ReplayBuffer:
             step: what the environment gave for it. Under ``autoreset="same_step"`` the true last observations are in
                 ``step.info["final_obs"]`` where ``step.info["_final_obs"]``.
             active: bool (N,); rows of environments that did not act are not read, and nothing is stored for them.
+            extras: (N, …) each, all that were declared.
 
         ``obs`` is normally the ``step.obs`` of the call before. Where it is not, bit for bit, the caller reset the
         environment: the trajectory before is closed as cut, and a new one begins. All tensors are copied.
@@ -273,6 +358,15 @@ class ReplayBuffer:
         checked = check_transition(
             spec.leaves, spec.action, spec.num_envs, spec.autoreset, obs, action, step, active
         )  # fmt: skip
+        if isinstance(self._memory, FileMemory) and not self._memory.release.alive:
+            raise LifecycleError("extend: this buffer was closed; open the store again with ReplayBuffer.open")
+        given = extras or {}
+        if given.keys() != spec.extras.keys():
+            raise ShapeError(f"extras: expected {sorted(spec.extras)}, as declared, got {sorted(given)}")
+        columns = {
+            name: check_array(given[name], extra, f"extras[{name!r}]", spec.num_envs)
+            for name, extra in spec.extras.items()
+        }
         with self._lock:
             write = pool.write(
                 checked.obs, checked.next_obs, checked.final_obs, checked.terminated, checked.truncated, checked.active
@@ -280,7 +374,10 @@ class ReplayBuffer:
             reward = checked.reward.numpy()
             self._flat_rewards[write.rows] = reward if checked.active is None else reward[write.env_ids]
             self._actions.write(write.rows, checked.action, write.env_ids)
+            for name, column in columns.items():
+                self._extras[name].write(write.rows, column, write.env_ids)
             self.sampler.written(write)
+            self._cuts.count(int(np.count_nonzero(write.cut)), int(np.count_nonzero(write.steps)))
             if isinstance(self._memory, FileMemory):
                 self._record.write(pool.counts, pool.trajectories, self._draws)
             pool.side.settle()
@@ -294,6 +391,12 @@ class ReplayBuffer:
             self._draws += 1
             return self._batch(picked)
 
+    @property
+    def cuts(self) -> int:
+        """Trajectories that were closed because an observation was not, bit for bit, the one that ``extend`` got as
+        ``step.obs`` before."""
+        return self._cuts.total
+
     def indices(self) -> Tensor:
         """``index`` of every stored transition, by environment, oldest first: int64 (len,), fresh."""
         with self._lock:
@@ -304,6 +407,9 @@ class ReplayBuffer:
         """The transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
         with self._lock:
             envs, positions = self._locate(index)
+            if not len(index) and len(self):
+                first = int(self._pool.lengths().argmax())
+                return self._batch(Picked(envs=np.array([first]), positions=self._pool.oldest()[first : first + 1]))[:0]
             stored = (positions >= self._pool.oldest()[envs]) & (positions < self._pool.counts[envs])
             if not stored.all():
                 raise IdError(f"index: {index[torch.from_numpy(~stored)].tolist()[:8]} are not stored, or no longer")
@@ -326,15 +432,18 @@ class ReplayBuffer:
             raise ConfigError("update_priorities: the sampler has no priorities; pass sampler=PrioritizedSampler()")
         with self._lock:
             envs, positions = self._locate(index)
-            values = priority.detach().to(torch.float64).numpy()
+            values = priority.detach().to("cpu", torch.float64).numpy()
             self.sampler.update(envs, positions, values.reshape(-1) if values.ndim == 2 else values)
 
     def _locate(self, index: Tensor) -> tuple[Int64s, Int64s]:
         if index.dtype != torch.int64 or index.dim() != 1 or (index < 0).any():
             raise IdError(f"index: expected int64 (B,), not negative, got {index.dtype} {tuple(index.shape)}")
-        positions, envs = np.divmod(index.numpy(), self.num_envs)
+        positions, envs = np.divmod(index.cpu().numpy(), self.num_envs)
         return envs, positions
 
     def _batch(self, picked: Picked) -> TensorDict:
         """Everything about the picked transitions; called with the lock held."""
-        return assemble(self.spec, self._pool, self._actions, self._rewards, self._outputs, picked)
+        batch = assemble(self.spec, self._pool, self._actions, self._extras, self._rewards, self._outputs, picked)
+        if self.device.type == "cpu":
+            return batch
+        return batch.to(self.device)

@@ -156,7 +156,7 @@ class RolloutBuffer:
         if set(given) != set(self._extra_specs):
             raise ShapeError(f"extras: expected {sorted(self._extra_specs)}, as declared, got {sorted(given)}")
         for name, spec in self._extra_specs.items():
-            check_array(given[name], spec, f"extras[{name!r}]", self.num_envs)
+            given[name] = check_array(given[name], spec, f"extras[{name!r}]", self.num_envs)
         checked = check_transition(
             self.leaves, self.action_spec, self.num_envs, self.autoreset, obs, action, step, active
         )  # fmt: skip
@@ -165,15 +165,17 @@ class RolloutBuffer:
         )
         self._pool.side.settle()
         t = self._filled
-        acted = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active
+        acted = torch.ones(self.num_envs, dtype=torch.bool)
+        if checked.active is not None:
+            acted = torch.from_numpy(checked.active)
         self._position[t] = -1
         self._position[t, write.env_ids] = write.positions
         self._active[t] = acted
-        self._reward[t] = torch.where(acted, step.reward, 0.0)
-        self._terminated[t] = step.terminated & acted
-        self._truncated[t] = step.truncated & acted
+        self._reward[t] = torch.where(acted, checked.reward, 0.0)
+        self._terminated[t] = torch.from_numpy(checked.terminated) & acted
+        self._truncated[t] = torch.from_numpy(checked.truncated) & acted
         at = torch.from_numpy(write.env_ids)
-        for to, source in ((self._action, action), *((self._extras[name], given[name]) for name in given)):
+        for to, source in ((self._action, checked.action), *((self._extras[name], given[name]) for name in given)):
             to[t].zero_()
             to[t, at] = source[at]
         self._filled += 1

@@ -29,8 +29,8 @@ class Picked(NamedTuple):
     envs: Int64s
     positions: Int64s
     """First transition of each run."""
-    run: int = 1
-    """Transitions in a row that belong to each pick; the batch is (B, run) where it is not 1."""
+    run: int | None = None
+    """Transitions in a row that belong to each pick, for batches (B, run); None: one, for batches (B,)."""
     weights: NDArray[np.float32] | None = None
     """Importance weights (B,)."""
     burn_in: int = 0
@@ -110,7 +110,7 @@ class UniformSampler:
         pool = attached(self._pool)
         envs, positions = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
         stored = arithmetic.pick(tickets, pool.counts, pool.length, envs, positions)
-        refuse_if_short(tickets.shape[0], stored, "transitions", "extend() it first")
+        refuse_if_empty(stored, "transitions", "extend() it first")
         return Picked(envs=envs, positions=positions)
 
     def config(self) -> dict[str, Json]:
@@ -150,11 +150,11 @@ def _draw(
 ) -> int:
     """Environment and position of each draw, every item equally likely; gives how many items there are.
 
-    Where that is fewer than there are tickets, nothing is written.
+    Where there are none, nothing is written.
     """
     ends = np.cumsum(sizes)
     total = ends[-1]
-    if total >= tickets.shape[0]:
+    if total > 0:
         arithmetic.spread(tickets, ends, envs, at)
         for b in range(tickets.shape[0]):
             e = envs[b]
@@ -182,10 +182,10 @@ class _Queues:
         _drop(self.items, self.heads, self.sizes, envs, positions % self._episodes)
 
     def draw(self, tickets: Float64s, counts: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
-        """Environment and position of one item a ticket; refuses more draws than there are items."""
+        """Environment and position of one item per ticket, with replacement."""
         envs, at = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
         stored = _draw(tickets, self.items, self.heads, self.sizes, counts, self._episodes, envs, at)
-        refuse_if_short(tickets.shape[0], stored, what, advice)
+        refuse_if_empty(stored, what, advice)
         return envs, at
 
 
@@ -318,10 +318,10 @@ def stored_positions(pool: FramePool) -> list[Int64s]:
     return [np.arange(low, high) for low, high in zip(pool.oldest(), pool.counts, strict=True)]
 
 
-def refuse_if_short(wanted: int, stored: int, what: str, advice: str) -> None:
-    """Raise unless there are as many items as draws."""
-    if wanted > stored:
-        raise LifecycleError(f"sample: expected at least {wanted} {what} in the buffer, got {stored}; {advice}")
+def refuse_if_empty(stored: int, what: str, advice: str) -> None:
+    """Raise unless there is something to draw; draws are with replacement, so one item is enough for any number."""
+    if stored < 1:
+        raise LifecycleError(f"sample: expected {what} in the buffer, got none; {advice}")
 
 
 def attachable(current: FramePool | None, pool: FramePool) -> FramePool:

@@ -166,6 +166,7 @@ class StoreSpec:
     seed: int
     sampler: dict[str, Json]
     codec: Codec | None
+    extras: dict[str, ArraySpec]
 
     @property
     def length(self) -> int:
@@ -185,6 +186,7 @@ class StoreSpec:
             "seed": self.seed,
             "sampler": self.sampler,
             "codec": self.codec,
+            "extras": {name: spec.to_json() for name, spec in self.extras.items()},
         }
 
     @classmethod
@@ -192,9 +194,9 @@ class StoreSpec:
         """Read the JSON form; a missing or ill-typed entry is a :class:`DataError`."""
         if not isinstance(data, dict):
             raise DataError(f"manifest: expected a store description, got {data!r}")
-        leaves, sampler = data.get("leaves"), data.get("sampler")
-        if not isinstance(leaves, list) or not isinstance(sampler, dict):
-            raise DataError("manifest: 'leaves' or 'sampler' is missing; this is not a replay store")
+        leaves, sampler, extras = data.get("leaves"), data.get("sampler"), data.get("extras")
+        if not isinstance(leaves, list) or not isinstance(sampler, dict) or not isinstance(extras, dict):
+            raise DataError("manifest: 'leaves', 'sampler' or 'extras' is missing; this is not a replay store")
         try:
             return cls(
                 capacity=int(cast("int", data["capacity"])),
@@ -207,6 +209,7 @@ class StoreSpec:
                 seed=int(cast("int", data["seed"])),
                 sampler=sampler,
                 codec=cast("Codec | None", data["codec"]),
+                extras={name: ArraySpec.from_json(spec) for name, spec in extras.items()},
             )
         except KeyError as error:
             raise DataError(f"manifest: entry {error} is missing; this is not a replay store") from error

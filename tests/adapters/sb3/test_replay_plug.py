@@ -123,7 +123,7 @@ def test_samples_have_sb3s_shapes_and_timeouts_are_not_terminal():
 
 def test_dict_observations_come_as_dicts():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Box(0, 255, (1, 4, 4), np.uint8)})
-    buffer = FrameReplayBuffer(20, space, spaces.Discrete(3), "cpu", n_envs=2, n_step=2, gamma=0.5)
+    buffer = FrameReplayBuffer(20, space, spaces.Discrete(3), "cpu", n_envs=2, n_steps=2, gamma=0.5)
     obs = {"a": np.zeros((2, 2), np.float32), "b": np.zeros((2, 1, 4, 4), np.uint8)}
     for _ in range(5):
         buffer.add(obs, obs, np.zeros((2, 1), np.int64), np.ones(2), np.zeros(2, bool), [{}, {}])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torchrl.data import RandomSampler, TensorDictReplayBuffer
+from torchrl.data import PrioritizedSampler, RandomSampler, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
@@ -132,7 +133,7 @@ def test_torchrls_buffer_gives_back_exact_transitions():
     buffer.extend(data[:, 20:].reshape(-1))
     assert len(buffer) == 200
     whole = buffer[:]
-    flat = data.reshape(-1)
+    flat = data.transpose(0, 1).reshape(-1)  # places go step by step, as TorchRL's writer counts them
     for key in (
         "observation",
         "action",
@@ -172,3 +173,46 @@ def test_a_torchrl_loss_learns_on_it(n_step):
     if n_step == 1:
         assert torch.allclose(right[:5], expected, atol=0.1)
     assert (right[:5].diff() > 0).all()
+
+
+def test_places_name_the_same_transition_until_it_is_overwritten():
+    front = storage(4, 30)
+    data = corridor_batch(4, 60, 3)
+    front.set(range(80), data[:, :20].reshape(-1))
+    places = torch.randint(0, 80, (40,))
+    before = front.get(places)
+    front.set(range(80, 84), data[:, 20])
+    assert torch.equal(front.get(places)["index"], before["index"])
+    assert torch.equal(front.get((places,))["observation"], before["observation"])
+    front.set(range(84, 120 + 8), data[:, 21:32].reshape(-1))
+    overwritten = front.get(torch.arange(8))["index"]
+    assert overwritten.tolist() == list(range(120, 128)), "the ring came round to the first two steps"
+
+
+def test_priorities_of_torchrls_sampler_stay_with_their_transitions():
+    if SumSegmentTreeFp32 is None:
+        pytest.skip("this build of TorchRL has no segment trees")
+    front = storage(2, 20)
+    sampler = PrioritizedSampler(40, alpha=1.0, beta=1.0)
+    store = TensorDictReplayBuffer(storage=front, sampler=sampler, collate_fn=front.collate, batch_size=64)
+    data = corridor_batch(2, 20, 4)
+    store.extend(data[:, :10].reshape(-1))
+    favorite = 7
+    sampler.update_priority(torch.arange(20), torch.full((20,), 1e-6))
+    sampler.update_priority(torch.tensor([favorite]), torch.tensor([1e3]))
+    chosen = front.get(torch.tensor([favorite]))["index"]
+    store.extend(data[:, 10])
+    sampler.update_priority(torch.arange(20, 22), torch.full((2,), 1e-6))
+    drawn = store.sample()["index"]
+    assert (drawn == chosen).float().mean() > 0.95
+
+
+def test_keys_that_would_be_lost_are_refused_and_declared_ones_come_back():
+    data = corridor_batch(2, 10, 5)
+    data["sample_log_prob"] = torch.arange(20.0).reshape(2, 10)
+    with pytest.raises(ConfigError, match="sample_log_prob would be lost; declare them"):
+        storage(2, 10).set(range(20), data.reshape(-1))
+    front = storage(2, 10, extras={"sample_log_prob": ArraySpec((), torch.float32)})
+    front.set(range(20), data.reshape(-1))
+    whole = front.get(slice(None))
+    assert torch.equal(whole["sample_log_prob"], data["sample_log_prob"].T.reshape(-1))

@@ -50,7 +50,7 @@ class FrameReplayBuffer(ReplayBuffer):
         handle_timeout_termination: bool = True,
         *,
         stack: Mapping[str, StackSpec] | StackSpec | None = None,
-        n_step: int = 1,
+        n_steps: int = 1,
         gamma: float = 0.99,
         seed: int = 0,
         directory: str | Path | None = None,
@@ -67,7 +67,7 @@ class FrameReplayBuffer(ReplayBuffer):
             handle_timeout_termination: must stay True: time-outs are always told apart.
             stack: how stacked observations are made of frames; for ``VecFrameStack`` over pictures, channels first,
                 ``StackSpec(frames=K, dim=0, reset="zero")``.
-            n_step: steps to the next observation; with ``gamma``, as in :class:`headrace.replay.ReplayBuffer`.
+            n_steps: steps to the next observation, as SB3 names it; with ``gamma``.
             gamma: discount of the n-step reward; the model's own.
             seed: of the draws.
             directory: keep the frames on disk.
@@ -90,7 +90,7 @@ class FrameReplayBuffer(ReplayBuffer):
             _shaped(observation_space, self.obs_shape),
             self._action_spec,
             stack=stack,
-            n_step=n_step,
+            n_step=n_steps,
             gamma=gamma,
             # SB3 puts the true last observation into next_obs itself
             autoreset="disabled",
@@ -126,7 +126,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self, batch_size: int, env: VecNormalize | None = None
     ) -> ReplayBufferSamples | DictReplayBufferSamples:
         """A batch as SB3's algorithms take it, on the buffer's device, normalized by ``env`` if given."""
-        batch = self.frames.sample(min(batch_size, len(self.frames)))
+        batch = self.frames.sample(batch_size)
         obs, following = (self._samples(batch[key], env) for key in ("observation", ("next", "observation")))
         reward, terminated = (cast("Tensor", batch["next", name]) for name in ("reward", "terminated"))
         if env is not None:

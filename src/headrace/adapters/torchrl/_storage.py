@@ -13,6 +13,7 @@ loss(buffer.sample())
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -24,12 +25,18 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.replay import ReplayBuffer
 from headrace.types import Step
 
+_STORED = frozenset(("observation", "action", "next"))
+_REBUILT = frozenset(("collector", "done", "index", "is_init", "step_count", "terminated", "truncated"))
+"""Keys that follow from what is stored."""
+
 
 class ReplayStorage(Storage):
-    """Places 0 … len − 1 of a :class:`headrace.replay.ReplayBuffer`, environment by environment, oldest first.
+    """Places of a :class:`headrace.replay.ReplayBuffer`: ``(k mod length)·N + e`` is transition k of environment e.
 
-    Reading takes any places, so any TorchRL sampler that draws places at random works. Writing takes transitions of all
-    N environments in order and appends them to the rings: where TorchRL's writer would put them does not matter.
+    A place names the same transition until it is overwritten, as in TorchRL's own storages, so samplers that remember
+    places (``PrioritizedSampler``) work. Writing takes transitions of all N environments in order and appends them to
+    the rings, into the places that TorchRL's round-robin writer counts. Keys besides observation, action and next must
+    be declared as ``extras`` of the buffer.
     """
 
     def __init__(self, frames: ReplayBuffer) -> None:
@@ -49,6 +56,13 @@ class ReplayStorage(Storage):
                 f"extend: expected a multiple of {count} transitions, one or more of every environment, in order, got "
                 f"{tuple(data.shape)}"
             )
+        names = {str(name) for name in cast("Iterable[str]", data.keys())}
+        unknown = sorted(names - _STORED - _REBUILT - self.frames.spec.extras.keys())
+        if unknown:
+            raise ConfigError(
+                f"extend: {', '.join(unknown)} would be lost; declare them with ReplayBuffer(extras={{name: space}}), "
+                "or leave them out with data.exclude(…)"
+            )
         grid = data.reshape(count, -1)
         for t in range(grid.shape[1]):
             self._append(grid[:, t])
@@ -66,12 +80,18 @@ class ReplayStorage(Storage):
             done & ~terminated,
             {},
         )
-        self.frames.extend(_plain(row["observation"]), cast("Tensor", row["action"]).contiguous(), step)
+        extras = {name: cast("Tensor", row[name]).contiguous() for name in self.frames.spec.extras}
+        self.frames.extend(_plain(row["observation"]), cast("Tensor", row["action"]).contiguous(), step, extras=extras)
 
     def get(self, index: Any) -> TensorDict:
         """The transitions at these places; see :class:`headrace.replay.ReplayBuffer` for the keys."""
+        if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
+            index = index[0]  # TorchRL's samplers of slices
         places = torch.as_tensor(range(*index.indices(len(self))) if isinstance(index, slice) else index)
-        batch = self.frames.at(places.reshape(-1).to(torch.int64))
+        row, env = (part.reshape(-1) for part in _divmod(places.to("cpu", torch.int64), self.frames.num_envs))
+        newest = self.frames.written[env] - 1
+        position = newest - (newest - row) % self.frames.spec.length
+        batch = self.frames.get(position * self.frames.num_envs + env)
         return batch.reshape(places.shape) if places.dim() != 1 else batch
 
     @staticmethod
@@ -92,6 +112,10 @@ class ReplayStorage(Storage):
 
     def _empty(self) -> None:
         self.frames.clear()
+
+
+def _divmod(places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return places // count, places % count
 
 
 def _plain(obs: Any) -> Tensor | dict[str, Tensor]:
