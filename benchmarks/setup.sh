@@ -20,3 +20,6 @@ make_environment .venv-bench benchmarks/requirements-peers.lock
 # mujoco-warp and Newton, for the cameras: neither torch nor headrace
 [ -x .venv-bench-sim/bin/python ] || python3.11 -m venv .venv-bench-sim
 .venv-bench-sim/bin/pip install -q -r benchmarks/requirements-sim.lock
+
+# robots made of meshes, for benchmarks/vision_robots.py: only their MJCF files are used, so without dependencies
+.venv-bench/bin/pip install -q --no-deps gym-aloha metaworld
