@@ -160,7 +160,7 @@ assert torch.allclose(batch["gamma"], 0.99 ** batch["steps_to_next_obs"].float()
 
 # ## Disk
 #
-# The same store in sparse files may be larger than memory, and survives a kill: it goes on after the last whole
+# The same store in files may be larger than memory, and survives a kill: it goes on after the last whole
 # write. What a buffer will take is known before it is made.
 
 folder = Path(tempfile.mkdtemp())
