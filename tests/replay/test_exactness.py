@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,7 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
         buffer.extend(nested(obs), act, step._replace(obs=nested(step.obs), info=info), active)
 
 
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
 @settings(deadline=None, max_examples=150)
 @given(
     layout=layouts(),
@@ -156,7 +158,7 @@ def check_samples(buffer, store, sampler, run, n_step, gamma):
         possible = runs(store, run)
         if possible:
             batch = buffer.sample(len(possible))
-            assert batch.shape == ((len(possible), run) if run > 1 else (len(possible),))
+            assert batch.shape == (len(possible), run)
             check_batch(batch, store, n_step, gamma)
             grid = batch["index"].reshape(len(possible), run)
             for row in grid:
