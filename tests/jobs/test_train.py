@@ -62,9 +62,11 @@ def test_it_trains_as_the_command_does() -> None:
 
 def test_a_recipe_says_what_the_environments_are() -> None:
     recipe = headrace.EnvRecipe("cartpole", num_envs=4, seed=3, threads=1, overrides={"episode_length": 5})
-    result = headrace.train(recipe, iterations=1, settings=QUICK, num_envs=99, output="by_recipe")
+    result = headrace.train(recipe, iterations=1, settings=QUICK, output="by_recipe")
     run = result.bundle.run
     assert (run.task, run.num_envs, run.seed, run.config.overrides) == ("cartpole", 4, 3, {"episode_length": 5})
+    with pytest.raises(ConfigError, match=r"num_envs: expected that of the recipe, 4, got 99; use recipe.replace"):
+        headrace.train(recipe, iterations=1, num_envs=99)
     with pytest.raises(ConfigError, match="autoreset='same_step' here, got 'disabled'"):
         headrace.train(recipe.replace(autoreset="disabled"), iterations=1)
 

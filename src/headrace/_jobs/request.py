@@ -45,8 +45,9 @@ class RunRequest:
     def of(cls, task: str | EnvRecipe, **options: Any) -> RunRequest:
         """The request for a task by name, or for a recipe, whose fields then take the place of the options.
 
-        What a job cannot use of a recipe is refused: another ``autoreset`` than ``same_step``, no final observations,
-        strides of episodes, and executors of a bridge, which ``threads`` chooses here.
+        An option that says something else than the recipe is refused, and so is what a job cannot use of a recipe:
+        another ``autoreset`` than ``same_step``, no final observations, strides of episodes, and executors of a bridge,
+        which ``threads`` chooses here.
         """
         from headrace.envs import EnvRecipe
 
@@ -60,6 +61,14 @@ class RunRequest:
                     "use recipe.replace(…)"
                 )
         names = ("num_envs", "seed", "threads", "device", "sim", "overrides")
+        plainly = cls(task=task.source)
+        for name in names:
+            given = options.get(name, getattr(plainly, name))
+            if given not in (getattr(plainly, name), getattr(task, name)):
+                raise ConfigError(
+                    f"{name}: expected that of the recipe, {getattr(task, name)!r}, got {given!r}; "
+                    f"use recipe.replace({name}=…)"
+                )
         return cls(task=task.source, **options | {name: getattr(task, name) for name in names})
 
     def target(self, *, ours_for: str | None = None) -> Target:

@@ -64,8 +64,8 @@ def train(
 
     Args:
         task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
-            environment over a bridge; or a recipe, which then says everything about the environments: the arguments
-            below that concern them are ignored.
+            environment over a bridge; or a recipe, which then says everything about the environments: an argument
+            below that says something else is refused.
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
         iterations: rollouts to learn from.
