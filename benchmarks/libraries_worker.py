@@ -148,9 +148,9 @@ def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) 
         frames=frames,
         collection_s=times.collect,
         learning_s=times.learn,
-        rewards=finished.returns,
-        lengths=finished.lengths,
-        successes=finished.success if finished.returns else None,
+        rewards=finished.returns.tolist(),
+        lengths=finished.lengths.tolist(),
+        successes=None if finished.success is None else finished.success.tolist(),
     )
     learning.append(frames / times.learn)
     return finished
@@ -207,7 +207,7 @@ def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
         builder.begin()
         for _ in range(iterations):
             with clock:
-                recent.extend(_iterated(builder, learner, LEARNING_ENVS, []).returns)
+                recent.extend(_iterated(builder, learner, LEARNING_ENVS, []).returns.tolist())
             if reached is None and len(recent) == WINDOW and sum(recent) / WINDOW >= 0.95 * BEST:
                 reached = clock()
         builder.extra |= {
@@ -249,20 +249,36 @@ def _overhead(library: str, folder: Path) -> Section:
         builder.extra |= {"native_collection_fps": list(native), "pairs_per_round": PAIRS}
 
 
+class _Taken:
+    """An environment that keeps the actions it is given."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.actions: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, actions: Any, observe: Any = None) -> Any:
+        self.actions.append(actions.clone())
+        return self._env.step(actions, observe)
+
+
 def _play(name: str, folder: Path, *, whole: bool) -> Section:
     """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
     import headrace
+    from headrace._jobs.play import roll
     from headrace._published import published, published_file
-    from headrace.adapters._playing import play_episodes, play_steps
     from headrace.adapters._policies import inspect_file, load_policy
     from headrace.bench import CheckpointInfo, EpisodePlan, PlayBuilder, PolicyDescriptor
+    from headrace.chunking import has_memory
 
     entry = published()[name]
     task = entry["task"]
     num_envs = TASKS[task][0]
     path = published_file(name)
     file = inspect_file(path, task)
-    env = headrace.make(task, num_envs, seed=1, overrides=file.overrides)
+    env = headrace.make(task, num_envs, seed=1, overrides=file.overrides, autoreset="disabled", final_obs=False)
     policy = load_policy(file, env, deterministic=True)
     limit = env.task.cfg.episode_length
     plan = EpisodePlan(
@@ -277,29 +293,22 @@ def _play(name: str, folder: Path, *, whole: bool) -> Section:
         path=path.name, source="published", sha256=entry["sha256"], library=entry["library"], task=task
     )
     kind = "chunk" if file.kind == "chunk" else "checkpoint"
-    builder.policy = PolicyDescriptor(kind=kind, name=name, deterministic=True, recurrent=policy.recurrent)
+    builder.policy = PolicyDescriptor(kind=kind, name=name, deterministic=True, recurrent=has_memory(policy))
     with _benchmark(builder, folder, task, num_envs, library=entry["library"], overrides=file.overrides):
-        if whole:  # what it achieves: an episode of each environment
-            play_episodes(env, policy, builder.steps, builder.episodes, num_envs, lambda _: None)
-        else:
-            play_steps(env, policy, builder.steps, builder.episodes, STEPS, lambda _: None)
-        policy.reset(env.active)
-        obs, _ = env.reset(seed=1)
+        # what it achieves: an episode of each environment
+        roll(env, policy, builder, episodes=num_envs if whole else None, num_steps=None if whole else STEPS)
         rates: dict[str, list[float]] = {"play_fps": [], "bare_fps": []}
         while (yield):
-            state, taken = env.state_dict(), []
+            taken = _Taken(env)
             begin = time.perf_counter()
-            for _ in range(STEPS):
-                taken.append(policy(obs))
-                step = env.step(taken[-1])
-                obs = step.obs
-                if "ends" in step.info:
-                    policy.reset(step.terminated | step.truncated)
+            roll(taken, policy, PlayBuilder(num_envs, plan=plan), num_steps=STEPS)
             between = time.perf_counter()
-            env.load_state_dict(state)
+            env.reset(seed=1)
             again = time.perf_counter()
-            for actions in taken:
-                env.step(actions)
+            for actions in taken.actions:
+                step = env.step(actions)
+                if "ends" in step.info:
+                    env.reset(options={"reset_mask": step.terminated | step.truncated})
             rates["bare_fps"].append(STEPS * num_envs / (time.perf_counter() - again))
             rates["play_fps"].append(STEPS * num_envs / (between - begin))
         builder.extra |= rates

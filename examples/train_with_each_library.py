@@ -42,7 +42,7 @@ def main() -> None:
             for iteration in range(arguments.iterations):
                 times = learner.iterate()
                 collecting, learning = collecting + times.collect, learning + times.learn
-                returns += learner.finished().returns
+                returns += learner.finished().returns.tolist()
                 print(f"\r{library}: iteration {iteration + 1}", end="", flush=True)
             learner.close()
         env.close()

@@ -14,6 +14,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
+    from headrace._jobs.play import PlayResult, play
     from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.train import TrainingResult, train
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
@@ -40,6 +41,7 @@ __all__ = [
     "ComparisonResult",
     "EnvRecipe",
     "EpisodeEnds",
+    "PlayResult",
     "ReportResult",
     "Rows",
     "RunResult",
@@ -57,6 +59,7 @@ __all__ = [
     "compare",
     "kernel_threads",
     "make",
+    "play",
     "register_task",
     "report",
     "runtime",
@@ -73,6 +76,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
+        "headrace._jobs.play": ("PlayResult", "play"),
         "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (

@@ -5,7 +5,7 @@ Stages of one level never import each other: they meet here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, runtime_checkable
 
@@ -44,6 +44,23 @@ class EpisodeEnds:
 
     def __len__(self) -> int:
         return int(self.env_ids.shape[0])
+
+    @classmethod
+    def join(cls, parts: Sequence[EpisodeEnds]) -> EpisodeEnds:
+        """The episodes of several steps of one environment, in order of time; none of none."""
+        if not parts:
+            none, flags = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
+            return cls(
+                env_ids=none, episode_ids=none, returns=none.double(), lengths=none, success=None, diverged=flags
+            )
+        success = [part.success for part in parts if part.success is not None]
+        return cls(
+            success=torch.cat(success) if success else None,
+            **{
+                name: torch.cat([getattr(part, name) for part in parts])
+                for name in ("env_ids", "episode_ids", "returns", "lengths", "diverged")
+            },
+        )
 
 
 StepInfo = TypedDict(  # noqa: UP013  (a class would mangle the keys that begin with an underscore)

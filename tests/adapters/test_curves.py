@@ -106,8 +106,8 @@ def test_the_curve_a_library_logs_is_found_and_is_the_one_counted_here(library: 
     # mean over the steps since it wrote last, in which the average moved
     assert len(finished) <= 100
     within = 0.35 if library == "skrl" else 1e-3
-    assert curves.reward[-1] == pytest.approx(sum(finished.returns) / len(finished), rel=within)
-    assert curves.length[-1] == pytest.approx(sum(finished.lengths) / len(finished), rel=within)
+    assert curves.reward[-1] == pytest.approx(float(finished.returns.mean()), rel=within)
+    assert curves.length[-1] == pytest.approx(float(finished.lengths.double().mean()), rel=within)
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:

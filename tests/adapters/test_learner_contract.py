@@ -13,7 +13,9 @@ from headrace.adapters import library as spec_of
 from headrace.adapters import library_names, make_learner
 from headrace.adapters._checkpoint import read_meta, recognize
 from headrace.adapters._learner import CheckpointMeta, Learner
+from headrace.adapters._step_policy import RecurrentStepPolicy, as_steps
 from headrace.adapters._torch_state import library_run
+from headrace.chunking import ChunkContext, EpisodeRows
 from headrace.rollout import PPOCfg
 from headrace.testing._learners import check_learner
 
@@ -79,16 +81,46 @@ def test_recurrent_policy_forgets_ended_episodes_only(library: str) -> None:
         learner = make_learner(library, env, settings)
         learner.iterate()
         obs = {name: rows.clone() for name, rows in env.observe().items()}
-        policy = learner.policy()
-        assert policy.recurrent
-        first = policy(obs).clone()
-        second = policy(obs).clone()
+        assert learner.policy().recurrent
+        policy = as_steps(learner.policy(), 1)
+        assert isinstance(policy, RecurrentStepPolicy)
+        ids = torch.arange(4)
+        policy.begin(episodes_of(ids))
+        first = policy(obs, context_of(ids)).clone()
+        second = policy(obs, context_of(ids)).clone()
         assert not torch.equal(first, second)  # it remembers
-        policy.reset(torch.tensor([True, False, True, False]))
-        third = policy(obs)
+        policy.end(episodes_of(ids[[0, 2]]))
+        policy.begin(episodes_of(torch.tensor([10, 12])))
+        third = policy(obs, context_of(torch.tensor([10, 1, 12, 3])))
         # a batch of which some rows begin anew: those rows act as at first, the others go on
         assert torch.allclose(third[[0, 2]], first[[0, 2]], atol=1e-6)
         assert not torch.allclose(third[[1, 3]], first[[1, 3]], atol=1e-6)
+        # rows in another order, some padding between, and fewer of them: each has the memory of its own episode
+        policy.begin(episodes_of(torch.tensor([20, 21, 22, 23, 24])))
+        again = policy(obs, context_of(torch.tensor([-1, 3, -1, 1])))
+        other = policy({name: rows[[2, 0]] for name, rows in obs.items()}, context_of(torch.tensor([24, 20])))
+        assert torch.allclose(other, first[[2, 0]], atol=1e-6)
+        assert torch.allclose(again[[0, 2]], first[[0, 2]], atol=1e-6), "padding has no memory"
+        policy.end(episodes_of(torch.tensor([10, 1, 12, 3, 20, 21, 22, 23, 24])))
+        assert not policy._row_of
+
+
+def episodes_of(ids: torch.Tensor) -> EpisodeRows:
+    return EpisodeRows(seeds=torch.zeros_like(ids), episode_ids=ids, instructions=("",) * len(ids))
+
+
+def context_of(ids: torch.Tensor) -> ChunkContext:
+    zeros = torch.zeros_like(ids)
+    return ChunkContext(
+        seeds=zeros,
+        env_ids=ids,
+        episode_ids=ids,
+        chunk_index=zeros,
+        instructions=("",) * len(ids),
+        left_over=torch.zeros(len(ids), 1, 1),
+        left_over_length=zeros,
+        delay=zeros,
+    )
 
 
 @pytest.mark.parametrize("library", ["sb3", "skrl"])
@@ -119,7 +151,7 @@ def test_short_training_learns(library: str) -> None:
         returns: list[list[float]] = []
         for _ in range(14):
             learner.iterate()
-            returns.append(learner.finished().returns)
+            returns.append(learner.finished().returns.tolist())
     first = sum(returns[0]) / len(returns[0])
     last = [value for found in returns[-4:] for value in found]
     assert sum(last) / len(last) > 2.0 * first
@@ -134,7 +166,7 @@ def test_training_reaches_95_percent_of_the_best_return(library: str) -> None:
         recent: list[float] = []
         for _ in range(80):
             learner.iterate()
-            recent = (recent + learner.finished().returns)[-50:]
+            recent = (recent + learner.finished().returns.tolist())[-50:]
             if len(recent) == 50 and sum(recent) / 50 >= 0.95 * 300.0:
                 return
     pytest.fail(f"mean return of the last 50 episodes: {sum(recent) / len(recent):.1f} of 300")

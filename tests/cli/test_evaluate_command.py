@@ -139,3 +139,20 @@ def test_an_evaluation_can_be_filmed_and_never_over_another_film(tmp_path: Path)
     assert 10 < len(frame_times(film)) <= 80
     with pytest.raises(ConfigError, match="already exists"):
         _run(*words)
+
+
+def test_parts_of_a_plan_are_played_into_journals_and_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.rollout._journal import read_journals
+
+    words = ["evaluate", "cartpole", "--policy", POLICY, "--num-envs", "2", "--threads", "1", "--policy-id", "shove"]
+    for ids in ("0:3", "3:5"):
+        assert main([*words, "--episode-ids", ids, "--journal", str(tmp_path / ids)]) == 0
+    _, rows = read_journals([tmp_path / "0:3", tmp_path / "3:5"])
+    assert [row.episode_id for row in rows] == [0, 1, 2, 3, 4]
+    assert main([*words, "--episodes", "5", "--journal", str(tmp_path / "0:3"), "--resume"]) == 0
+    assert "5 of 5 episodes" in capsys.readouterr().out
+    assert read_journals([tmp_path / "0:3"])[1] == rows
+    with pytest.raises(ConfigError, match="--episode-ids: expected FIRST:END"):
+        _run("--policy", POLICY, "--episode-ids", "5")

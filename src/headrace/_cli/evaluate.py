@@ -63,6 +63,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(parser, "--video")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
     add_option(parser, "--set")
+    parser.add_argument(
+        "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
+    )
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
+    parser.add_argument("--resume", action="store_true", help="go on with --journal: play only what it lacks")
+    parser.add_argument("--policy-id", help="what the journal calls the policy (default: a hash of its weights)")
     add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
 
@@ -101,7 +107,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         found = evaluate(
             env,
             policy,
-            episodes=arguments.episodes,
+            episodes=arguments.episodes if arguments.episode_ids is None else _ids(arguments.episode_ids),
+            journal=arguments.journal,
+            resume=arguments.resume,
+            policy_id=arguments.policy_id,
             seed=arguments.seed,
             execute=usual if arguments.execute is None else arguments.execute,
             offset=arguments.offset,
@@ -124,6 +133,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         env.close()
     _show(found, arguments.csv)
     return 130 if found.status == "interrupted" else 0
+
+
+def _ids(text: str) -> range:
+    first, _, end = text.partition(":")
+    if not first.isdigit() or not end.isdigit() or int(first) >= int(end):
+        raise ConfigError(f"--episode-ids: expected FIRST:END with FIRST < END, for example 0:500, got {text!r}")
+    return range(int(first), int(end))
 
 
 def _film(env: BatchEnv, path: Path | None) -> VideoObserver | None:

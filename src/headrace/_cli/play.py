@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import hashlib
-from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
 from headrace._cli import bench_options as options
 from headrace._cli.options import add_option
-from headrace.errors import ConfigError, require_extra
-
-if TYPE_CHECKING:
-    from headrace.adapters._finding import FoundCheckpoint
-    from headrace.adapters._learner import InferencePolicy
-    from headrace.adapters._policies import PolicyFile
-    from headrace.bench import PlayBuilder
-    from headrace.envs import BatchEnv
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -59,140 +46,24 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    from headrace.adapters import library
-    from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
-    from headrace.bench._targets import target_cfg
+    from headrace._jobs.play import play
 
-    target = options.checked_target(arguments, ours_for="play")
-    for name in ("episodes", "num_steps"):
-        if (given := getattr(arguments, name)) is not None and given < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {given}")
-    if arguments.library is not None:
-        library(arguments.library)
-    if arguments.video is not None:
-        require_extra("av", extra="record", purpose="--video")
-        if arguments.video.exists():
-            raise ConfigError(f"--video: {arguments.video} already exists, and nothing is ever overwritten")
-    found, file = _found(arguments)
-    overrides = ({} if file is None else file.overrides) | options.overrides_of(arguments)
-    cfg = target_cfg(target, overrides)
-    assert cfg is not None
-    folder, forms = options.checked_output(arguments, target, "play")
-    steps = cast("int | None", arguments.num_steps)
-    episodes = None if steps is not None else arguments.episodes or arguments.num_envs
-    short = steps is not None and steps < cfg.episode_length
-    if short:
-        Console(stderr=True).print(
-            f"--num-steps {steps} is shorter than an episode may be ({cfg.episode_length} steps): only short episodes "
-            "can complete, and only completed ones are counted",
-            style="yellow",
-            soft_wrap=True,
+    steps, episodes = arguments.num_steps, arguments.episodes
+    total = steps or episodes or arguments.num_envs
+    console = Console(stderr=True)
+    with options.progress_bar("episodes" if steps is None else "playing", total) as update:
+        result = play(
+            **options.environment_of(arguments),
+            **options.output_of(arguments),
+            checkpoint=arguments.checkpoint,
+            library=arguments.library,
+            episodes=episodes,
+            num_steps=steps,
+            deterministic=arguments.deterministic,
+            trust_checkpoint=arguments.trust_checkpoint,
+            video=arguments.video,
+            on_note=lambda note: console.print(note, style="yellow", highlight=False, soft_wrap=True),
+            on_progress=update,
         )
-    plan = EpisodePlan(
-        kind="episodes" if steps is None else "steps",
-        episodes_planned=episodes,
-        num_steps=steps,
-        first_episode_id=0,
-        max_episode_length=cfg.episode_length,
-        shorter_than_episode=short,
-    )
-    builder = PlayBuilder(arguments.num_envs, plan=plan)
-    settings = dataclasses.replace(
-        options.run_settings(arguments, options.run_config(arguments, target, overrides)),
-        framework=None if file is None else file.library,
-    )
-    with Benchmark(builder, settings, output=folder, formatters=forms) as run:
-        with builder.startup.phase("env_creation"):
-            env = options.made_env(arguments, target, cfg, overrides)
-        with closing(env):
-            _rolled(cast("BatchEnv", env), builder, arguments, found, file, episodes)
-    options.show_bundle(run.bundle, run.paths)
+    options.show_bundle(result.bundle, result.paths)
     return 0
-
-
-def _found(arguments: argparse.Namespace) -> tuple[FoundCheckpoint | None, PolicyFile | None]:
-    """The file to play, checked; nothing for ``module:name``."""
-    from headrace.adapters._finding import find_checkpoint
-    from headrace.adapters._policies import inspect_file
-
-    wanted = cast("str | None", arguments.checkpoint)
-    if wanted is not None and ":" in wanted and "://" not in wanted and not Path(wanted).exists():
-        return None, None
-    found = find_checkpoint(wanted, arguments.task, library=arguments.library)
-    if found.source != "explicit":
-        note = f"playing the {found.source} checkpoint of {arguments.task}: {found.path}"
-        Console(stderr=True).print(note, highlight=False, soft_wrap=True)
-    file = inspect_file(found.path, arguments.task, library=arguments.library, trust=arguments.trust_checkpoint)
-    return found, file
-
-
-def _rolled(
-    env: BatchEnv,
-    builder: PlayBuilder,
-    arguments: argparse.Namespace,
-    found: FoundCheckpoint | None,
-    file: PolicyFile | None,
-    episodes: int | None,
-) -> None:
-    from headrace.adapters._playing import play_episodes, play_steps
-    from headrace.adapters._policies import callable_policy, load_policy
-    from headrace.adapters._torch_state import library_run
-
-    with ExitStack() as stack:
-        stack.enter_context(library_run(seed=arguments.seed))
-        if file is None:
-            policy = callable_policy(arguments.checkpoint, env)
-        else:
-            policy = load_policy(file, env, deterministic=arguments.deterministic, trust=arguments.trust_checkpoint)
-        _describe(builder, policy, arguments, found, file)
-        if arguments.video is not None:
-            _film(env, builder, arguments.video, stack)
-        if episodes is None:
-            with options.progress_bar("playing", arguments.num_steps) as update:
-                play_steps(env, policy, builder.steps, builder.episodes, arguments.num_steps, update)
-        else:
-            with options.progress_bar("episodes", episodes) as update:
-                play_episodes(env, policy, builder.steps, builder.episodes, episodes, update)
-
-
-def _film(env: BatchEnv, builder: PlayBuilder, path: Path, stack: ExitStack) -> None:
-    from headrace.recording import VideoObserver
-
-    observer = stack.enter_context(VideoObserver(path, render=env.render_each, fps=1.0 / env.task.dt))
-    env.attach(observer)
-    builder.video_path = str(path)
-
-
-def _describe(
-    builder: PlayBuilder,
-    policy: InferencePolicy,
-    arguments: argparse.Namespace,
-    found: FoundCheckpoint | None,
-    file: PolicyFile | None,
-) -> None:
-    from headrace.bench import CheckpointInfo, PolicyDescriptor, describe_library
-
-    if found is None or file is None:
-        builder.policy = PolicyDescriptor(
-            kind="callable", name=arguments.checkpoint, deterministic=True, recurrent=policy.recurrent
-        )
-        return
-    kind = file.kind if file.kind in ("torchscript", "onnx", "chunk") else "checkpoint"
-    builder.policy = PolicyDescriptor(
-        kind=kind,
-        name=file.path.name,
-        deterministic=arguments.deterministic or kind != "checkpoint",
-        recurrent=policy.recurrent,
-    )
-    builder.checkpoint = CheckpointInfo(
-        path=str(file.path),
-        source=found.source,
-        uri=found.uri,
-        sha256=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-        library=file.library,
-        task=None if file.meta is None else file.meta.task,
-        iteration=None if file.meta is None else file.meta.iteration,
-        score=found.score if file.meta is None else file.meta.score,
-    )
-    if file.library is not None:
-        builder.library = describe_library(file.library, algorithm="PPO")

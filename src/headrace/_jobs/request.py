@@ -115,8 +115,10 @@ class RunRequest:
 
         return RunSettings(task=self.task, num_envs=self.num_envs, seed=self.seed, config=config, label=self.label)
 
-    def make_env(self, target: Target, cfg: TaskCfg | None, overrides: Mapping[str, object]) -> AnyEnv:
-        """The environment, with the settings of ``target_cfg``."""
+    def make_env(
+        self, target: Target, cfg: TaskCfg | None, overrides: Mapping[str, object], *, for_plan: bool = False
+    ) -> AnyEnv:
+        """The environment, with the settings of ``target_cfg``; ``for_plan``, one that plays a plan of episodes."""
         from headrace.bench._targets import make_target
 
         return make_target(
@@ -128,6 +130,8 @@ class RunRequest:
             device=self.device,
             sim=self.sim,
             overrides=overrides,
+            autoreset="disabled" if for_plan else "same_step",
+            final_obs=not for_plan,
         )
 
     def checked_output(

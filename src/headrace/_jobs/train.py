@@ -210,9 +210,9 @@ class _Training:
             frames=self.settings.steps * self.env.num_envs,
             collection_s=done.times.collect,
             learning_s=done.times.learn,
-            rewards=done.finished.returns,
-            lengths=done.finished.lengths,
-            successes=done.finished.success if done.finished.returns else None,
+            rewards=done.finished.returns.tolist(),
+            lengths=done.finished.lengths.tolist(),
+            successes=None if done.finished.success is None else done.finished.success.tolist(),
         )
 
     def _name_checkpoint(self, keeper: CheckpointKeeper) -> None:

@@ -12,7 +12,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.adapters._curves import LoggedCurves, read_curves
-    from headrace.adapters._learner import CheckpointMeta, Finished, InferencePolicy, Learner, Times
+    from headrace.adapters._learner import CheckpointMeta, InferencePolicy, Learner, Times
     from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, library_names, make_learner
     from headrace.adapters._stepping import LearnerEnv
     from headrace.adapters._torch_state import library_run
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointMeta",
     "CurveTags",
-    "Finished",
     "InferencePolicy",
     "Learner",
     "LearnerEnv",
@@ -40,7 +39,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._curves": ("LoggedCurves", "read_curves"),
-        "._learner": ("CheckpointMeta", "Finished", "InferencePolicy", "Learner", "Times"),
+        "._learner": ("CheckpointMeta", "InferencePolicy", "Learner", "Times"),
         "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "library_names", "make_learner"),
         "._stepping": ("LearnerEnv",),
         "._torch_state": ("library_run",),

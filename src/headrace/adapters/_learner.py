@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -26,31 +26,6 @@ class Times(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The episodes that ended in some steps; k of them, in order of time."""
-
-    env_ids: list[int]
-    returns: list[float]
-    lengths: list[int]
-    success: list[bool] | None
-    """None where the task has no success measure."""
-
-    @classmethod
-    def of(cls, ends: Sequence[EpisodeEnds]) -> Finished:
-        """The episodes of some steps, one record per step."""
-        known = bool(ends) and ends[0].success is not None
-        return cls(
-            env_ids=[number for end in ends for number in end.env_ids.tolist()],
-            returns=[number for end in ends for number in end.returns.tolist()],
-            lengths=[number for end in ends for number in end.lengths.tolist()],
-            success=[flag for end in ends for flag in cast("Tensor", end.success).tolist()] if known else None,
-        )
-
-    def __len__(self) -> int:
-        return len(self.returns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
     """Our description in a checkpoint, next to the library's own content."""
 
@@ -64,20 +39,23 @@ class CheckpointMeta:
     """Of the task's settings, by path."""
 
 
+Memory: TypeAlias = tuple[Tensor, ...]
+"""What a recurrent policy keeps of n rows: tensors (layers, n, size), zeros before an episode."""
+
+
 class InferencePolicy(Protocol):
-    """Actions for observations. A recurrent one keeps a state per environment until :meth:`reset` says it ended."""
+    """Actions for rows of observations, any number of them. A recurrent one reads and replaces :attr:`memory`."""
+
+    memory: Memory | None
+    """Of the rows of the next call, then of those of the last; None for rows that begin, and where nothing is kept."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has such a state."""
+        """Whether it keeps something from call to call."""
         ...
 
     def __call__(self, obs: Obs) -> Tensor:
-        """Observation groups (N, …) → actions (N, A) within the environment's bounds; the caller owns them."""
-        ...
-
-    def reset(self, ended: Tensor) -> None:
-        """Forget the state of environments whose episode ended, bool (N,)."""
+        """Observation groups (n, …) → actions (n, A) within the environment's bounds; the caller owns them."""
         ...
 
 
@@ -98,8 +76,8 @@ class Learner(Protocol):
         """Collect ``settings.steps`` steps of every environment, and learn from them."""
         ...
 
-    def finished(self) -> Finished:
-        """The episodes that ended since the last call."""
+    def finished(self) -> EpisodeEnds:
+        """The episodes that ended since the last call, in order of time."""
         ...
 
     def save(self, path: Path, meta: CheckpointMeta) -> None:

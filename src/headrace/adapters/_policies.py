@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
-import sys
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
-from headrace.adapters._learner import CheckpointMeta, InferencePolicy
+from headrace.adapters._learner import CheckpointMeta, Memory
 from headrace.adapters._library import library as library_of
 from headrace.adapters._library import make_learner, read_policy
-from headrace.chunking import ChunkContext, ChunkPolicy, as_chunk_policy
-from headrace.envs import BatchEnv
-from headrace.errors import ConfigError, DataError, PolicyError, require_extra
-from headrace.rollout import PPOCfg
+from headrace.adapters._step_policy import as_steps
+from headrace.chunking import ChunkPolicy, PolicyLike, as_chunk_policy
+from headrace.envs import BatchEnv, make
+from headrace.errors import ConfigError, DataError, require_extra
+from headrace.rollout import PPOCfg, load_chunk_policy
+from headrace.rollout._chunk_loop import action_size
+from headrace.rollout._policy_source import import_named
 from headrace.types import Obs
 
+_SPARE = 2
+"""Environments of a learner that only builds a network."""
 PolicyKind = Literal["checkpoint", "torchscript", "onnx", "callable", "chunk"]
 
 
@@ -62,90 +64,45 @@ def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bo
     return PolicyFile(path=path, kind=kind, library=own, meta=meta, overrides=overrides)
 
 
-def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: bool = False) -> InferencePolicy:
-    """The policy of a file, for this environment. Use it inside ``library_run``."""
+def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:
+    """The policy of a file, for this environment: of horizon 1, unless it plans chunks. Use it in ``library_run``."""
+    size = action_size(env.single_action_space)
     if file.kind == "torchscript":
-        return _Checked(_Function(_torchscript(file.path)), env)
+        return as_steps(_Function(_torchscript(file.path)), size)
     if file.kind == "onnx":
-        return _Checked(_Function(_onnx(file.path)), env)
+        return as_steps(_Function(_onnx(file.path)), size)
     if file.kind == "chunk":
-        from headrace.rollout import load_chunk_policy
-
-        return _Checked(ChunkPlayer(as_chunk_policy(load_chunk_policy(file.path)), env), env)
+        return as_chunk_policy(load_chunk_policy(file.path), action_dim=size)
     assert file.library is not None
     found = read_policy(library_of(file.library), file.path, deterministic=deterministic, trust=trust)
     if found is not None:
-        return _Checked(found, env)
+        return as_steps(found, size)
     settings = PPOCfg() if file.meta is None else file.meta.settings
-    # the learner is only the library's way to build its network: its rollout memory is as small as can be
-    learner = make_learner(file.library, env, dataclasses.replace(settings, steps=settings.minibatches))
-    learner.load(file.path, trust=trust)
-    return _Checked(learner.policy(deterministic=deterministic), env)
+    # the learner is only the library's way to build its network: its rollout memory is as small as can be, and its
+    # environments are never stepped
+    with closing(make(env.task, _SPARE, seed=env.seed, threads=1, device=str(env.device))) as spare:
+        learner = make_learner(file.library, spare, dataclasses.replace(settings, steps=settings.minibatches))
+        learner.load(file.path, trust=trust)
+        return as_steps(learner.policy(deterministic=deterministic), size)
 
 
-def callable_policy(name: str, env: BatchEnv) -> InferencePolicy:
+def callable_policy(name: str, env: BatchEnv) -> ChunkPolicy:
     """A policy from ``module:name``: a function of the observation groups, a class of such, or a chunk policy."""
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # people mean the folder where they are
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--checkpoint {name}: cannot be loaded: {error}") from error
-    policy = found() if isinstance(found, type) else found
+    policy = import_named("--checkpoint", module, attribute)
     if not callable(policy):
         raise ConfigError(f"--checkpoint {name}: expected something that can be called, got {type(policy).__name__}")
+    size = action_size(env.single_action_space)
     if getattr(policy, "horizon", None) is not None:
-        shape = env.single_action_space.shape or (0,)
-        return _Checked(ChunkPlayer(as_chunk_policy(cast("Any", policy), action_dim=shape[0]), env), env)
-    return _Checked(_Function(cast("Callable[[Obs], Tensor]", policy)), env)
-
-
-class ChunkPlayer:
-    """Plays whole chunks, planning for the environments whose chunk has run dry; the others are not asked about."""
-
-    recurrent = False
-
-    def __init__(self, policy: ChunkPolicy, env: BatchEnv) -> None:
-        if policy.obs_steps != 1:
-            raise ConfigError(f"play: expected a chunk policy of one observation, got {policy.obs_steps}; use evaluate")
-        self.policy, self._env = policy, env
-        self._chunk = torch.zeros(env.num_envs, policy.horizon, policy.action_dim, device=env.device)
-        self._next = torch.full((env.num_envs,), policy.horizon, device=env.device)
-        self._index = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-
-    def __call__(self, obs: Obs) -> Tensor:
-        """The next action of each environment's chunk."""
-        dry = ((self._next >= self.policy.horizon) & self._env.active).nonzero().squeeze(1)
-        if len(dry):
-            rows = {name: group.index_select(0, dry) for name, group in obs.items()}
-            context = ChunkContext(
-                seeds=torch.full_like(dry, self._env.seed),
-                env_ids=dry,
-                episode_ids=self._env.episode_ids[dry],
-                chunk_index=self._index[dry],
-                instructions=self._env.instructions(dry),
-                left_over=torch.zeros(len(dry), self.policy.horizon, self.policy.action_dim),
-                left_over_length=torch.zeros(len(dry), dtype=torch.int64),
-                delay=torch.zeros(len(dry), dtype=torch.int64),
-            )
-            self._chunk[dry] = self.policy(rows, context).to(self._chunk)
-            self._next[dry] = 0
-            self._index[dry] += 1
-        place = self._next.clamp(max=self.policy.horizon - 1)
-        self._next += 1
-        return self._chunk[torch.arange(len(place)), place]
-
-    def reset(self, ended: Tensor) -> None:
-        """A chunk is only played in the episode it was planned for."""
-        self._next[ended] = self.policy.horizon
-        self._index[ended] = 0
+        return as_chunk_policy(cast("PolicyLike", policy), action_dim=size)
+    return as_steps(_Function(cast("Callable[[Obs], Tensor]", policy)), size)
 
 
 class _Function:
     """A function of observations as a policy without memory."""
 
     recurrent = False
+    memory: Memory | None = None
 
     def __init__(self, call: Callable[[Obs], Tensor]) -> None:
         self._call = call
@@ -153,38 +110,6 @@ class _Function:
     def __call__(self, obs: Obs) -> Tensor:
         with torch.no_grad():
             return self._call(obs)
-
-    def reset(self, ended: Tensor) -> None:
-        pass
-
-
-class _Checked:
-    """Looks at what a policy answers, and cuts it to the bounds of actions."""
-
-    def __init__(self, policy: InferencePolicy, env: BatchEnv) -> None:
-        space = env.single_action_space
-        self.policy = policy
-        self.recurrent = policy.recurrent
-        self._shape = (env.num_envs, *(space.shape or ()))
-        self._bounds: tuple[Tensor, Tensor] | None = None
-        if isinstance(space, spaces.Box):
-            self._bounds = torch.as_tensor(space.low), torch.as_tensor(space.high)
-
-    def __call__(self, obs: Obs) -> Tensor:
-        actions = cast("object", self.policy(obs))
-        if not isinstance(actions, Tensor) or tuple(actions.shape) != self._shape:
-            got = tuple(actions.shape) if isinstance(actions, Tensor) else type(actions).__name__
-            raise PolicyError(f"policy: expected actions {self._shape}, got {got}")
-        if self._bounds is None:
-            return actions
-        cut = actions.clamp(*self._bounds)
-        if not bool(torch.isfinite(cut).all()):
-            bad = (~torch.isfinite(cut)).flatten(1).any(dim=1).nonzero().squeeze(1).tolist()
-            raise PolicyError(f"policy: expected finite actions, got NaN for environments {bad[:8]}")
-        return cut
-
-    def reset(self, ended: Tensor) -> None:
-        self.policy.reset(ended)
 
 
 def _torchscript(path: Path) -> Callable[[Obs], Tensor]:

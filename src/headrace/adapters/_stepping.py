@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.adapters._learner import AnyEnv, Finished
+from headrace.adapters._learner import AnyEnv
 from headrace.errors import ConfigError
 from headrace.rollout import PPOCfg
 from headrace.rollout._groups import as_float_rows, channels_first, is_image, read_groups
@@ -126,10 +126,10 @@ class LearnerEnv:
         cut = actions if within else actions.clamp(-1.0, 1.0)
         return cut if self._unit else torch.addcmul(self._bounds[0], cut, self._bounds[1])
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         ends, self._ends = self._ends, []
-        return Finished.of(ends)
+        return EpisodeEnds.join(ends)
 
     def state_dict(self) -> StateDict:
         """Of the environment."""

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from headrace.adapters._checkpoint import plain_settings, read_meta, read_weights
-from headrace.adapters._learner import CheckpointMeta, Finished, Learner, Times
+from headrace.adapters._learner import CheckpointMeta, Learner, Times
 from headrace.adapters._library import library
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
+from headrace.types import EpisodeEnds
 
 INDEX = "checkpoint.json"
 """In the directory of a run: which checkpoints it has, and of what."""
@@ -38,7 +39,7 @@ class Iteration(NamedTuple):
     number: int
     """From 1; a resumed training counts on."""
     times: Times
-    finished: Finished
+    finished: EpisodeEnds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +92,9 @@ class CheckpointKeeper:
         """Mean return of the last 100 episodes that ended."""
         return sum(self._recent) / len(self._recent) if self._recent else None
 
-    def note(self, iteration: int, finished: Finished) -> None:
+    def note(self, iteration: int, finished: EpisodeEnds) -> None:
         """An iteration is whole; save if it is time to."""
-        self._recent.extend(finished.returns)
+        self._recent.extend(finished.returns.tolist())
         if time.perf_counter() >= self._due:
             self.save(iteration)
 

@@ -149,6 +149,8 @@ def make_target(
     device: str = "cpu",
     sim: str = "mujoco",
     overrides: Mapping[str, object] | None = None,
+    autoreset: Literal["same_step", "disabled"] = "same_step",
+    final_obs: bool = True,
 ) -> AnyEnv:
     """The environment, with the settings of :func:`target_cfg`; overrides of a Gymnasium environment are its kwargs."""
     if target.kind == "gym":
@@ -157,11 +159,29 @@ def make_target(
         executor: Literal["inline", "threads"] = "inline" if threads in (None, 1) else "threads"
         workers = None if executor == "inline" else threads
         kwargs = dict(overrides or {}) or None
-        return bridge(target.name, num_envs, seed=seed, executor=executor, workers=workers, env_kwargs=kwargs)
+        return bridge(
+            target.name,
+            num_envs,
+            seed=seed,
+            executor=executor,
+            workers=workers,
+            env_kwargs=kwargs,
+            autoreset=autoreset,
+            final_obs=final_obs,
+        )
     from headrace.envs import SimName, make, make_task
 
     task = make_task(target.name, cfg)
-    return make(task, num_envs, seed=seed, threads=threads, device=device, sim=cast("SimName", sim))
+    return make(
+        task,
+        num_envs,
+        seed=seed,
+        threads=threads,
+        device=device,
+        sim=cast("SimName", sim),
+        autoreset=autoreset,
+        final_obs=final_obs,
+    )
 
 
 def rendering_backend(env: AnyEnv) -> str | None:

@@ -29,7 +29,7 @@ from headrace.chunking import (
     has_memory,
 )
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
-from headrace.rollout._episode_plan import EpisodePlan
+from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._progress import EpisodeProgress
 from headrace.timing import StageTimer
@@ -94,15 +94,35 @@ class ChunkLoop:
         self,
         env: EvaluatedEnv,
         policy: ChunkPolicy,
-        plan: EpisodePlan,
+        plan: EpisodePlan | EndlessPlan,
         *,
         lengths: ChunkLengths,
         rule: Admission,
         engine: Engine,
         seed: int,
         ensemble_decay: float | None,
-        hold_action: HoldAction,
+        hold_action: HoldAction = "last",
+        clamp: bool = False,
+        on_step: Callable[[Step, float, int], None] | None = None,
+        on_episodes: Callable[[list[EpisodeResult]], None] | None = None,
     ) -> None:
+        """Prepare to play ``plan``.
+
+        Args:
+            env: with ``autoreset="disabled"``.
+            policy: what the engine runs; its sizes are read here.
+            plan: the episodes.
+            lengths: of chunks.
+            rule: when to infer, and whom.
+            engine: runs the policy; its owner closes it.
+            seed: of the episodes.
+            ensemble_decay: of temporal ensembling; None for none.
+            hold_action: of environments that wait, under a rule that holds.
+            clamp: cut actions to the bounds of the action space before they are played.
+            on_step: called after each step of the batch with its result, the seconds of ``env.step`` and how many
+                environments acted.
+            on_episodes: called in each step in which episodes ended, with their rows.
+        """
         self._env, self._plan, self._rule, self._engine, self._seed = env, plan, rule, engine, seed
         count, device = env.num_envs, env.device
         self._first_row = lengths.offset
@@ -124,7 +144,12 @@ class ChunkLoop:
         """Episodes whose end a policy with memory has not been told: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
         """The action of each environment's last step: what a hold form repeats."""
-        self._hold_action = hold_action
+        self._hold_action, self._on_step, self._on_episodes = hold_action, on_step, on_episodes
+        space = env.single_action_space
+        self._chooses = isinstance(space, spaces.Discrete)
+        self._bounds: tuple[Tensor, Tensor] | None = None
+        if clamp and isinstance(space, spaces.Box):
+            self._bounds = torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
         self._asked: dict[int, int] = {}
         """Requests under way, by identity: how many environments wait for each."""
         self._results: list[EpisodeResult] = []
@@ -156,11 +181,16 @@ class ChunkLoop:
         """Episodes so far."""
         return len(self._results)
 
-    def play(self, bar: EpisodeProgress) -> Evaluation:
-        """Until the plan is used up and every slot has finished."""
+    @property
+    def running(self) -> NDArray[np.bool_]:
+        """bool (N,): slots that play an episode."""
+        return self._cursors.running
+
+    def play(self, bar: EpisodeProgress, *, most_steps: int | None = None) -> Evaluation:
+        """Until the plan is used up and every slot has finished, or ``most_steps`` steps of the batch are done."""
         try:
             self._start()
-            while self._cursors.running.any():
+            while self._cursors.running.any() and self._counters.batch_steps != most_steps:
                 self._take_answer()
                 self._infer()
                 self._take_answer()
@@ -194,7 +224,7 @@ class ChunkLoop:
             with contextlib.suppress(PolicyError):
                 self._engine.poll(wait=True)
         count = self._env.num_envs
-        taken = self._plan.take(count)
+        taken = self._plan.take(range(count))
         # the first reset is of all: a slot without an episode gets any
         episodes = np.array(taken + [taken[0]] * (count - len(taken)), np.int64)
         options: dict[str, object] = {"episode_ids": torch.from_numpy(episodes), "observe": self._nobody}
@@ -337,14 +367,20 @@ class ChunkLoop:
         slots = np.flatnonzero(planned)
         observe = self._nobody if self._history is None else self._mask(self._will_be_read(acting))
         actions = self._cursors.play(slots)
+        if self._bounds is not None:
+            actions = actions.clamp_(*self._bounds)
         if len(slots) == len(acting):
             self._actions = actions
         else:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
         if self._rule.holds and len(slots) < np.count_nonzero(acting):
             self._hold(acting & ~planned)
-        step = self._env.step(self._actions, observe=observe)
+        begin = time.perf_counter()
+        step = self._env.step(self._actions[:, 0].long() if self._chooses else self._actions, observe=observe)
+        seconds = time.perf_counter() - begin
         acted = int(np.count_nonzero(acting))
+        if self._on_step is not None:
+            self._on_step(step, seconds, acted)
         counters = self._counters
         counters.batch_steps += 1
         counters.env_steps += len(slots)
@@ -400,8 +436,10 @@ class ChunkLoop:
                     diverged=diverged,
                 )
             )
-        taken = np.array(self._plan.take(len(ends)), np.int64)
+        if self._on_episodes is not None:
+            self._on_episodes(self._results[-len(ends) :])
         slots = ends.env_ids.cpu().numpy()
+        taken = np.array(self._plan.take(slots.tolist()), np.int64)
         if self._has_memory:
             self._ended += [
                 (episode, self._instructions[slot])
@@ -424,6 +462,15 @@ class ChunkLoop:
 
     def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask).to(self._env.device)
+
+
+def action_size(space: spaces.Space[object]) -> int:
+    """Numbers of one action: A of a Box (A,), 1 for a choice."""
+    if isinstance(space, spaces.Discrete):
+        return 1
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"policy: expected an environment with actions (A,) of real numbers, or choices, got {space}")
+    return space.shape[0]
 
 
 def _frames_drawn(env: EvaluatedEnv) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,10 +19,14 @@ class EpisodePlan:
             episodes: how many, with ids from 0; or the ids themselves.
         """
         counted = range(int(episodes)) if isinstance(episodes, int | np.integer) else episodes
-        self.ids = [int(episode) for episode in counted]
+        self.ids: Sequence[int] = counted if isinstance(counted, range) else [int(episode) for episode in counted]
         if not self.ids:
             raise ConfigError(f"episodes: expected at least one, got {episodes!r}")
-        if min(self.ids) < 0 or len(set(self.ids)) != len(self.ids):
+        if isinstance(self.ids, range):
+            repeated, lowest = False, min(self.ids[0], self.ids[-1])
+        else:
+            repeated, lowest = len(set(self.ids)) != len(self.ids), min(self.ids)
+        if lowest < 0 or repeated:
             wrong = [i for i in self.ids if i < 0] or [i for i in set(self.ids) if self.ids.count(i) > 1]
             raise ConfigError(
                 f"episodes: expected ids of at least 0, each once, got {wrong[:8]}; an episode is played exactly once"
@@ -37,8 +41,25 @@ class EpisodePlan:
         """Episodes that no slot has taken yet."""
         return len(self.ids) - self._next
 
-    def take(self, count: int) -> list[int]:
-        """The next ``count`` ids, fewer at the end of the plan."""
-        taken = self.ids[self._next : self._next + count]
+    def take(self, slots: Sequence[int]) -> list[int]:
+        """The next ids, one for each of ``slots``; fewer at the end of the plan."""
+        taken = list(self.ids[self._next : self._next + len(slots)])
         self._next += len(taken)
+        return taken
+
+
+class EndlessPlan:
+    """Episodes without end: slot i plays i, i + N, i + 2N, …, as an environment that resets itself does."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._next = list(range(num_envs))
+
+    def __len__(self) -> int:
+        return 0
+
+    def take(self, slots: Sequence[int]) -> list[int]:
+        """The next id of each of ``slots``."""
+        taken = [self._next[slot] for slot in slots]
+        for slot in slots:
+            self._next[slot] += len(self._next)
         return taken

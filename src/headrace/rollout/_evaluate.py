@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Literal
 
-from gymnasium import spaces
 from torch import nn
 
 from headrace.chunking import (
@@ -19,9 +20,10 @@ from headrace.chunking import (
     make_engine,
 )
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
-from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv, HoldAction
+from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv, HoldAction, action_size
 from headrace.rollout._episode_plan import EpisodePlan
-from headrace.rollout._evaluation import Evaluation
+from headrace.rollout._evaluation import Counters, Evaluation
+from headrace.rollout._journal import Header, Journal, circumstances, policy_hash, source_of
 from headrace.rollout._progress import EpisodeProgress
 
 
@@ -41,6 +43,9 @@ def evaluate(
     hold_action: HoldAction = "last",
     allow_hold: bool = False,
     timeout: float | None = None,
+    journal: str | Path | None = None,
+    resume: bool = False,
+    policy_id: str | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Play every episode of a plan once, to its end.
@@ -69,6 +74,10 @@ def evaluate(
         allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
             result says so.
         timeout: seconds that one call of the model may take, with an engine by name; None for any.
+        journal: file that every finished episode is appended to, and synced, in the step in which it ends.
+        resume: go on with that journal: only the episodes that it lacks are played. What decides the rows (source,
+            overrides, seed, policy, lengths, strict size, …) must be the same.
+        policy_id: what the journal calls the policy; None for a hash of a module's weights.
         progress: show a progress bar with rates and the running success rate.
 
     Returns:
@@ -85,11 +94,8 @@ def evaluate(
             'headrace.make(…, autoreset="disabled") makes one'
         )
     formed = Batching(mode=batching) if isinstance(batching, str) else batching
-    space = env.single_action_space
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-        raise ConfigError(f"evaluate: expected an environment with actions (A,) of real numbers, got {space}")
     modes = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
-    fitted = as_chunk_policy(policy, action_dim=space.shape[0])
+    fitted = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
     if ensemble_decay is not None and (execute != 1 or latency):
         raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
     rule = make_admission(admission) if isinstance(admission, str) else admission
@@ -111,6 +117,41 @@ def evaluate(
     if not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
     plan = EpisodePlan(episodes)
+    book: Journal | None = None
+    if journal is not None:
+        strict = (formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size
+        identity = source_of(env) | {
+            "seed": seed,
+            "policy": policy_hash(policy) if policy_id is None else policy_id,
+            **asdict(lengths),
+            "ensemble_decay": ensemble_decay,
+            "strict_size": strict,
+            "hold": str(rule) if rule.holds else None,
+            "fidelity": env.fidelity,
+        }
+        where = circumstances(env, engine if isinstance(engine, str) else type(engine).__name__)
+        book = Journal(Path(journal), Header(identity=identity, circumstances=where), resume=resume)
+    elif resume:
+        raise ConfigError("resume: expected a journal to go on with; pass journal=")
+    whole = plan
+    known = [] if book is None else [row for row in book.rows if row.episode_id in set(plan.ids)]
+    if known:
+        done = {row.episode_id for row in known}
+        left = [episode for episode in plan.ids if episode not in done]
+        if not left:
+            return Evaluation(
+                episodes=sorted(known),
+                planned=len(plan),
+                status="completed",
+                counters=Counters(),
+                strict_size=(formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size,
+                fidelity=env.fidelity,
+            )
+        plan = EpisodePlan(left)
+
+    def joined(result: Evaluation) -> Evaluation:
+        return replace(result, episodes=sorted(known + result.episodes), planned=len(whole))
+
     runs = make_engine(engine, fitted, formed or Batching(), timeout=timeout) if isinstance(engine, str) else engine
     try:
         loop = ChunkLoop(
@@ -123,12 +164,13 @@ def evaluate(
             seed=seed,
             ensemble_decay=ensemble_decay,
             hold_action=hold_action,
+            on_episodes=None if book is None else book.add,
         )
         try:
             with EpisodeProgress(len(plan), shown=progress) as bar:
-                return loop.play(bar)
+                return joined(loop.play(bar))
         except HeadraceError as error:
-            error.finished = loop.result("failed")
+            error.finished = joined(loop.result("failed"))
             raise
         # an observer or an environment that we did not write may raise anything: its episodes are kept all the same
         except Exception as error:
@@ -136,7 +178,7 @@ def evaluate(
                 f"evaluate: {type(error).__name__} after {loop.finished} of {len(plan)} episodes: {error}; "
                 "error.finished has them"
             )
-            ended.finished = loop.result("failed")
+            ended.finished = joined(loop.result("failed"))
             raise ended from error
         finally:
             loop.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace.envs import BatchEnv
 from headrace.envs.bridges import BridgeEnv
 from headrace.testing._contract import CheckResult
-from headrace.types import Obs, ResetRecord, StateDict, StepRecord
+from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
 
 Meta = TypeVar("Meta", contravariant=True)
 AnyEnv: TypeAlias = BatchEnv | BridgeEnv
@@ -27,29 +27,6 @@ class ActingPolicy(Protocol):
         """Observation groups (N, …) → actions (N, A)."""
         ...
 
-    def reset(self, ended: Tensor) -> None:
-        """Forget the environments that ended, bool (N,)."""
-        ...
-
-
-class FinishedEpisodes(Protocol):
-    """What a learner says of the episodes that ended."""
-
-    @property
-    def env_ids(self) -> Sequence[int]:
-        """Their slots."""
-        ...
-
-    @property
-    def returns(self) -> Sequence[float]:
-        """Their undiscounted returns, as the environment has them."""
-        ...
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Their steps."""
-        ...
-
 
 class CheckedLearner(Protocol[Meta]):
     """What is asked of a learner; ``Meta`` is whatever it describes a checkpoint with."""
@@ -58,7 +35,7 @@ class CheckedLearner(Protocol[Meta]):
         """Collect and learn; seconds of each."""
         ...
 
-    def finished(self) -> FinishedEpisodes:
+    def finished(self) -> EpisodeEnds:
         """Episodes that ended since the last call."""
         ...
 
@@ -164,7 +141,8 @@ def _check_times(learner: CheckedLearner[Meta]) -> None:
 
 def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
     found = learner.finished()
-    said = list(zip(found.env_ids, found.lengths, found.returns, strict=True))
+    columns = (found.env_ids, found.lengths, found.returns)
+    said = list(zip(*(column.tolist() for column in columns), strict=True))
     assert said, "finished: expected episodes to end in two iterations; use an environment with short ones"
     # rewards are float32 here and added up as float64 in the environment: about seven digits
     same = len(said) == len(count.ended) and all(
@@ -173,7 +151,7 @@ def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
     )
     assert same, f"finished: expected (slot, length, return) {count.ended}, got {said}"
     again = learner.finished()
-    assert not again.returns, f"finished: expected each episode once, got {len(again.returns)} a second time"
+    assert not len(again), f"finished: expected each episode once, got {len(again)} a second time"
 
 
 def _check_groups(learner: CheckedLearner[Meta], obs: Obs, reads: Collection[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
 from headrace.files import write_whole
 from headrace.rollout._actor_critic import Policy, load_actor_critic, save_actor_critic
 from headrace.rollout._ppo import PPO, PPOCfg
@@ -37,7 +37,7 @@ class OwnLearner:
         self.ppo.improve(self.ppo.buffer.rollout(), *before)
         return Times(between - begin, time.perf_counter() - between)
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         return self._tally.take()
 
@@ -82,25 +82,21 @@ class OwnPolicy:
     def __init__(self, policy: Policy, *, deterministic: bool) -> None:
         self._policy, self._deterministic = policy, deterministic
         self.recurrent = policy.memory is not None
-        self._state: Tensor | None = None
-        self._ended: Tensor | None = None
+        self.memory: Memory | None = None
 
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
-        """Actions (N, A) within the environment's bounds."""
+        """Actions (n, A) within the environment's bounds."""
         policy = self._policy
-        if self._state is None:
-            self._state = policy.initial_state(len(obs[policy.encoder.names[0]]))
-        ended, self._ended = self._ended, None
+        state = policy.initial_state(len(obs[policy.encoder.names[0]])) if self.memory is None else self.memory[0]
         if self._deterministic:
-            action, self._state = policy.act(obs, self._state, ended)
-            return action
-        seen, self._state = policy.actor_features(obs, self._state, ended)
-        return policy.distribution(seen).sample().clamp(policy.low, policy.high)
-
-    def reset(self, ended: Tensor) -> None:
-        """Forget what was seen in episodes that ended."""
-        self._ended = ended
+            action, state = policy.act(obs, state)
+        else:
+            seen, state = policy.actor_features(obs, state)
+            action = policy.distribution(seen).sample().clamp(policy.low, policy.high)
+        if self.recurrent:
+            self.memory = (state,)
+        return action
 
 
 def read_policy(path: Path, *, deterministic: bool, trust: bool = False) -> OwnPolicy:
@@ -123,9 +119,9 @@ class _Tally:
         if "ends" in record.step.info:
             self._ends.append(record.step.info["ends"])
 
-    def take(self) -> Finished:
+    def take(self) -> EpisodeEnds:
         ends, self._ends = self._ends, []
-        return Finished.of(ends)
+        return EpisodeEnds.join(ends)
 
 
 class _Resumable(PPO):

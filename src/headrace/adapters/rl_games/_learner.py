@@ -18,7 +18,7 @@ from rl_games.common.tr_helpers import DefaultRewardsShaper
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rl_games._env import RlGamesEnv
@@ -27,7 +27,7 @@ from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._encoder import GroupEncoder
 from headrace.rollout._groups import Shapes, is_image
-from headrace.types import Obs, StateDict
+from headrace.types import EpisodeEnds, Obs, StateDict
 
 _PREFIX = "_orig_mod."
 """What torch.compile puts before the names of weights; rl_games' own runner compiles."""
@@ -73,7 +73,7 @@ class RlGamesLearner:
                 if isinstance(encoder, GroupEncoder):
                     encoder.update(obs, torch.ones(seen["dones"].shape[:2], dtype=torch.bool, device=self._core.device))
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         return self._core.finished()
 
@@ -122,23 +122,23 @@ class RlGamesPolicy:
         self._model, self._env = agent.model, env
         self._wanted = "mus" if deterministic else "actions"
         self.recurrent = bool(agent.is_rnn)
-        self._memory = self._model.get_default_rnn_state()
+        self.memory: Memory | None = None
 
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
-        """Actions (N, A) within the environment's bounds."""
+        """Actions (n, A) within the environment's bounds."""
         self._model.eval()
         rows = self._env.grouped(obs)["obs"]
-        found = self._model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": self._memory})
+        states = self.memory
+        if self.recurrent and states is None:
+            count = len(next(iter(obs.values())))
+            # its default state has a row per environment of the learner
+            default = cast("tuple[Tensor, ...]", self._model.get_default_rnn_state())
+            states = tuple(torch.zeros_like(state[:, :1]).repeat(1, count, 1) for state in default)
+        found = self._model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": states})
         if self.recurrent:
-            self._memory = found["rnn_states"]
+            self.memory = tuple(found["rnn_states"])
         return self._env.core.rescaled(cast("Tensor", found[self._wanted]))
-
-    def reset(self, ended: Tensor) -> None:
-        """Forget what was seen in episodes that ended."""
-        if self.recurrent:
-            for memory in self._memory:
-                memory[:, ended] = 0.0
 
 
 @contextlib.contextmanager

@@ -59,4 +59,6 @@ class RslRlEnv(VecEnv):
         """The groups that actor and critic read."""
         chosen = self.core.rows(obs, self.core.read.all)
         # the constructor checks and copies what is known to fit, which takes 3 % of a step
-        return TensorDict._new_unsafe(chosen, self._size, device=self.device)  # pyright: ignore[reportPrivateUsage]
+        count = len(next(iter(chosen.values())))
+        size = self._size if count == self.num_envs else torch.Size([count])
+        return TensorDict._new_unsafe(chosen, size, device=self.device)  # pyright: ignore[reportPrivateUsage]

@@ -12,14 +12,14 @@ from rsl_rl.runners import OnPolicyRunner
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.rsl_rl._env import RslRlEnv
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._groups import Shapes, is_image
-from headrace.types import Obs, StateDict
+from headrace.types import EpisodeEnds, Obs, StateDict
 
 
 class RslRlLearner:
@@ -43,7 +43,7 @@ class RslRlLearner:
         self.runner.current_learning_iteration += 1
         return self._watch.times
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         return self._core.finished()
 
@@ -81,19 +81,20 @@ class RslRlPolicy:
         self._actor = runner.get_inference_policy(str(env.device))
         self._env, self._sampled = env, not deterministic
         self.recurrent = bool(self._actor.is_recurrent)
-        self._actor.reset()
+        self.memory: Memory | None = None
 
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
-        """Actions (N, A) within the environment's bounds."""
-        chosen = self._actor(self._env.grouped(obs), stochastic_output=self._sampled)
-        return self._env.core.rescaled(cast("Tensor", chosen))
-
-    def reset(self, ended: Tensor) -> None:
-        """Forget what was seen in episodes that ended."""
+        """Actions (n, A) within the environment's bounds."""
         if self.recurrent:
-            with torch.no_grad():
-                self._actor.reset(ended)
+            kept = self.memory
+            state = kept[0] if kept is not None and len(kept) == 1 else kept
+            self._actor.reset(hidden_state=cast("Any", state))  # a tensor of a GRU, two of an LSTM
+        chosen = self._actor(self._env.grouped(obs), stochastic_output=self._sampled)
+        if self.recurrent:
+            state = self._actor.get_hidden_state()
+            self.memory = state if isinstance(state, tuple) else (cast("Tensor", state),)
+        return self._env.core.rescaled(cast("Tensor", chosen))
 
 
 class _Watch:

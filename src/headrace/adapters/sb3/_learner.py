@@ -17,7 +17,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.sb3._env import Sb3Env
@@ -26,7 +26,7 @@ from headrace.errors import DataError
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._groups import ReadGroups, is_image
-from headrace.types import Obs, StateDict
+from headrace.types import EpisodeEnds, Obs, StateDict
 
 _STATES = ("policy", "policy.optimizer")
 _LEFT_OUT = ("system_info.txt",)
@@ -84,7 +84,7 @@ class Sb3Learner:
             elif isinstance(features, GroupFeatures):
                 features.update({name: torch.as_tensor(seen[name]) for name in features.encoder.names})
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         return self._core.finished()
 
@@ -138,17 +138,15 @@ class Sb3Policy:
     """SB3's ``predict`` as an inference policy."""
 
     recurrent = False
+    memory: Memory | None = None
 
     def __init__(self, model: PPO, env: Sb3Env, *, deterministic: bool) -> None:
         self._model, self._env, self._deterministic = model, env, deterministic
 
     def __call__(self, obs: Obs) -> Tensor:
-        """Actions (N, A) within the environment's bounds."""
+        """Actions (n, A) within the environment's bounds."""
         chosen, _ = self._model.predict(self._env.arrays(obs), deterministic=self._deterministic)
         return self._env.core.rescaled(torch.from_numpy(chosen).to(self._env.core.device))
-
-    def reset(self, ended: Tensor) -> None:
-        """Nothing is remembered."""
 
 
 def _policy(settings: PPOCfg, read: ReadGroups) -> dict[str, Any]:

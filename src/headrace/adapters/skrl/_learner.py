@@ -14,14 +14,14 @@ from skrl.resources.preprocessors.torch import RunningStandardScaler
 from torch import Tensor
 
 from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Finished, Times
+from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters._torch_state import load_random_state, random_state
 from headrace.adapters.skrl._env import SkrlEnv
 from headrace.adapters.skrl._models import Actor, Critic, Interface, update_statistics
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
-from headrace.types import Obs, StateDict
+from headrace.types import EpisodeEnds, Obs, StateDict
 
 
 class SkrlLearner:
@@ -92,7 +92,7 @@ class SkrlLearner:
         self._steps += 1
         return next_states
 
-    def finished(self) -> Finished:
+    def finished(self) -> EpisodeEnds:
         """The episodes that ended since the last call."""
         return self._core.finished()
 
@@ -134,6 +134,7 @@ class SkrlPolicy:
     """skrl's agent as an inference policy."""
 
     recurrent = False
+    memory: Memory | None = None
 
     def __init__(self, agent: PPO, env: SkrlEnv, *, deterministic: bool) -> None:
         self._agent, self._env, self._sampled = agent, env, not deterministic
@@ -141,12 +142,9 @@ class SkrlPolicy:
 
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
-        """Actions (N, A) within the environment's bounds."""
+        """Actions (n, A) within the environment's bounds."""
         chosen, more = self._agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
         return self._env.core.rescaled(chosen if self._sampled else more.get("mean_actions", chosen))
-
-    def reset(self, ended: Tensor) -> None:
-        """Nothing is remembered."""
 
 
 def agent_config(settings: PPOCfg, env: SkrlEnv) -> PPO_CFG:

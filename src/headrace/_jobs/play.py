@@ -1,0 +1,278 @@
+"""``headrace.play``: roll a trained policy out, and say what it achieved and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from headrace._jobs.request import RunRequest
+from headrace.errors import ConfigError, require_extra
+
+if TYPE_CHECKING:
+    from headrace.adapters._finding import FoundCheckpoint
+    from headrace.adapters._policies import PolicyFile
+    from headrace.bench import PlayBuilder, PlayBundle
+    from headrace.chunking import ChunkPolicy
+    from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.types import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayResult:
+    """What playing a policy left behind."""
+
+    directory: Path
+    bundle: PlayBundle
+    """Rewards, lengths, successes and times; the content of ``play.json``."""
+    paths: tuple[Path, ...]
+    """The files that the bundle was written to."""
+
+
+def play(
+    task: str | EnvRecipe,
+    *,
+    checkpoint: str | Path | None = None,
+    library: str | None = None,
+    episodes: int | None = None,
+    num_steps: int | None = None,
+    num_envs: int = 64,
+    seed: int = 0,
+    deterministic: bool = True,
+    trust_checkpoint: bool = False,
+    video: str | Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    presets: Sequence[str | Path] = (),
+    threads: int | None = None,
+    device: str = "cpu",
+    sim: str = "mujoco",
+    output: str | Path | None = None,
+    formatters: Sequence[str] = ("schema",),
+    label: str | None = None,
+    on_note: Callable[[str], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> PlayResult:
+    """Play a policy on a task of ours and write ``play.json``, also after Ctrl-C or a crash.
+
+    Args:
+        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments.
+        checkpoint: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
+            of a function of the observation groups or of a chunk policy; None for the newest training in ``runs/``,
+            else the published one.
+        library: only checkpoints of this library; None for any.
+        episodes: how many, with ids from 0, each to its end and counted once; None for one per environment.
+        num_steps: play so many steps of the batch instead; episodes still running then are counted nowhere.
+        num_envs: environments in the batch.
+        seed: of the episodes.
+        deterministic: the policy's mean action; False to sample.
+        trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
+        video: film the first environments into this file.
+        overrides: task settings by path, beside those that the policy was trained with.
+        presets: YAML files of overrides, applied before ``overrides``.
+        threads: physics threads; None for all cores.
+        device: of the tensors.
+        sim: the physics: ``mujoco`` or ``warp``.
+        output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
+        formatters: forms of the result; ``schema`` is the bundle.
+        label: a name for this run in comparisons and reports.
+        on_note: called with what a user may want to know: which checkpoint was found, a plan that is too short.
+        on_progress: called with the episodes, or steps, that are done.
+    """
+    from headrace.adapters import library as library_of
+    from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
+    from headrace.bench._targets import target_cfg
+
+    request = RunRequest.of(
+        task,
+        num_envs=num_envs,
+        seed=seed,
+        threads=threads,
+        device=device,
+        sim=sim,
+        overrides=overrides or {},
+        presets=[Path(preset) for preset in presets],
+        output=None if output is None else Path(output),
+        formatters=formatters,
+        label=label,
+    )
+    target = request.target(ours_for="play")
+    _check_amounts(episodes, num_steps)
+    if library is not None:
+        library_of(library)
+    film = None if video is None else Path(video)
+    _check_video(film)
+    notes = on_note or _ignore
+    found, file = _find(request.task, None if checkpoint is None else str(checkpoint), library, trust_checkpoint, notes)
+    changed = ({} if file is None else file.overrides) | request.all_overrides()
+    cfg = target_cfg(target, changed)
+    assert cfg is not None
+    directory, forms = request.checked_output(target, "play")
+    wanted = None if num_steps is not None else episodes or request.num_envs
+    short = num_steps is not None and num_steps < cfg.episode_length
+    if short:
+        notes(
+            f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({cfg.episode_length} steps): only "
+            "short episodes can complete, and only completed ones are counted"
+        )
+    plan = EpisodePlan(
+        kind="episodes" if num_steps is None else "steps",
+        episodes_planned=wanted,
+        num_steps=num_steps,
+        first_episode_id=0,
+        max_episode_length=cfg.episode_length,
+        shorter_than_episode=short,
+    )
+    builder = PlayBuilder(request.num_envs, plan=plan)
+    settings = dataclasses.replace(
+        request.settings(request.config(target, changed)), framework=None if file is None else file.library
+    )
+    with Benchmark(builder, settings, output=directory, formatters=forms) as run:
+        with builder.startup.phase("env_creation"):
+            env = cast("BatchEnv", request.make_env(target, cfg, changed, for_plan=True))
+        with closing(env), ExitStack() as stack:
+            from headrace.adapters._policies import callable_policy, load_policy
+            from headrace.adapters._torch_state import library_run
+
+            stack.enter_context(library_run(seed=request.seed))
+            if file is None:
+                policy = callable_policy(str(checkpoint), env)
+            else:
+                policy = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
+            _describe(builder, policy, str(checkpoint), deterministic, found, file)
+            if film is not None:
+                from headrace.recording import VideoObserver
+
+                env.attach(stack.enter_context(VideoObserver(film, render=env.render_each, fps=1.0 / env.task.dt)))
+                builder.video_path = str(film)
+            roll(env, policy, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
+    return PlayResult(directory=directory, bundle=cast("PlayBundle", run.bundle), paths=tuple(run.paths))
+
+
+def roll(
+    env: BatchEnv,
+    policy: ChunkPolicy,
+    builder: PlayBuilder,
+    *,
+    episodes: int | None = None,
+    num_steps: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> None:
+    """Play a plan of episodes, or a number of steps, and count and time them in ``builder``.
+
+    Chunks are played to their end; the model sees whoever waits, in batches of any size, so that last bits of a
+    policy's answers depend on ``num_envs``: ``evaluate`` has strict batches.
+    """
+    from headrace.chunking import Batching, ChunkLengths, Immediate, InlineEngine
+    from headrace.rollout._chunk_loop import ChunkLoop
+    from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
+    from headrace.rollout._progress import EpisodeProgress
+
+    done = 0
+
+    def watch(step: Step, seconds: float, frames: int) -> None:
+        nonlocal done
+        builder.steps.add(seconds, frames, env.timer.seconds())
+        ended = builder.episodes.add_step(step)
+        done += ended if num_steps is None else 1
+        if on_progress is not None and (ended or num_steps is not None):
+            on_progress(done)
+
+    plan = EpisodePlan(episodes or env.num_envs) if num_steps is None else EndlessPlan(env.num_envs)
+    loop = ChunkLoop(
+        env,
+        policy,
+        plan,
+        lengths=ChunkLengths(horizon=policy.horizon, execute=policy.horizon),
+        rule=Immediate(),  # nobody waits for others: every step of the batch has everyone
+        engine=InlineEngine(policy, Batching(mode="fast")),
+        seed=env.seed,
+        ensemble_decay=None,
+        clamp=True,
+        on_step=watch,
+    )
+    builder.steps.begin(env.timer.seconds())
+    builder.episodes.unfinished = 0
+    try:
+        with EpisodeProgress(len(plan), shown=False) as bar:
+            result = loop.play(bar, most_steps=num_steps)
+        if result.status == "interrupted":
+            raise KeyboardInterrupt  # the bundle says so
+    finally:
+        begun = env.episode_steps.cpu().numpy() > 0
+        builder.episodes.unfinished = int((loop.running & begun).sum())
+        loop.release()
+
+
+def _ignore(note: str) -> None:
+    del note
+
+
+def _check_amounts(episodes: int | None, num_steps: int | None) -> None:
+    for name, given in (("episodes", episodes), ("num_steps", num_steps)):
+        if given is not None and given < 1:
+            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected at least 1, got {given}")
+    if episodes is not None and num_steps is not None:
+        raise ConfigError("episodes and num_steps: expected one of them, got both")
+
+
+def _check_video(path: Path | None) -> None:
+    if path is None:
+        return
+    require_extra("av", extra="record", purpose="video (--video)")
+    if path.exists():
+        raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
+
+
+def _find(
+    task: str, wanted: str | None, library: str | None, trust: bool, notes: Callable[[str], None]
+) -> tuple[FoundCheckpoint | None, PolicyFile | None]:
+    """The file to play, checked; nothing for ``module:name``."""
+    from headrace.adapters._finding import find_checkpoint
+    from headrace.adapters._policies import inspect_file
+
+    if wanted is not None and ":" in wanted and "://" not in wanted and not Path(wanted).exists():
+        return None, None
+    found = find_checkpoint(wanted, task, library=library)
+    if found.source != "explicit":
+        notes(f"playing the {found.source} checkpoint of {task}: {found.path}")
+    return found, inspect_file(found.path, task, library=library, trust=trust)
+
+
+def _describe(
+    builder: PlayBuilder,
+    policy: ChunkPolicy,
+    name: str,
+    deterministic: bool,
+    found: FoundCheckpoint | None,
+    file: PolicyFile | None,
+) -> None:
+    from headrace.bench import CheckpointInfo, PolicyDescriptor, describe_library
+    from headrace.chunking import has_memory
+    from headrace.files import hash_file
+
+    recurrent = has_memory(policy)
+    if found is None or file is None:
+        builder.policy = PolicyDescriptor(kind="callable", name=name, deterministic=True, recurrent=recurrent)
+        return
+    kind = file.kind if file.kind in ("torchscript", "onnx", "chunk") else "checkpoint"
+    builder.policy = PolicyDescriptor(
+        kind=kind,
+        name=file.path.name,
+        deterministic=deterministic or kind != "checkpoint",
+        recurrent=recurrent,
+    )
+    builder.checkpoint = CheckpointInfo(
+        path=str(file.path),
+        source=found.source,
+        uri=found.uri,
+        sha256=hash_file(file.path),
+        library=file.library,
+        task=None if file.meta is None else file.meta.task,
+        iteration=None if file.meta is None else file.meta.iteration,
+        score=found.score if file.meta is None else file.meta.score,
+    )
+    if file.library is not None:
+        builder.library = describe_library(file.library, algorithm="PPO")
