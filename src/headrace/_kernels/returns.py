@@ -62,7 +62,8 @@ def lambda_returns(
     V'_t is NaN, V_t stands for it. ρ_t = min(ρ̄, ratio) and c_t = min(c̄, ratio), 1 without ratios.
     """
     backend = backend or _backend(rollout)
-    rollout = _fill_gaps(rollout)
+    if backend != "numba":
+        rollout = _fill_gaps(rollout)
     gamma, lam, base, rho_clip, c_clip = recursion
     match backend:
         case "numba":
@@ -86,7 +87,8 @@ def n_step(rollout: Rollout, *, gamma: float, n: int, backend: Backend | None = 
     """n-step returns. Work grows with min(n, T) on the CPU."""
     n = min(n, max(rollout.reward.shape[0], 1))
     backend = backend or _backend(rollout)
-    rollout = _fill_gaps(rollout)
+    if backend != "numba":
+        rollout = _fill_gaps(rollout)
     match backend:
         case "numba":
             from headrace._kernels import returns_numba
@@ -106,15 +108,8 @@ def _backend(rollout: Rollout) -> Backend:
 
 
 def _fill_gaps(rollout: Rollout) -> Rollout:
-    """Put V for V' where a trajectory was cut and V' is NaN."""
+    """Put V for V' where a trajectory was cut and V' is NaN; the CPU kernels do that on their way."""
     next_value = rollout.next_value
-    if next_value.device.type == "cpu" and next_value.is_contiguous():
-        # on other devices asking would wait for the device
-        only_last = rollout.active is None and not rollout.truncated.any()
-        flat = (next_value[-1:] if only_last else next_value).detach().reshape(-1).numpy()
-        # NaN if and only if one of them is, at the cost of one read
-        if not np.isnan(np.dot(flat, flat)):
-            return rollout
     active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
     is_last = active & (active.flip(0).cumsum(0).flip(0) == 1)
     gap = next_value.isnan() & (rollout.truncated | is_last)

@@ -54,10 +54,11 @@ def _step(
     """
     zero = gamma - gamma
     for n in range(out.shape[0]):
-        known = next_value[n]
+        # a cut trajectory whose V' is unknown goes on from V
+        known = value[n] if cut[n] & (next_value[n] != next_value[n]) else next_value[n]
         if weight is not None:
             within = weight * next_value[n] if weight != zero else zero
-            known = next_value[n] if cut[n] else within
+            known = known if cut[n] else within
         ahead = reward[n] + gamma * (zero if terminated[n] else known) - base * value[n]
         carried = zero if terminated[n] | cut[n] else following[n]
         if ratio is None:
