@@ -15,6 +15,7 @@ from headrace.buffers import CircularBuffer
 from headrace.buffers._ordered import OrderedFrames
 from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.ids import env_rows
+from pretend_cuda import pretend_cuda
 
 NUM_ENVS = 4
 CPU = torch.device("cpu")
@@ -274,15 +275,37 @@ def test_a_list_or_array_of_bools_is_a_mask_and_not_the_indices_0_and_1(mask) ->
     assert buffer.lengths.tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("lag", [-1, 3, 100])
-def test_a_lag_outside_the_buffer_is_an_index_error(lag) -> None:
+@pytest.mark.parametrize("lag", [3, 100])
+def test_a_lag_beyond_the_buffer_gives_the_oldest_frame_on_every_device(lag) -> None:
+    for dtype in (torch.int32, torch.int64):
+        buffer = CircularBuffer(3, NUM_ENVS, "cpu")
+        for step in range(5):
+            buffer.append(torch.full((NUM_ENVS, 2), float(step)))
+        assert torch.equal(buffer[lag], buffer.buffer[:, 0])
+        mixed = buffer[torch.tensor([0, 1, 0, lag], dtype=dtype)]
+        assert mixed[:, 0].tolist() == [4.0, 3.0, 4.0, 2.0]
+        with pretend_cuda():
+            there = CircularBuffer(3, NUM_ENVS, "cuda")
+            for step in range(5):
+                there.append(torch.full((NUM_ENVS, 2), float(step), device="cuda"))
+            assert torch.equal(there[torch.tensor([0, 1, 0, lag], dtype=dtype, device="cuda")].cpu(), mixed)
+
+
+def test_iteration_ends_after_the_oldest_frame() -> None:
+    buffer = CircularBuffer(3, NUM_ENVS, "cpu")
+    for step in range(5):
+        buffer.append(torch.full((NUM_ENVS, 2), step))
+    assert [int(frames[0, 0]) for frames in buffer] == [4, 3, 2]
+
+
+def test_a_lag_that_is_no_whole_number_of_appends_is_refused() -> None:
     for stack_dim in (None, -1):
         buffer = CircularBuffer(3, NUM_ENVS, "cpu", stack_dim)
         buffer.append(torch.zeros(NUM_ENVS, 2))
-        with pytest.raises(IndexError, match="0 \\(the newest\\) to 2"):
-            _ = buffer[lag]
+        with pytest.raises(IndexError, match="0 \\(the newest\\) or more"):
+            _ = buffer[-1]
         with pytest.raises(IdError):
-            _ = buffer[torch.tensor([0, 0, 0, lag])]
+            _ = buffer[torch.tensor([0, 0, 0, -1])]
         with pytest.raises(DtypeError):
             _ = buffer[torch.zeros(NUM_ENVS)]
         with pytest.raises(ShapeError):

@@ -67,6 +67,8 @@ def test_suspended_environments_keep_their_history_and_their_output() -> None:
         (torch.tensor([0, -1, 2]), IdError),
         (torch.tensor([0.0, 1.0, 2.0]), DtypeError),
         (torch.tensor([0, 1]), ShapeError),
+        (torch.tensor([0, 1, 3], dtype=torch.int32), IdError),
+        (torch.tensor([0, 1, 2], dtype=torch.int16), DtypeError),
     ],
 )
 def test_an_invalid_lag_raises_and_changes_nothing(lag, error) -> None:
@@ -84,6 +86,8 @@ def test_lags_of_some_environments_can_be_set() -> None:
     assert delay.lags.tolist() == [0, 2, 1]
     delay.set_lag(torch.tensor([2, 0, 0]), torch.tensor([True, False, False]))
     assert delay.lags.tolist() == [2, 2, 1]
+    delay.set_lag(torch.tensor([0, 1], dtype=torch.int32), [0, 2])
+    assert delay.lags.tolist() == [0, 2, 1]
 
 
 def test_sizes_that_cannot_work_are_refused() -> None:

@@ -38,12 +38,21 @@ def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_p
     from headrace.types import StackSpec
 
     ant = make("ant", 3, threads=1)
-    with VideoObserver(tmp_path / "ant.mp4", render=ant.render_each, num_envs=2, fps=20) as video:
+    drawn: list[int] = []
+
+    def render(ids):
+        drawn.extend(ids.tolist())
+        return ant.render_each(ids)
+
+    with VideoObserver(tmp_path / "ant.mp4", render=render, num_envs=2, fps=20) as video:
         assert video.needs == frozenset()
         ant.attach(video)
         ant.reset()
         for _ in range(4):
             ant.step(torch.zeros(3, 8))
+    assert drawn == [0, 1] * 4, "the third environment is not filmed, so it is not drawn"
+    for one, other in zip(ant.render_each([2, 0]), [ant.render_each()[2], ant.render_each()[0]], strict=True):
+        np.testing.assert_array_equal(one, other)
     ant.close()
     frames = read_frames(tmp_path / "ant.mp4")
     assert len(frames) == 4

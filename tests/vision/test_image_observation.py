@@ -58,11 +58,15 @@ def test_clone_false_still_never_writes_into_the_camera() -> None:
     assert torch.equal(DEPTH.nan_to_num(), before[1].nan_to_num())
 
 
+def test_float_rgb_is_normalized() -> None:
+    torch.testing.assert_close(image_observation("rgb", COLOUR.float()), normalize_image(COLOUR), atol=6e-8, rtol=0)
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rgb"):
         image_observation("rbg", COLOUR)  # type: ignore[arg-type]  # wrong on purpose
     for kind, image in (
-        ("rgb", COLOUR.float()),
+        ("rgb", COLOUR.int()),
         ("depth", COLOUR),
         ("normals", COLOUR),
         ("semantic_segmentation", DEPTH),

@@ -67,6 +67,18 @@ def test_normalizing_a_stack_is_bit_equal_to_stacking_normalized_frames(frames, 
     assert torch.equal(after, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(("channels", "spatial"), [("last", (1, 2)), ("first", (2, 3))])
+def test_floating_point_pictures_are_normalized_as_uint8_ones_are(dtype, channels, spatial) -> None:
+    x = pictures(3, 6, 5, 7)
+    result = normalize_image(x.to(dtype), channels=channels)
+    assert result.dtype == torch.float32
+    # whole numbers up to 255 are exact in each dtype: only the last rounding may differ from the uint8 path
+    torch.testing.assert_close(result.double(), reference(x, spatial), atol=6e-8, rtol=0)
+    halves = x.to(dtype) / 2
+    torch.testing.assert_close(normalize_image(halves, channels=channels), result / 2, atol=6e-8, rtol=0)
+
+
 def test_consecutive_outputs_never_alias_one_that_is_held() -> None:
     held: list[tuple[Tensor, Tensor]] = []
     for step in range(8):
@@ -108,7 +120,7 @@ def test_the_input_is_never_written() -> None:
 def test_wrong_inputs_say_what_is_expected() -> None:
     x = pictures(2, 8, 8, 3)
     bad = [
-        (DtypeError, "expected uint8", lambda: normalize_image(x.float())),
+        (DtypeError, "expected uint8", lambda: normalize_image(x.int())),
         (DtypeError, "torch tensor", lambda: normalize_image(x.numpy())),
         (ShapeError, r"\(…, H, W, C\)", lambda: normalize_image(x[0, 0])),
         (ShapeError, r"\(…, C, H, W\)", lambda: normalize_image(x[0, 0], channels="first")),

@@ -221,7 +221,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="dim"):
         FrameStack(StackSpec(frames=2, dim=3), num_envs=2, frame_shape=SHAPE)
     with pytest.raises(DtypeError, match="uint8"):
-        FrameStack(spec, num_envs=2, frame_shape=SHAPE, dtype=torch.float32, normalize=True)
+        FrameStack(spec, num_envs=2, frame_shape=SHAPE, dtype=torch.int32, normalize=True)
     with pytest.raises(ShapeError, match="three axes"):
         FrameStack(spec, num_envs=2, frame_shape=(4, 4), normalize=True)
 
@@ -266,3 +266,19 @@ def test_each_stack_is_shown_in_the_row_of_its_own_environment(normalize) -> Non
     assert torch.equal(board[[0, 2]], everything[[0, 2]])
     assert not torch.equal(board[0], board[2])
     assert not board[1].any()
+
+
+def test_float_frames_are_normalized_as_uint8_ones_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (2, 5, 4, 3), dtype=torch.uint8, generator=generator)
+    stacks = [
+        FrameStack(StackSpec(frames=2), num_envs=2, frame_shape=(5, 4, 3), dtype=dtype, normalize=True)
+        for dtype in (torch.uint8, torch.float32, torch.float8_e5m2)
+    ]
+    for each in (frames, frames.flip(0)):
+        for stack in stacks:
+            stack.append(each.to(stack.stacked.dtype))
+    # whole numbers up to 255 are exact in float32: only the last rounding may differ
+    torch.testing.assert_close(stacks[1].observe(), stacks[0].observe(), atol=6e-8, rtol=0)
+    rounded = torch.cat([frames, frames.flip(0)], dim=-1).to(torch.float8_e5m2).float()
+    torch.testing.assert_close(stacks[2].observe(), normalize_image(rounded), atol=0, rtol=0)

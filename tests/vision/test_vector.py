@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from headrace.errors import ConfigError, LifecycleError, UnknownNameError
+from headrace.errors import ConfigError, DataError, LifecycleError, UnknownNameError
 from headrace.types import StackSpec, Step
 from headrace.vision import FrameStackVector, normalize_image
 
@@ -278,3 +278,88 @@ def test_a_headrace_environment_can_be_wrapped_with_suspended_environments_in_it
             assert torch.equal(result.obs["policy"][i], torch.cat(histories[i]))
     assert ended > 0
     assert obs["policy"].shape == (4, 3 * frames.shape[1])
+
+
+def camera_stacks(**changes: Any) -> FrameStackVector:
+    import headrace
+
+    inner = headrace.make("cartpole-camera", 3, seed=2, overrides={"frame_stack": 1, "pixels": 16}, threads=1)
+    return FrameStackVector(inner, {"policy": StackSpec(frames=3)}, **changes)
+
+
+def test_a_wrapped_environment_goes_on_from_its_state_bit_for_bit_also_in_a_new_one() -> None:
+    one, other = camera_stacks(normalize=True), camera_stacks(normalize=True)
+    one.reset(seed=5)
+    one.suspend([1])
+    for step in range(4):
+        one.step(torch.full((3, 1), 0.3 * step))
+    other.load_state_dict(one.state_dict())
+    assert other.suspended.tolist() == [False, True, False]
+    other.resume([1])
+    one.resume([1])
+    assert one.active.all()
+    for step in range(5):
+        actions = torch.full((3, 1), -0.2 * step)
+        ours, theirs = one.step(actions), other.step(actions)
+        assert torch.equal(ours.obs["policy"], theirs.obs["policy"])
+
+
+def test_a_state_of_other_stacks_is_refused_and_changes_nothing() -> None:
+    env = camera_stacks()
+    with pytest.raises(LifecycleError, match="reset first"):
+        env.state_dict()
+    env.reset(seed=5)
+    state = env.state_dict()
+    env.step(torch.ones(3, 1))
+    before = env.observe()["policy"]
+    stack = state["stacks"]["policy"]
+    for bad in (
+        {},
+        {**state, "stacks": {}},
+        {**state, "stacks": {"policy": {**stack, "frames": stack["frames"][:, :, :, :2]}}},
+        {**state, "ended": None},
+        {name: value for name, value in state.items() if name != "env"},
+    ):
+        with pytest.raises(DataError):
+            env.load_state_dict(bad)
+    assert torch.equal(env.observe()["policy"], before)
+    env.load_state_dict(state)
+    assert not torch.equal(env.observe()["policy"], before)
+
+
+def test_observe_adds_a_frame_that_was_not_looked_at_once() -> None:
+    seen, late = camera_stacks(), camera_stacks()
+    seen.reset(seed=1)
+    late.reset(seed=1)
+    result = seen.step(torch.ones(3, 1))
+    late.step(torch.ones(3, 1), observe=torch.tensor([True, False, False]))
+    for _ in range(2):
+        rows = late.observe([2, 0])["policy"]
+        assert torch.equal(rows, result.obs["policy"][[2, 0]])
+    assert torch.equal(late.observe(torch.tensor([False, True, False]))["policy"], result.obs["policy"][[1]])
+    again = seen.step(torch.ones(3, 1)).obs["policy"]
+    assert torch.equal(late.step(torch.ones(3, 1)).obs["policy"], again)
+
+
+def test_groups_are_normalized_one_by_one() -> None:
+    spec = StackSpec(frames=2)
+    env = FrameStackVector(
+        vector(AutoresetMode.SAME_STEP, named=True), {"camera": spec, "state": spec}, normalize={"camera": True}
+    )
+    obs, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(obs["camera"][1], stacked(1, 0, 0, spec, normalize=True))
+    assert obs["camera"].dtype == np.float32
+    assert obs["state"].shape == (3, 4)
+    assert obs in env.observation_space
+    with pytest.raises(UnknownNameError, match="did you mean 'camera'"):
+        FrameStackVector(vector(AutoresetMode.SAME_STEP, named=True), {"camera": spec}, normalize={"camara": True})
+    with pytest.raises(ConfigError, match="True or False"):
+        FrameStackVector(vector(AutoresetMode.SAME_STEP), spec, normalize={"camera": True})
+
+
+def test_what_the_environment_does_not_have_is_named() -> None:
+    env = FrameStackVector(vector(AutoresetMode.SAME_STEP), StackSpec(frames=2))
+    env.reset()
+    for call in (env.state_dict, env.observe, lambda: env.suspend([0]), lambda: env.active):
+        with pytest.raises(ConfigError, match="SyncVectorEnv has no"):
+            call()

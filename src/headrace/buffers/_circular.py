@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from headrace.buffers._ordered import OrderedFrames
-from headrace.errors import ConfigError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.buffers._storage import carried, lasting_zeros, load_tensors, stored_frames
+from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows
-from headrace.types import Ids, as_device
+from headrace.types import Ids, StateDict, as_device
 
 
 class CircularBuffer:
     """The newest ``max_len`` rows of each of N environments, for data of any rank and dtype.
 
     Memory is allocated at the first append, which settles the shape and dtype of a frame. After a reset, the first
-    append to an environment fills all its slots. Nothing here waits for the host on a GPU, given masks or indices
-    that already live there.
+    append to an environment fills all its slots. Frames are copied without their history of gradients. Nothing here
+    waits for the host on a GPU, given masks or indices that already live there.
 
     Rows and environments line up as everywhere in headrace: without ``env_ids`` rows are (N, …); with int64 indices
     they are compact (n, …), one per index; with a bool mask (N,) they are full (N, …) and rows outside it are ignored.
@@ -47,9 +50,10 @@ class CircularBuffer:
         self._num_envs = num_envs
         self._device = as_device(device)
         self._stack_dim = stack_dim
-        self._pushed = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
-        self._step = torch.ones(num_envs, dtype=torch.int64, device=self._device)
+        self._pushed = lasting_zeros((num_envs,), torch.int64, self._device)
+        self._step = lasting_zeros((num_envs,), torch.int64, self._device).fill_(1)
         self._frames: OrderedFrames | None = None
+        self._dtype = torch.float32
 
     @property
     def max_len(self) -> int:
@@ -83,10 +87,10 @@ class CircularBuffer:
             rows: (N, …), or compact (n, …) with int64 ``env_ids``; copied.
             env_ids: the environments; None means all.
         """
-        where = self._checked(rows, env_ids)
+        where, data = self._checked(rows, env_ids)
         if self._frames is None:
-            self._frames = self._allocated(rows)
-        self._frames.push(rows, where, by=self._step, fill=self._pushed == 0)
+            self._frames, self._dtype = self._allocated(data), rows.dtype
+        self._frames.push(data, where, by=self._step, fill=self._pushed == 0)
         where.add(self._pushed, 1)
 
     def reset(self, env_ids: Ids | None = None) -> None:
@@ -102,7 +106,7 @@ class CircularBuffer:
 
         Environments that were reset and not appended to since are zeros.
         """
-        return self._filled().frames
+        return self._filled().frames.view(self._dtype)
 
     @property
     def stacked(self) -> Tensor:
@@ -112,51 +116,84 @@ class CircularBuffer:
                 "CircularBuffer.stacked: this buffer was made without stack_dim; construct it with "
                 "stack_dim=<axis of the data to merge the frames into>, or read .buffer, which is (N, K, …)"
             )
-        return self._merged(self._filled())
+        return self._merged(self._filled()).view(self._dtype)
 
     def peek(self, rows: Tensor, env_ids: Ids | None = None) -> Tensor:
         """What ``stacked`` (without ``stack_dim``: ``buffer``) would be after ``append(rows, env_ids)``.
 
         Fresh; nothing changes. One row per given row; with a mask, rows outside it are as they are now.
         """
-        where = self._checked(rows, env_ids)
+        where, data = self._checked(rows, env_ids)
         # allocating for good would settle the shape of a frame: a side effect
-        frames = self._allocated(rows) if self._frames is None else self._frames
-        return self._merged(frames, frames.peek(rows, where, by=self._step, fill=self._pushed == 0))
+        frames = self._allocated(data) if self._frames is None else self._frames
+        after = frames.peek(data, where, by=self._step, fill=self._pushed == 0)
+        return self._merged(frames, after).view(rows.dtype)
 
     def __getitem__(self, lag: int | Tensor) -> Tensor:
         """The frames of ``lag`` appends ago (0 = newest), (N, …), fresh.
 
-        A lag beyond what was appended since the reset gives the oldest frame since then. An int64 tensor (N,) gives
-        each environment its own lag; its range is checked on the CPU only, elsewhere it is clamped.
+        A lag beyond what was appended since the reset, or beyond the buffer, gives the oldest frame since then. An
+        int32 or int64 tensor (N,) gives each environment its own lag. Negative ones are refused on the CPU; elsewhere
+        they are not looked at and mean the newest frame.
         """
-        lags = check_lag("lag", lag, self._max_len - 1, self._num_envs, self._device)
+        lags = check_lag("lag", lag, self._num_envs, self._device)
         frames = self._filled().frames
         reached = torch.minimum(lags, (self.lengths - 1)).clamp(min=0)
         envs = torch.arange(self._num_envs, device=self._device)
-        return frames[envs, self._max_len - 1 - reached]
+        return frames[envs, self._max_len - 1 - reached].view(self._dtype)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The frames of each lag, newest first."""
+        return (self[lag] for lag in range(self._max_len))
 
     def __len__(self) -> int:
-        """``max_len``: ``buf[lag]`` is defined below it."""
+        """``max_len``."""
         return self._max_len
 
-    def _checked(self, rows: Tensor, env_ids: Ids | None) -> EnvRows:
+    def state_dict(self) -> StateDict:
+        """Everything needed to go on bit-identically; copies. Before the first append there are no frames (None)."""
+        frames = None if self._frames is None else self._frames.data.view(self._dtype).clone()
+        return {"frames": frames, "pushed": self._pushed.clone()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from ``state_dict()`` of a buffer of the same sizes; anything else raises and changes nothing."""
+        given = stored_frames(state)
+        if given is None:
+            load_tensors({"pushed": self._pushed}, state)
+            self._frames = None
+            return
+        data = carried(given, "frames")
+        axis = self._slot_axis(data.dim() - 1)
+        if data.shape[0] != self._num_envs or not 0 <= axis < data.dim() - 1 or data.shape[axis + 1] != self._max_len:
+            raise DataError(
+                f"frames: expected {self._num_envs} environments with {self._max_len} frames in axis {axis + 1}, got "
+                f"shape {tuple(given.shape)}"
+            )
+        frames = self._allocated(data.select(axis + 1, 0))
+        load_tensors({"frames": frames.data, "pushed": self._pushed}, {**state, "frames": data})
+        self._frames, self._dtype = frames, given.dtype
+
+    def _slot_axis(self, rank: int) -> int:
+        """Before which axis of a frame of ``rank`` − 1 axes its K slots are."""
+        if self._stack_dim is None:
+            return 0
+        return (self._stack_dim if self._stack_dim > 0 else self._stack_dim + rank) - 1
+
+    def _checked(self, rows: Tensor, env_ids: Ids | None) -> tuple[EnvRows, Tensor]:
+        """The environments, and the rows as they are stored."""
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         check_rows("rows", rows, where, self._device)
-        held = None if self._frames is None else self._frames.frames[:, 0]
-        check_frames("rows", rows, held)
+        data = carried(rows, "rows")
+        check_frames("rows", rows, None if self._frames is None else self._frames.frames[:, 0].view(self._dtype))
         if self._stack_dim is not None and not -rows.dim() < self._stack_dim < rows.dim():
             raise ShapeError(
                 f"rows: stack_dim is {self._stack_dim}, but the data has {rows.dim()} axes, the batch axis 0 among "
                 f"them; got shape {tuple(rows.shape)}"
             )
-        return where
+        return where, data
 
     def _allocated(self, rows: Tensor) -> OrderedFrames:
-        if self._stack_dim is None:
-            axis = 0
-        else:
-            axis = (self._stack_dim if self._stack_dim > 0 else self._stack_dim + rows.dim()) - 1
+        axis = self._slot_axis(rows.dim())
         return OrderedFrames(self._max_len, self._num_envs, tuple(rows.shape[1:]), axis, rows.dtype, self._device)
 
     def _merged(self, frames: OrderedFrames, data: Tensor | None = None) -> Tensor:
@@ -172,26 +209,26 @@ class CircularBuffer:
         return self._frames
 
 
-def check_lag(name: str, lag: int | Tensor, limit: int, rows: int, device: torch.device) -> Tensor:
-    """``lag`` as int64 (rows,), refused where it is no integer from 0 to ``limit``.
+def check_lag(name: str, lag: int | Tensor, rows: int, device: torch.device) -> Tensor:
+    """``lag`` as int64 (rows,), refused where it is no integer of 0 or more.
 
     The values of a tensor on another device than the CPU are not looked at: that would wait for it.
     """
     if isinstance(lag, bool) or not isinstance(lag, (int, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
-        raise DtypeError(f"{name}: expected an int or an int64 tensor, got {type(lag).__name__}")
+        raise DtypeError(f"{name}: expected an int or a tensor of int32 or int64, got {type(lag).__name__}")
     if isinstance(lag, int):
-        if not 0 <= lag <= limit:
-            raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {lag}")
+        if lag < 0:
+            raise IdError(f"{name}: expected 0 (the newest) or more, got {lag}")
         return torch.full((rows,), lag, dtype=torch.int64, device=device)
-    if lag.dtype != torch.int64:
-        raise DtypeError(f"{name}: expected int64, got {lag.dtype}; lags are whole appends")
+    if lag.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(f"{name}: expected int32 or int64, got {lag.dtype}; lags are whole appends")
     if lag.device != device:
         raise DeviceError(f"{name}: expected a tensor on {device}, got one on {lag.device}; move it with .to()")
     if tuple(lag.shape) != (rows,):
         raise ShapeError(f"{name}: expected shape ({rows},), one lag per environment, got {tuple(lag.shape)}")
-    if device.type == "cpu" and lag.numel() and (int(lag.min()) < 0 or int(lag.max()) > limit):
-        raise IdError(f"{name}: expected 0 (the newest) to {limit}, got {int(lag.min())} to {int(lag.max())}")
-    return lag
+    if device.type == "cpu" and lag.numel() and int(lag.min()) < 0:
+        raise IdError(f"{name}: expected 0 (the newest) or more, got {int(lag.min())}")
+    return lag.to(torch.int64)
 
 
 def check_frames(name: str, rows: Tensor, held: Tensor | None) -> None:

@@ -7,16 +7,18 @@ from torch import Tensor
 
 from headrace.buffers._circular import check_frames, check_lag
 from headrace.buffers._ring import RingFrames
-from headrace.errors import ConfigError, IdError
+from headrace.buffers._storage import carried, lasting_zeros, load_tensors, stored_frames
+from headrace.errors import ConfigError, DataError, IdError
 from headrace.ids import check_rows, env_rows
-from headrace.types import Ids, as_device
+from headrace.types import Ids, StateDict, as_device
 
 
 class DelayBuffer:
     """Delays data by a whole number of steps per environment, 0 to ``max_lag``; lags are 0 at first.
 
     Data goes into a ring, so a step costs one write and one read however long the history is. A lag that reaches
-    beyond the last reset gives the oldest data since then; memory is allocated at the first step.
+    beyond the last reset gives the oldest data since then; memory is allocated at the first step. Data is kept, and
+    given back, without its history of gradients.
     """
 
     def __init__(self, max_lag: int, num_envs: int, device: torch.device | str = "cpu") -> None:
@@ -27,9 +29,10 @@ class DelayBuffer:
         self._max_lag = max_lag
         self._num_envs = num_envs
         self._device = as_device(device)
-        self._lags = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
-        self._pushed = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        self._lags = lasting_zeros((num_envs,), torch.int64, self._device)
+        self._pushed = lasting_zeros((num_envs,), torch.int64, self._device)
         self._frames: RingFrames | None = None
+        self._dtype = torch.float32
 
     @property
     def max_lag(self) -> int:
@@ -45,12 +48,12 @@ class DelayBuffer:
         """Set the lag of some environments; an invalid one raises and changes nothing.
 
         Args:
-            lag: one int for all of them, or int64 with one lag per row (full with a mask, else compact). Values are
-                checked on every device: setting lags is not part of the steady state.
+            lag: one int for all of them, or int32 or int64 with one lag per row (full with a mask, else compact).
+                Values are checked on every device: setting lags is not part of the steady state.
             env_ids: the environments; None means all.
         """
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
-        lags = check_lag("lag", lag, self._max_lag, where.row_count, self._device)
+        lags = check_lag("lag", lag, where.row_count, self._device)
         if bool(((lags < 0) | (lags > self._max_lag)).any()):
             raise IdError(f"lag: expected 0 (no delay) to {self._max_lag}, got {int(lags.min())} to {int(lags.max())}")
         where.write(self._lags, lags)
@@ -69,10 +72,33 @@ class DelayBuffer:
         """
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         check_rows("rows", rows, where, self._device)
-        check_frames("rows", rows, None if self._frames is None else self._frames.data[:, 0])
+        data = carried(rows, "rows")
+        check_frames("rows", rows, None if self._frames is None else self._frames.data[:, 0].view(self._dtype))
         if self._frames is None:
-            shape = tuple(rows.shape[1:])
-            self._frames = RingFrames(self._max_lag + 1, self._num_envs, shape, rows.dtype, self._device)
-        self._frames.push(rows, where, self._pushed)
+            self._frames, self._dtype = self._allocated(data.shape[1:], data.dtype), rows.dtype
+        self._frames.push(data, where, self._pushed)
         where.add(self._pushed, 1)
-        return self._frames.at(self._lags, self._pushed)
+        return self._frames.at(self._lags, self._pushed).view(self._dtype)
+
+    def state_dict(self) -> StateDict:
+        """Everything needed to go on bit-identically; copies. Before the first step there are no frames (None)."""
+        frames = None if self._frames is None else self._frames.data.view(self._dtype).clone()
+        return {"frames": frames, "pushed": self._pushed.clone(), "lags": self._lags.clone()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from ``state_dict()`` of a buffer of the same sizes; anything else raises and changes nothing."""
+        given = stored_frames(state)
+        own = {"pushed": self._pushed, "lags": self._lags}
+        if given is None:
+            load_tensors(own, state)
+            self._frames = None
+            return
+        if tuple(given.shape[:2]) != (self._num_envs, self._max_lag + 1):
+            raise DataError(f"frames: expected ({self._num_envs}, {self._max_lag + 1}, …), got {tuple(given.shape)}")
+        data = carried(given, "frames")
+        frames = self._allocated(data.shape[2:], data.dtype)
+        load_tensors({**own, "frames": frames.data}, {**state, "frames": data})
+        self._frames, self._dtype = frames, given.dtype
+
+    def _allocated(self, frame_shape: tuple[int, ...], dtype: torch.dtype) -> RingFrames:
+        return RingFrames(self._max_lag + 1, self._num_envs, tuple(frame_shape), dtype, self._device)

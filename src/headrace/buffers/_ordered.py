@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.compiled import kernel, run
+from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
 
 _Bytes = npt.NDArray[np.uint8]
@@ -46,9 +47,7 @@ class OrderedFrames:
         self._groups = math.prod(frame_shape[:axis])
         self._inner_bytes = math.prod(frame_shape[axis:]) * dtype.itemsize
         self._env_bytes = self._groups * self._inner_bytes * length
-        self.data = torch.zeros(
-            (num_envs, *frame_shape[:axis], length, *frame_shape[axis:]), dtype=dtype, device=device
-        )
+        self.data = lasting_zeros((num_envs, *frame_shape[:axis], length, *frame_shape[axis:]), dtype, device)
 
     @property
     def frames(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
 
 
@@ -19,7 +20,7 @@ class RingFrames:
         self, length: int, num_envs: int, frame_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.length = length
-        self.data = torch.zeros((num_envs, length, *frame_shape), dtype=dtype, device=device)
+        self.data = lasting_zeros((num_envs, length, *frame_shape), dtype, device)
         self._envs = torch.arange(num_envs, device=device)
 
     def push(self, rows: Tensor, where: EnvRows, pushed: Tensor) -> None:

@@ -266,10 +266,11 @@ class BatchEnv(EpisodicEnv):
         first = torch.arange(min(_TILES, self.num_envs), device=self.device)
         return tile(self._open_viewer().pictures(first))
 
-    def render_each(self) -> tuple[NDArray[np.uint8], ...]:
-        """One picture of each environment, uint8 (height, width, 3)."""
+    def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...]:
+        """One picture of each of some environments (None: all), uint8 (height, width, 3); no other is drawn."""
         self._check_ready("render_each")
-        return tuple(self._open_viewer().pictures())
+        rows = None if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
+        return tuple(self._open_viewer().pictures(rows))
 
     def close_extras(self, **_: object) -> None:
         """Release simulation, cameras and threads; called by ``close``."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -202,7 +203,8 @@ class VideoObserver:
         path: mp4 file to make; must not exist.
         camera: observation group with uint8 images; the only one there is where None.
         stack: how the group stacks its frames, if it does; the newest is shown.
-        render: for tasks without a camera, a function that draws an image of each environment: ``env.render_each``.
+        render: for tasks without a camera, a function that draws an image of each of some environments, given their
+            ids, int64 (n,): ``env.render_each``. Only those that are filmed are drawn.
         num_envs: the first n environments; fewer if there are fewer.
         fps: frames per second.
     """
@@ -213,7 +215,7 @@ class VideoObserver:
         *,
         camera: str | None = None,
         stack: StackSpec | None = None,
-        render: Callable[[], Sequence[Pictures]] | None = None,
+        render: Callable[[Tensor], Sequence[Pictures]] | None = None,
         num_envs: int = 9,
         fps: float = 30.0,
     ) -> None:
@@ -258,7 +260,7 @@ class VideoObserver:
         if mask is not None and final is not None:
             self._show(final, [slot for slot in slots if bool(mask[slot])])
         if self._render is not None:
-            self._pictures = np.stack(self._render()[: len(self._returns)])
+            self._pictures = np.stack(self._render(torch.arange(len(self._returns))))
         assert self._pictures is not None
         self._returns[slots] += as_array(step.reward, "reward")[slots]
         outcomes: list[bool | None] = [None] * len(self._returns)

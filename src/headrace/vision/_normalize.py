@@ -25,15 +25,22 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+def can_normalize(dtype: torch.dtype) -> bool:
+    """Whether pictures of this dtype have a scale from 0 to 255."""
+    return dtype == torch.uint8 or dtype.is_floating_point
+
+
 def normalize_image(x: Tensor, *, channels: Channels = "last", out: Tensor | None = None) -> Tensor:
     """x/255 minus the mean over the pixels, for each image and channel apart.
 
     One fused pass: numba on the CPU, Warp on CUDA (extra ``warp``), plain torch on other devices with float64; all give
     the same bits, within 1 ulp of the exact value for pictures of any size. Channels do not mix, so normalizing a
-    stack of frames equals, bit for bit, stacking normalized frames.
+    stack of frames equals, bit for bit, stacking normalized frames. Floating point pictures, with values from 0 to 255,
+    are normalized in plain torch, in float64.
 
     Args:
-        x: uint8 (…, H, W, C), (…, C, H, W) or (…, H, W), as ``channels`` says; any strides; never written to.
+        x: uint8 or floating point (…, H, W, C), (…, C, H, W) or (…, H, W), as ``channels`` says; any strides; never
+            written to.
         channels: where the channels are.
         out: float32 of the same shape and device to write into. Whoever still holds it from an earlier step sees the
             new values; leave it out to get memory that nobody holds.
@@ -56,7 +63,10 @@ def normalize_into(x: Tensor, out: Tensor, channels: Channels) -> None:
         for part, to in zip(x.unbind(0), out.unbind(0), strict=True):
             normalize_into(part, to, channels)
         return
-    if x.device.type == "cpu":
+    if x.dtype != torch.uint8:
+        exact = source.double()
+        target.copy_((exact - exact.mean((1, 2), keepdim=True)) / 255)
+    elif x.device.type == "cpu":
         normalize_cpu(source, target)
     elif x.device.type == "cuda":
         from headrace._kernels.normalize_warp import normalize_warp  # an extra, loaded on use
@@ -78,8 +88,8 @@ def _as_images(x: Tensor, channels: Channels) -> Tensor:
 def _check(x: Tensor, channels: Channels, out: Tensor | None) -> None:
     if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"x: expected a torch tensor, got {type(x).__name__}; use torch.as_tensor")
-    if x.dtype != torch.uint8:
-        raise DtypeError(f"x: expected uint8 pictures, got {x.dtype}; float images are not scaled by 255")
+    if not can_normalize(x.dtype):
+        raise DtypeError(f"x: expected uint8 or floating point pictures with values from 0 to 255, got {x.dtype}")
     if channels not in get_args(Channels):
         raise UnknownNameError("channels", str(channels), get_args(Channels))
     rank = 2 if channels == "none" else 3

@@ -43,7 +43,7 @@ def image_observation(
 
     | kind | input | observation |
     |---|---|---|
-    | rgb, rgba, albedo, simple_shading_* | uint8 | x/255 minus the image's mean per channel (``normalize_image``) |
+    | rgb, rgba, albedo, simple_shading_* | uint8, or float 0–255 | x/255 minus its mean (``normalize_image``) |
     | depth, distance_to_* | float | NaN and ±infinity become ``missing``; with ``max_depth``, clipped and in [0, 1] |
     | normals | float in [−1, 1] | (x + 1)/2 |
     | *_segmentation | uint8 | as colors |

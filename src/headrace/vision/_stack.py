@@ -10,10 +10,11 @@ from torch import Tensor
 
 from headrace._kernels.gather import scatter
 from headrace.buffers import OrderedFrames
-from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, LifecycleError, ShapeError
+from headrace.buffers._storage import carried, carrier, lasting_zeros, load_tensors
+from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, StackSpec, StateDict, as_device
-from headrace.vision._normalize import Channels, fresh, normalize_into
+from headrace.vision._normalize import Channels, can_normalize, fresh, normalize_into
 
 _ONE_SHARD = 62
 """For ``scatter``: all rows are in the first shard."""
@@ -50,8 +51,8 @@ class FrameStack:
         device: where the frames live.
         dtype: of a frame.
         channels: where a frame has its channels; used to normalize.
-        normalize: observations are float32, x/255 minus each frame's mean per channel, from uint8 frames; otherwise
-            they are copies of the frames as they are.
+        normalize: observations are float32, x/255 minus each frame's mean per channel, from uint8 or floating point
+            frames; otherwise they are copies of the frames as they are.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class FrameStack:
         if any(size < 1 for size in frame_shape):
             raise ShapeError(f"FrameStack.frame_shape: expected sizes of at least 1, got {frame_shape}")
         if normalize:
-            if dtype != torch.uint8:
-                raise DtypeError(f"FrameStack: only uint8 frames can be normalized, got {dtype}; leave normalize out")
+            if not can_normalize(dtype):
+                raise DtypeError(
+                    f"FrameStack: only uint8 and float frames can be normalized, got {dtype}; leave normalize out"
+                )
             if len(frame_shape) != (2 if channels == "none" else 3):
                 raise ShapeError(
                     f"FrameStack.frame_shape: normalizing with channels={channels!r} expects "
@@ -85,12 +88,14 @@ class FrameStack:
         self.device = as_device(device)
         self._channels: Channels = channels
         self._normalize = normalize
+        self._dtype = dtype
+        stored = carrier(dtype, "FrameStack.dtype")
         self._frames = OrderedFrames(
-            spec.frames, num_envs, frame_shape, spec.axis(len(frame_shape)), dtype, self.device
+            spec.frames, num_envs, frame_shape, spec.axis(len(frame_shape)), stored, self.device
         )
-        self._started = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._skipped = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._valid = torch.ones((num_envs, spec.frames), dtype=torch.bool, device=self.device)
+        self._started = lasting_zeros((num_envs,), torch.bool, self.device)
+        self._skipped = lasting_zeros((num_envs,), torch.int64, self.device)
+        self._valid = lasting_zeros((num_envs, spec.frames), torch.bool, self.device).fill_(True)
         # whether skip() was ever called: without it nothing has to be looked at before a read
         self._skips = False
 
@@ -106,7 +111,7 @@ class FrameStack:
         Environments that were reset and have no frame since are zeros.
         """
         self._require_frames(None)
-        return self._layout(self._frames.data)
+        return self._layout(self._frames.data).view(self._dtype)
 
     def reset(self, env_ids: Ids | None = None) -> None:
         """Forget the frames of some environments; the next append begins their stack by the reset rule."""
@@ -119,7 +124,7 @@ class FrameStack:
     def append(self, frames: Tensor, env_ids: Ids | None = None) -> None:
         """Add the newest frame of some environments; copied."""
         where = self._checked(frames, env_ids)
-        self._frames.push(frames, where, by=self._skipped + 1, fill=self._begins())
+        self._frames.push(carried(frames, "frames"), where, by=self._skipped + 1, fill=self._begins())
         if self._skips:
             where.write(self._valid, where.select(self._moved_valid(self._skipped + 1) | self._begins()[:, None]))
             where.write(self._valid[:, -1], where.select(torch.ones_like(self._started)))
@@ -145,7 +150,7 @@ class FrameStack:
             by=self._skipped,
             fill=torch.zeros_like(behind),
         )
-        self._valid = self._moved_valid(self._skipped)
+        self._valid.copy_(self._moved_valid(self._skipped))
         self._skipped.zero_()
         lacking = torch.zeros_like(self._valid)
         where.write(lacking, where.select(~self._valid))
@@ -155,9 +160,9 @@ class FrameStack:
     def fill(self, missing: MissingFrames, frames: Tensor) -> None:
         """Put the frames (m, *frame_shape) that ``missing`` asked for into their stacks, before the next append."""
         expected = (len(missing), *self.frame_shape)
-        if tuple(frames.shape) != expected or frames.dtype != self._frames.data.dtype:
+        if tuple(frames.shape) != expected or frames.dtype != self._dtype:
             raise ShapeError(
-                f"frames: expected {expected} of {self._frames.data.dtype}, one frame per missing one, "
+                f"frames: expected {expected} of {self._dtype}, one frame per missing one, "
                 f"got {tuple(frames.shape)} of {frames.dtype}"
             )
         if frames.device != self.device:
@@ -165,7 +170,7 @@ class FrameStack:
                 f"frames: expected a tensor on {self.device}, got one on {frames.device}; move it with .to()"
             )
         slots = self.spec.frames - 1 - missing.lags
-        self._frames.write(missing.env_ids, slots, frames)
+        self._frames.write(missing.env_ids, slots, carried(frames, "frames"))
         self._valid[missing.env_ids, slots] = True
 
     def observe(self, env_ids: Ids | None = None) -> Tensor:
@@ -178,8 +183,8 @@ class FrameStack:
         if self._normalize or where.ids is None or where.mask is not None:
             return self._observation(where.select(self._frames.data))
         stacks = self._layout(self._frames.data)
-        out = fresh((where.row_count, *stacks.shape[1:]), self.observation_dtype, self.device)
-        return torch.index_select(stacks, 0, where.ids, out=out)
+        out = fresh((where.row_count, *stacks.shape[1:]), stacks.dtype, self.device)
+        return torch.index_select(stacks, 0, where.ids, out=out).view(self.observation_dtype)
 
     def show(self, env_ids: Tensor, board: Tensor) -> None:
         """Write the stacks of some environments, int64 (n,), into the same rows of a board of all.
@@ -218,42 +223,29 @@ class FrameStack:
         """
         where = self._checked(frames, env_ids)
         self._require_frames(where, before_append=True)
-        after = self._frames.peek(frames, where, by=self._skipped + 1, fill=self._begins())
+        after = self._frames.peek(carried(frames, "frames"), where, by=self._skipped + 1, fill=self._begins())
         return self._observation(after)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit-identically; copies."""
-        return {
-            "frames": self._frames.data.clone(),
-            "started": self._started.clone(),
-            "skipped": self._skipped.clone(),
-            "valid": self._valid.clone(),
-        }
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from ``state_dict()`` of a stack of the same shape; anything else raises and changes nothing."""
-        own = {
-            "frames": self._frames.data,
-            "started": self._started,
-            "skipped": self._skipped,
-            "valid": self._valid,
-        }
-        for name, tensor in own.items():
-            given = state.get(name)
-            if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
-                got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
-                raise DataError(f"{name}: expected {tuple(tensor.shape)} of {tensor.dtype}, got {got}")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+        load_tensors(self._tensors(), state)
         self._skips = bool((self._skipped > 0).any() | ~self._valid.all())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        frames = self._frames.data.view(self._dtype)
+        return {"frames": frames, "started": self._started, "skipped": self._skipped, "valid": self._valid}
 
     def _checked(self, frames: Tensor, env_ids: Ids | None) -> EnvRows:
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
         check_rows("frames", frames, where, self.device)
         if tuple(frames.shape[1:]) != self.frame_shape:
             raise ShapeError(f"frames: expected frames of {self.frame_shape}, got {tuple(frames.shape[1:])}")
-        if frames.dtype != self._frames.data.dtype:
-            raise DtypeError(f"frames: expected {self._frames.data.dtype}, got {frames.dtype}")
+        if frames.dtype != self._dtype:
+            raise DtypeError(f"frames: expected {self._dtype}, got {frames.dtype}")
         return where
 
     def _begins(self) -> Tensor:
@@ -291,9 +283,11 @@ class FrameStack:
     def _observation(self, data: Tensor) -> Tensor:
         """Fresh observations from rows of frames (n, …, K, …)."""
         stacked = self._layout(data)
-        out = fresh(tuple(stacked.shape), self.observation_dtype, self.device)
         if not self._normalize:
-            return out.copy_(stacked)
+            out = fresh(tuple(stacked.shape), stacked.dtype, self.device).copy_(stacked)
+            return out.view(self.observation_dtype)
+        data = data.view(self._dtype)
+        out = fresh(tuple(stacked.shape), self.observation_dtype, self.device)
         if not stacked.numel():
             return out
         target = out.view(data.shape)

@@ -13,8 +13,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from headrace.errors import ConfigError, LifecycleError, UnknownNameError
-from headrace.types import StackSpec, Step
+from headrace.errors import ConfigError, DataError, LifecycleError, UnknownNameError
+from headrace.ids import check_ids
+from headrace.types import Ids, StackSpec, StateDict, Step
 from headrace.vision._normalize import Channels
 from headrace.vision._stack import FrameStack
 
@@ -38,13 +39,15 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
 
     Environments that are suspended (``active`` of a headrace environment) keep their stack, and so do those whose
     camera was not rendered (``step(…, observe=mask)``): around an environment the stack has the frames that were
-    observed. A headrace task that stacks by itself renders the ones in between when they are needed.
+    observed, and ``observe`` adds the current one. A headrace task that stacks by itself renders the ones in between
+    when they are needed.
 
     Args:
         env: the vector environment.
         spec: how to stack an observation that is one array; for a dict, a spec per group to stack.
         channels: where the frames have their channels; used to normalize.
-        normalize: give float32, x/255 minus each frame's mean per channel; frames must be uint8.
+        normalize: give float32, x/255 minus each frame's mean per channel, from uint8 or floating point frames; for a
+            dict, True for all groups or ``{group: bool}``, where groups that are not named keep their values.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         spec: StackSpec | Mapping[str, StackSpec],
         *,
         channels: Channels = "last",
-        normalize: bool = False,
+        normalize: bool | Mapping[str, bool] = False,
     ) -> None:
         super().__init__(env)
         self._mode = _autoreset_mode(env)
@@ -61,10 +64,12 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         single = dict(_groups_of(env.single_observation_space, specs))
         self._specs = specs
         self._channels: Channels = channels
-        self._normalize = normalize
+        self._normalize = _normalized_groups(normalize, specs)
         self._stacks: dict[str, FrameStack] = {}
         self._ended: Tensor | None = None
-        spaces = {name: _stacked_space(single[name], specs[name], normalize) for name in specs}
+        self._shown: Tensor | None = None
+        """bool (N,): the frame of the current state is in the stack."""
+        spaces = {name: _stacked_space(single[name], specs[name], self._normalize[name]) for name in specs}
         if _WHOLE in specs:
             self.single_observation_space = spaces[_WHOLE]
         else:
@@ -84,6 +89,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         mask = torch.ones(self.num_envs, dtype=torch.bool) if given is None else _tensor(given)
         mask = mask.to(device)
         self._ended = torch.zeros_like(mask) if self._ended is None else self._ended & ~mask
+        self._shown = mask.clone() if self._shown is None else self._shown | mask
         for name, frames in first.items():
             stack = self._stack(name, frames)
             stack.reset(mask)
@@ -92,7 +98,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def step(self, actions: Any, **options: Any) -> Any:
         """Step the environment; ``options`` (a headrace environment's ``observe=``) are passed on."""
-        if self._ended is None:
+        if self._ended is None or self._shown is None:
             raise LifecycleError("step: call reset first, so that every stack has a frame")
         # copied before the step, in which environments may park themselves
         active = getattr(self.env.unwrapped, "active", None)
@@ -102,6 +108,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         done = _tensor(terminated) | _tensor(truncated)
         rows = torch.ones_like(done) if acts is None else acts
+        moved = rows.clone()
         if "observed" in info:
             rows &= _tensor(info["observed"])
         begins = done if self._mode == AutoresetMode.SAME_STEP else self._ended
@@ -119,26 +126,118 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
             stack = self._stacks[name]
             stack.reset(begins)
             stack.append(frames, rows | begins)
+        self._shown = (self._shown & ~moved) | rows | begins
         stacked = self._with_stacks(obs)
         if isinstance(result, Step):
             return Step(cast("dict[str, Tensor]", stacked), reward, terminated, truncated, cast("Any", info))
         return stacked, reward, terminated, truncated, info
+
+    def observe(self, ids: Ids | None = None) -> _Obs:
+        """The current stacks of some environments (None: all), (n, …), with frames that were not observed rendered now.
+
+        Rows come in the order of the ids, those of a mask in ascending order. Nothing advances.
+        """
+        if self._shown is None:
+            raise LifecycleError("observe: call reset first, so that every stack has a frame")
+        obs = self._of_env("observe")(ids)
+        everyone = torch.arange(self.num_envs, device=self._shown.device)
+        rows = everyone if ids is None else check_ids(ids, self.num_envs, self._shown.device, ascending=False)
+        late = ~self._shown[rows]
+        for name, frames in self._frames(obs).items():
+            self._stacks[name].append(frames[late], rows[late])
+        self._shown = self._shown.index_fill(0, rows, True)
+        if _WHOLE in self._specs:
+            return _like(obs, self._stacks[_WHOLE].observe(rows))
+        return {**obs, **{name: _like(obs[name], stack.observe(rows)) for name, stack in self._stacks.items()}}
+
+    def suspend(self, ids: Ids) -> None:
+        """As ``suspend`` of the environment; the stacks of suspended environments stand still."""
+        self._of_env("suspend")(ids)
+
+    def resume(self, ids: Ids) -> None:
+        """As ``resume`` of the environment."""
+        self._of_env("resume")(ids)
+
+    @property
+    def active(self) -> Any:
+        """bool (N,): the environments that the next step will advance."""
+        return self._of_env("active")
+
+    @property
+    def suspended(self) -> Any:
+        """bool (N,): the environments that were suspended."""
+        return self._of_env("suspended")
+
+    def state_dict(self) -> StateDict:
+        """The environment's ``state_dict`` and the stacks: everything needed to go on bit-identically; copies."""
+        if self._ended is None or self._shown is None:
+            raise LifecycleError("state_dict: call reset first, so that there is something to go on from")
+        return {
+            "env": self._of_env("state_dict")(),
+            "stacks": {name: stack.state_dict() for name, stack in self._stacks.items()},
+            "ended": self._ended.clone(),
+            "shown": self._shown.clone(),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from ``state_dict()``; a state of other stacks or another environment raises and changes nothing."""
+        load = self._of_env("load_state_dict")
+        stacks = {name: self._stack_of_state(name, state.get("stacks")) for name in self._specs}
+        flags: dict[str, Tensor] = {}
+        for name in ("ended", "shown"):
+            flag = state.get(name)
+            if not isinstance(flag, Tensor) or flag.dtype != torch.bool or tuple(flag.shape) != (self.num_envs,):
+                raise DataError(f"{name}: expected a bool tensor of shape ({self.num_envs},), got {flag!r}")
+            flags[name] = flag.clone()
+        if "env" not in state:
+            raise DataError(f"env: expected the environment's state, got only {', '.join(state)}")
+        load(state["env"])
+        self._stacks = stacks
+        self._ended, self._shown = flags["ended"], flags["shown"]
+
+    def _stack_of_state(self, name: str, stacks: Any) -> FrameStack:
+        """A new stack with the frames of a snapshot."""
+        stored = stacks.get(name) if isinstance(stacks, Mapping) else None
+        frames = stored.get("frames") if isinstance(stored, Mapping) else None
+        spec = self._specs[name]
+        rank = frames.dim() - 2 if isinstance(frames, Tensor) else -1
+        if not isinstance(frames, Tensor) or rank < 0 or frames.shape[spec.axis(rank) + 1] != spec.frames:
+            label = f"stacks[{name!r}]"
+            got = f"shape {tuple(frames.shape)}" if isinstance(frames, Tensor) else type(frames).__name__
+            raise DataError(
+                f"{label}: expected a stack of {spec.frames} frames of {self.num_envs} environments, got {got}"
+            )
+        stack = self._new_stack(name, frames.select(spec.axis(rank) + 1, 0))
+        stack.load_state_dict(cast("StateDict", stored))
+        return stack
+
+    def _of_env(self, name: str) -> Any:
+        """A method or property of the environment that Gymnasium's do not have."""
+        if not hasattr(self.env, name):
+            raise ConfigError(
+                f"FrameStackVector.{name}: {type(self.env).__name__} has no {name}; environments of headrace.make and "
+                "its bridges do"
+            )
+        return getattr(self.env, name)
 
     def _frames(self, obs: Any) -> dict[str, Tensor]:
         return {name: _tensor(obs if name == _WHOLE else obs[name]) for name in self._specs}
 
     def _stack(self, name: str, frames: Tensor) -> FrameStack:
         if name not in self._stacks:
-            self._stacks[name] = FrameStack(
-                self._specs[name],
-                num_envs=self.num_envs,
-                frame_shape=tuple(frames.shape[1:]),
-                device=frames.device,
-                dtype=frames.dtype,
-                channels=self._channels,
-                normalize=self._normalize,
-            )
+            self._stacks[name] = self._new_stack(name, frames)
         return self._stacks[name]
+
+    def _new_stack(self, name: str, frames: Tensor) -> FrameStack:
+        return FrameStack(
+            self._specs[name],
+            num_envs=self.num_envs,
+            frame_shape=tuple(frames.shape[1:]),
+            device=frames.device,
+            dtype=frames.dtype,
+            channels=self._channels,
+            normalize=self._normalize[name],
+        )
 
     def _with_stacks(self, obs: Any) -> _Obs:
         """The observation with its frames replaced by stacks; other groups as they are."""
@@ -188,6 +287,18 @@ def _groups_of(space: gymnasium.Space[Any], specs: Mapping[str, StackSpec]) -> d
             raise ConfigError(f"FrameStackVector: expected a Box of frames, got {group}; {hint}")
         found[name] = group
     return found
+
+
+def _normalized_groups(normalize: bool | Mapping[str, bool], specs: Mapping[str, StackSpec]) -> dict[str, bool]:
+    """Whether each group to stack is normalized."""
+    if isinstance(normalize, bool):
+        return dict.fromkeys(specs, normalize)
+    for name in normalize:
+        if _WHOLE in specs:
+            raise ConfigError("normalize: expected True or False for an observation that is one array, got groups")
+        if name not in specs:
+            raise UnknownNameError("group to stack", name, specs)
+    return {name: normalize.get(name, False) for name in specs}
 
 
 def _stacked_space(frame: gymnasium.spaces.Box, spec: StackSpec, normalize: bool) -> gymnasium.spaces.Box:

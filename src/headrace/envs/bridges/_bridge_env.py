@@ -234,12 +234,17 @@ class BridgeEnv(EpisodicEnv):
             np.copyto(values, checked["observations"]["held"][group].numpy())
         self._load_bookkeeping(checked)
 
-    def render_each(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """One picture (H, W, 3) per environment; None where the environments were made without ``rgb_array``."""
+    def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
+        """One picture (H, W, 3) of each of some environments (None: all).
+
+        None where the environments were made without ``rgb_array``. The wrapped library draws all of them.
+        """
         self._check_ready("render")
         if self.render_mode != "rgb_array":
             return None
-        return tuple(cast("list[NDArray[np.uint8]]", self.backend.render()))
+        pictures = cast("list[NDArray[np.uint8]]", self.backend.render())
+        rows = range(self.num_envs) if ids is None else check_ids(ids, self.num_envs, _CPU, ascending=False).tolist()
+        return tuple(pictures[row] for row in rows)
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
         """All environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""
