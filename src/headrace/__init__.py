@@ -14,6 +14,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
+    from headrace._jobs.evaluate import evaluate
     from headrace._jobs.play import PlayResult, play
     from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.train import TrainingResult, train
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "bridge",
     "compare",
+    "evaluate",
     "kernel_threads",
     "make",
     "play",
@@ -75,6 +77,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
+        "headrace._jobs.evaluate": ("evaluate",),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
         "headrace._jobs.play": ("PlayResult", "play"),
         "headrace._jobs.train": ("TrainingResult", "train"),

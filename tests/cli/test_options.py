@@ -10,8 +10,9 @@ import pytest
 
 from headrace._cli.main import build_parser
 
-DIFFERENT_ON_PURPOSE = {"--policy"}
-"""``run`` takes what acts on observations, ``evaluate`` and ``serve`` what plans chunks."""
+DIFFERENT_ON_PURPOSE = {"--policy", "--resume"}
+"""``run`` takes what acts on observations, ``evaluate`` and ``serve`` what plans chunks. ``train`` resumes the
+directory of a run, ``evaluate`` the file that ``--journal`` names."""
 SYNONYMS = {
     "--num-envs": ("--envs", "--n-envs", "--number-of-envs"),
     "--num-steps": ("--steps", "--max-steps", "--total-steps"),

@@ -6,18 +6,16 @@ import argparse
 import csv
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import Console
 
 from headrace._cli.options import add_option
-from headrace._cli.remote_policy import add_remote_options, open_remote
+from headrace._cli.remote_policy import add_remote_options, remote_of
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.chunking import Admission
-    from headrace.envs import BatchEnv
-    from headrace.recording import VideoObserver
+    from headrace.chunking import Batching
     from headrace.rollout import Evaluation
 
 _RULES = "greedy, immediate, periodic:K[:hold], synchronized[:hold], threshold:N, whole-batch-on-any, or module:name"
@@ -35,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "one bit, unless --fast is given."
         ),
     )
-    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
+    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks', module:NAME, or gym:ID")
     parser.add_argument(
         "--policy",
         help="a checkpoint that 'headrace imitate' wrote; module:name of a policy object, class or function; "
@@ -55,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--engine", default="inline", choices=("inline", "thread", "process"), help="where the model runs"
     )
     add_option(parser, "--fast")
-    add_option(parser, "--batch-size", default=16)
+    add_option(parser, "--batch-size", otherwise="16")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one call of the model (default: none)")
     parser.add_argument(
         "--ensemble", type=float, metavar="DECAY", help="temporal ensembling as in ACT; executes one action per chunk"
@@ -67,72 +65,56 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
     )
     parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
-    parser.add_argument("--resume", action="store_true", help="go on with --journal: play only what it lacks")
+    parser.add_argument("--resume", action="store_true", help="continue --journal: play only what it lacks")
     parser.add_argument("--policy-id", help="what the journal calls the policy (default: a hash of its weights)")
     add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from headrace.chunking import Batching, as_chunk_policy
-    from headrace.envs import make
+    from headrace._jobs.evaluate import evaluate
     from headrace.envs._overrides import parse_assignments
-    from headrace.rollout import evaluate
-    from headrace.rollout._policy_source import load_policy_source
 
-    overrides = parse_assignments(arguments.set)
-    rule = _rule(arguments.admission)
     if arguments.csv is not None and (arguments.csv.is_dir() or not arguments.csv.parent.is_dir()):
         raise ConfigError(f"--csv: expected a file in a folder that exists, got {arguments.csv}")
-    env = make(
-        arguments.task,
-        arguments.num_envs,
-        seed=arguments.seed,
-        threads=arguments.threads,
-        autoreset="disabled",
-        final_obs=False,
-        overrides=overrides,
-    )
-    shape = env.single_action_space.shape or (0,)
-    remote = open_remote(arguments, env)
-    if remote is None:
-        loaded = load_policy_source(arguments.policy, task=arguments.task)
-        policy = as_chunk_policy(loaded, horizon=arguments.horizon, action_dim=shape[0])
-        batching = Batching(mode="fast" if arguments.fast else "strict", size=arguments.batch_size)
-    else:
-        policy, batching = remote.policy, None
-    usual = 1 if arguments.ensemble is not None else policy.horizon - arguments.offset - arguments.latency
-    video = _film(env, arguments.video)
     try:
         found = evaluate(
-            env,
-            policy,
+            arguments.task,
+            arguments.policy,
             episodes=arguments.episodes if arguments.episode_ids is None else _ids(arguments.episode_ids),
+            num_envs=arguments.num_envs,
+            seed=arguments.seed,
+            threads=arguments.threads,
+            overrides=parse_assignments(arguments.set),
+            execute=arguments.execute,
+            offset=arguments.offset,
+            latency=arguments.latency,
+            horizon=arguments.horizon,
+            admission=arguments.admission,
+            engine=arguments.engine,
+            batching=_batching(arguments.fast, arguments.batch_size),
+            ensemble_decay=arguments.ensemble,
+            timeout=arguments.timeout,
             journal=arguments.journal,
             resume=arguments.resume,
             policy_id=arguments.policy_id,
-            seed=arguments.seed,
-            execute=usual if arguments.execute is None else arguments.execute,
-            offset=arguments.offset,
-            latency=arguments.latency,
-            admission=rule,
-            engine=arguments.engine if remote is None else remote,
-            batching=batching,
-            ensemble_decay=arguments.ensemble,
-            timeout=None if remote is not None else arguments.timeout,
+            video=arguments.video,
+            **remote_of(arguments),
         )
     except HeadraceError as error:
         if error.finished is not None:
             _show(cast("Evaluation", error.finished), arguments.csv)
         raise
-    finally:
-        if remote is not None:
-            remote.close()
-        if video is not None:
-            video.close()
-        env.close()
     _show(found, arguments.csv)
     return 130 if found.status == "interrupted" else 0
+
+
+def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None:
+    from headrace.chunking import Batching
+
+    if fast and size is not None:
+        raise ConfigError("--batch-size: expected no --fast with it, whose batches have any size")
+    return "fast" if fast else None if size is None else Batching(size=size)
 
 
 def _ids(text: str) -> range:
@@ -140,19 +122,6 @@ def _ids(text: str) -> range:
     if not first.isdigit() or not end.isdigit() or int(first) >= int(end):
         raise ConfigError(f"--episode-ids: expected FIRST:END with FIRST < END, for example 0:500, got {text!r}")
     return range(int(first), int(end))
-
-
-def _film(env: BatchEnv, path: Path | None) -> VideoObserver | None:
-    """Film ``env`` from now on, where somebody asked for it."""
-    if path is None:
-        return None
-    from headrace.recording import VideoObserver
-
-    if path.exists():
-        raise ConfigError(f"--video: {path} already exists, and nothing is ever overwritten; choose another path")
-    video = VideoObserver(path, render=env.render_each, fps=1.0 / env.task.dt)
-    env.attach(video)
-    return video
 
 
 def _show(found: Evaluation, table: Path | None) -> None:
@@ -164,14 +133,3 @@ def _show(found: Evaluation, table: Path | None) -> None:
             writer = csv.DictWriter(file, [field.name for field in fields(EpisodeResult)])
             writer.writeheader()
             writer.writerows(asdict(episode) for episode in found.episodes)
-
-
-def _rule(words: str) -> Admission:
-    """A rule by its registered name, or from ``module:name``: an object, or a class made without arguments."""
-    from headrace.chunking import admission_names, make_admission
-    from headrace.rollout._policy_source import import_named
-
-    module, _, attribute = words.partition(":")
-    if module in admission_names() or not attribute.isidentifier():
-        return make_admission(words)
-    return cast("Admission", import_named("--admission", module, attribute))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headrace.errors import ConfigError
 
-if TYPE_CHECKING:
-    from headrace.envs import BatchEnv
-    from headrace.serving import RemoteEngine
+_PROMPT = "prompt"
 
 
 def add_remote_options(parser: argparse.ArgumentParser) -> None:
@@ -24,44 +21,26 @@ def add_remote_options(parser: argparse.ArgumentParser) -> None:
         help="fill the server's KEY from a group, or a part of it such as policy[0:7]; repeatable",
     )
     group.add_argument(
-        "--prompt-key", default="prompt", metavar="KEY", help="name of the instruction in a request (default: prompt)"
+        "--prompt-key", default=_PROMPT, metavar="KEY", help="name of the instruction in a request (default: prompt)"
     )
     group.add_argument("--resize", metavar="HxW", help="fit images into this size, padded with black")
     group.add_argument("--connections", type=int, default=1, help="requests under way at once (default: 1)")
     group.add_argument("--images", default="raw", choices=("raw", "png", "jpeg"), help="encoding of images on the wire")
 
 
-def open_remote(arguments: argparse.Namespace, env: BatchEnv) -> RemoteEngine | None:
-    """The engine for an address in ``--policy``, else None; sizes that a server does not say come from one answer."""
-    source: str | None = arguments.policy
-    if source is None or "://" not in source:
-        return None
-    from headrace.serving import RemoteCfg, RemoteEngine
-    from headrace.serving._mapping import parse_mapping
+def remote_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of ``headrace.evaluate`` that these options say."""
+    found: dict[str, Any] = {"connections": arguments.connections, "images": arguments.images}
+    size = _size(arguments.resize)
+    if arguments.map:
+        from headrace.serving._mapping import parse_mapping
 
-    shape = env.single_action_space.shape or (0,)
-    mapping = parse_mapping(arguments.map, image_size=_size(arguments.resize), prompt=arguments.prompt_key)
-    engine = RemoteEngine(
-        source,
-        mapping=mapping if mapping.keys else None,
-        horizon=arguments.horizon,
-        action_dim=shape[0],
-        connections=arguments.connections,
-        images=arguments.images,
-        cfg=RemoteCfg(
-            timeout=arguments.timeout or RemoteCfg().timeout, api_key=os.environ.get("HEADRACE_API_KEY") or None
-        ),
-    )
-    if engine.sizes.horizon is None and arguments.horizon is None:
-        try:
-            env.reset(seed=arguments.seed)
-            learned = engine.probe(env.observe([0]), env.instructions([0]))
-            if learned.action_dim != shape[0]:
-                raise ConfigError(f"--policy {source}: plans actions of {learned.action_dim}, the task has {shape[0]}")
-        except BaseException:
-            engine.close()
-            raise
-    return engine
+        found["mapping"] = parse_mapping(arguments.map, image_size=size, prompt=arguments.prompt_key)
+    elif size is not None or arguments.prompt_key != _PROMPT:
+        raise ConfigError(
+            "--resize, --prompt-key: expected --map KEY=GROUP with them; without, groups go by name as they are"
+        )
+    return found
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from headrace._jobs.request import RunRequest
-from headrace.errors import ConfigError, require_extra
+from headrace._jobs.request import RunRequest, check_video
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters._finding import FoundCheckpoint
@@ -103,7 +103,7 @@ def play(
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
-    _check_video(film)
+    check_video(film)
     notes = on_note or _ignore
     found, file = _find(request.task, None if checkpoint is None else str(checkpoint), library, trust_checkpoint, notes)
     changed = ({} if file is None else file.overrides) | request.all_overrides()
@@ -216,14 +216,6 @@ def _check_amounts(episodes: int | None, num_steps: int | None) -> None:
             raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected at least 1, got {given}")
     if episodes is not None and num_steps is not None:
         raise ConfigError("episodes and num_steps: expected one of them, got both")
-
-
-def _check_video(path: Path | None) -> None:
-    if path is None:
-        return
-    require_extra("av", extra="record", purpose="video (--video)")
-    if path.exists():
-        raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
 
 
 def _find(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -154,6 +154,15 @@ def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManag
 
     done = environments_module(target) in sys.modules
     return nullcontext() if done else startup.phase("python_imports")
+
+
+def check_video(path: Path | None) -> None:
+    """Refuse a film that could not be written, or would be written over another; None is no film."""
+    if path is None:
+        return
+    require_extra("av", extra="record", purpose="video (--video)")
+    if path.exists():
+        raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
 
 
 def _plain(value: object) -> JsonValue:

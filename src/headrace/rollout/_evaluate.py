@@ -94,7 +94,7 @@ def evaluate(
             'headrace.make(…, autoreset="disabled") makes one'
         )
     formed = Batching(mode=batching) if isinstance(batching, str) else batching
-    modes = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+    modes = training_modes(policy)
     fitted = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
     if ensemble_decay is not None and (execute != 1 or latency):
         raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
@@ -185,5 +185,15 @@ def evaluate(
     finally:
         if isinstance(engine, str):
             runs.close()
-        for part, training in modes:
-            part.training = training
+        restore_modes(modes)
+
+
+def training_modes(policy: object) -> list[tuple[nn.Module, bool]]:
+    """Which parts of a module are in training mode, before :func:`as_chunk_policy` puts all into evaluation mode."""
+    return [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+
+
+def restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    """Put the parts of a module back into the modes that they had."""
+    for part, training in modes:
+        part.training = training

@@ -1,0 +1,161 @@
+"""``headrace.evaluate``: what the command does, in a line of Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace
+from headrace.chunking import Batching, ChunkContext, Greedy
+from headrace.errors import ConfigError, PolicyError
+from headrace.rollout import Evaluation
+from headrace.rollout import evaluate as play_plan
+from headrace.rollout._act_policy import ActCfg, ActPolicy, save_policy
+from headrace.types import Obs
+
+HERE = __name__
+
+
+class Shove(nn.Module):
+    """Pushes the cart a little, at random."""
+
+    horizon = 8
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        return context.noise(8, 1) * 0.2
+
+
+class Patient(Greedy):
+    """A rule of one's own."""
+
+
+def breaks(obs: Obs, context: ChunkContext) -> Tensor:
+    if bool((context.chunk_index > 2).any()):
+        raise ValueError("no idea")
+    return torch.zeros(len(context.env_ids), 8, 1)
+
+
+SHORT = {"episode_length": 40}
+
+
+def _quick(policy: object = None, **more: object) -> Evaluation:
+    settings = {"episodes": 5, "num_envs": 2, "threads": 1, "overrides": SHORT, "progress": False, **more}
+    return headrace.evaluate("cartpole", policy, **settings)  # type: ignore[arg-type]
+
+
+def _by_hand(seed: int = 0, **more: object) -> Evaluation:
+    """The same with every setting written out: a made environment, the loop over it."""
+    env = headrace.make("cartpole", 3, threads=1, overrides=SHORT, autoreset="disabled", final_obs=False)
+    settings = {"episodes": 5, "execute": 8, "seed": seed, "progress": False, **more}
+    try:
+        return play_plan(env, Shove(), **settings)  # type: ignore[arg-type]
+    finally:
+        env.close()
+
+
+def test_a_name_a_recipe_and_a_made_environment_give_the_rows_of_the_loop_written_out() -> None:
+    expected = _by_hand(seed=7).episodes
+    recipe = headrace.EnvRecipe("cartpole", num_envs=2, seed=7, threads=1, overrides=SHORT)
+    env = recipe.make(autoreset="disabled", final_obs=False)
+    assert _quick(Shove(), seed=7).episodes == expected
+    assert headrace.evaluate(recipe, Shove(), episodes=5, progress=False).episodes == expected
+    assert headrace.evaluate(env, Shove(), episodes=5, progress=False).episodes == expected
+    assert headrace.evaluate(env, Shove(), episodes=5, seed=0, progress=False).episodes == _by_hand().episodes
+    env.reset()  # stays open
+    env.close()
+
+
+def test_policies_are_found_by_name_and_file(tmp_path: Path) -> None:
+    assert _quick(f"{HERE}:Shove").episodes == _by_hand().episodes
+    file = tmp_path / "policy.pt"
+    save_policy(ActPolicy(ActCfg(obs_dim=4, action_dim=1)), file, task="cartpole")
+    assert _quick(file).episodes == _quick(str(file)).episodes
+    shipped = headrace.evaluate("pusher-solid", episodes=[4], num_envs=1, threads=1, progress=False)
+    assert [row.episode_id for row in shipped.episodes] == [4]
+    with pytest.raises(ConfigError, match="we ship none for 'cartpole'"):
+        _quick(None)
+
+
+def test_what_is_executed_of_a_chunk_is_what_offset_and_latency_leave() -> None:
+    assert _quick(Shove(), offset=1, latency=2).episodes == _by_hand(execute=5, offset=1, latency=2).episodes
+    blended = _quick(Shove(), ensemble_decay=0.01)
+    assert blended.counters.rows_inferred == blended.counters.env_steps
+
+
+def test_a_module_gets_its_modes_back() -> None:
+    policy = Shove()
+    policy.add_module("still", nn.Dropout())
+    policy.still.eval()
+    _quick(policy)
+    assert (policy.training, policy.still.training) == (True, False)
+
+
+def test_rules_and_batches_are_passed_on(tmp_path: Path) -> None:
+    assert _quick(Shove(), batching=Batching(size=4)).strict_size == 4
+    assert _quick(Shove(), batching="fast").strict_size is None
+    assert _quick(Shove(), admission=f"{HERE}:Patient").episodes == _by_hand().episodes
+
+
+def test_a_journal_is_resumed_and_a_film_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    journal, film = tmp_path / "table.jsonl", tmp_path / "film.mp4"
+    _quick(Shove(), episodes=[0, 1], journal=journal)
+    again = _quick(Shove(), journal=journal, resume=True, video=film)
+    assert again.episodes == _by_hand().episodes
+    assert again.counters.env_steps == sum(row.length for row in again.episodes[2:])
+    assert film.stat().st_size > 0
+    with pytest.raises(ConfigError, match="already exists, and nothing is ever overwritten"):
+        _quick(Shove(), video=film)
+
+
+def test_a_made_environment_is_filmed_for_one_evaluation_only(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    env = headrace.make("cartpole", 2, threads=1, overrides=SHORT, autoreset="disabled", final_obs=False)
+    headrace.evaluate(env, Shove(), episodes=2, video=tmp_path / "film.mp4", progress=False)
+    size = (tmp_path / "film.mp4").stat().st_size
+    headrace.evaluate(env, Shove(), episodes=2, progress=False)  # would raise in an observer that is closed
+    assert (tmp_path / "film.mp4").stat().st_size == size
+    env.close()
+
+
+def test_gymnasium_environments_are_bridged() -> None:
+    settings = {"horizon": 4, "episodes": 3, "num_envs": 2, "progress": False}
+    result = headrace.evaluate("gym:Pendulum-v1", _still, overrides={"max_episode_steps": 12}, **settings)  # type: ignore[arg-type]
+    assert [row.length for row in result.episodes] == [12, 12, 12]
+    with pytest.raises(ConfigError, match=r"threads .*expected none with a Gymnasium environment"):
+        headrace.evaluate("gym:Pendulum-v1", _still, threads=1, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"video .*expected a task of ours"):
+        headrace.evaluate("gym:Pendulum-v1", _still, video="film.mp4", **settings)  # type: ignore[arg-type]
+    assert not Path("film.mp4").exists()
+
+
+def _still(obs: Obs) -> Tensor:
+    return torch.zeros(len(next(iter(obs.values()))), 4, 1)
+
+
+def test_what_was_finished_is_in_the_error() -> None:
+    with pytest.raises(PolicyError, match="no idea") as caught:
+        _quick(breaks, horizon=8, episodes=40, num_envs=3, overrides=SHORT | {"max_angle": 0.2})
+    assert isinstance(caught.value.finished, Evaluation)
+    assert caught.value.finished.status == "failed"
+
+
+def test_settings_that_contradict_what_is_there_are_refused() -> None:
+    recipe = headrace.EnvRecipe("cartpole", num_envs=2)
+    with pytest.raises(ConfigError, match=r"num_envs: expected that of the recipe, 2, got 3; use recipe.replace"):
+        headrace.evaluate(recipe, Shove(), num_envs=3)
+    env = headrace.make("cartpole", 2, threads=1)
+    with pytest.raises(ConfigError, match="threads: expected none with an environment that is made already, got 1"):
+        headrace.evaluate(env, Shove(), threads=1)
+    with pytest.raises(ConfigError, match='expected an environment with autoreset="disabled"'):
+        headrace.evaluate(env, Shove(), progress=False)
+    env.close()
+    for setting in ({"engine": "thread"}, {"batching": "fast"}):
+        with pytest.raises(ConfigError, match="engine, batching: expected none with openpi://nowhere:1"):
+            _quick("openpi://nowhere:1", **setting)
+    for setting in ({"connections": 2}, {"images": "png"}):
+        with pytest.raises(ConfigError, match="expected the address of a server as policy"):
+            _quick(Shove(), **setting)
