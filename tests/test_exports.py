@@ -11,7 +11,19 @@ import pytest
 
 import headrace
 
-STAGES = ("buffers", "envs", "learning", "recording", "replay", "serving", "sim", "testing", "vision")
+STAGES = (
+    "buffers",
+    "compat",
+    "compat.isaaclab",
+    "envs",
+    "learning",
+    "recording",
+    "replay",
+    "serving",
+    "sim",
+    "testing",
+    "vision",
+)
 
 
 def test_the_export_list_is_sorted_and_complete() -> None:
