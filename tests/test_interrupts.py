@@ -39,7 +39,7 @@ if __name__ == "__main__":
     cli = import_module("headrace._cli.main")
     parser = cli.build_parser()
     parser.set_defaults(handler=work)
-    cli.build_parser = lambda: parser
+    cli.build_parser = lambda only: parser
     sys.exit(cli.main([]))
 """
 

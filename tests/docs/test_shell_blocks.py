@@ -69,7 +69,7 @@ def _name(path: Path) -> str:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"python", "sh", "yaml", "text"}
+    known = {"python", "sh", "toml", "yaml", "text"}
     odd = [(_name(path), language) for path in FILES for language, _ in _blocks(path) if language not in known]
     assert odd == []
 

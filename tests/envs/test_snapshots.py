@@ -12,7 +12,7 @@ import torch
 
 import headrace
 from headrace import errors
-from headrace.envs import task_names
+from headrace._gymnasium_ids import IDS
 from headrace.testing._comparing import require_same_tensors
 from headrace.testing._playing import next_actions
 
@@ -39,7 +39,8 @@ for task in sys.argv[2:]:
 
 
 def test_every_task_continues_bit_identically_in_a_new_process(tmp_path: Path) -> None:
-    tasks, expected = task_names(), {}
+    # the tasks that ship: other tests register their own
+    tasks, expected = sorted(IDS.values()), {}
     for task in tasks:
         env = headrace.make(task, 3, seed=2, threads=2, overrides={"episode_length": 14})
         env.reset()

@@ -230,7 +230,7 @@ def other_sizes(path: Path) -> None:
         (garbage, DataError, "expected a checkpoint written by"),
         (cut_short, DataError, "expected a checkpoint written by"),
         (something_else, DataError, "expected a checkpoint of format"),
-        (other_sizes, DataError, "do not fit"),
+        (other_sizes, DataError, "do not match"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, damage, error, message) -> None:
@@ -294,7 +294,7 @@ def test_the_command_refuses_a_task_without_an_expert_and_a_folder(tmp_path: Pat
     with pytest.raises(HeadraceError, match="expected a file to write"):
         run_command("pusher-solid", "--output", str(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(HeadraceError, match="--out: expected a place for a file"):
+    with pytest.raises(HeadraceError, match="--output: expected a place for a file"):
         run_command("pusher-solid", "--output", str(tmp_path / "file" / "policy.pt"))
 
 

@@ -75,7 +75,7 @@ def test_the_shipped_policy_scores_what_the_manifest_says() -> None:
 
 
 def strict_table(
-    episodes: int, num_envs: int, *, threads: int = 1, engine: EngineName = "inline", rule: Admission | None = None
+    episodes: int, num_envs: int, *, threads: int = 1, engine: EngineName = "inline", rule: Admission | str = "greedy"
 ) -> list[EpisodeResult]:
     env = make(TASK, num_envs, threads=threads, autoreset="disabled", final_obs=False)
     found = evaluate(
