@@ -175,7 +175,7 @@ class _Sample:
     def scale(self) -> Scale:
         if isinstance(self.metric.spread, Proportion):
             return "points"
-        positive = min(*self.before, *self.after, math.inf) > 0
+        positive = min((*self.before, *self.after), default=math.inf) > 0
         return "relative" if positive and self.metric.role != "outcome" else "absolute"
 
     @property
