@@ -196,7 +196,7 @@ def test_requests_that_cannot_work_are_refused() -> None:
 def test_a_preset_is_a_file_of_settings(tmp_path: Path) -> None:
     path = tmp_path / "quick.yaml"
     path.write_text("episode_length: 50\nrewards:\n  alive.weight: 2.0\nrange: [0, 1]\n")
-    assert read_preset(path) == {"episode_length": 50, "rewards.alive.weight": 2.0, "range": (0, 1)}
+    assert read_preset(path) == {"episode_length": 50, "rewards.alive.weight": 2.0, "range": [0, 1]}
     path.write_text("- a list")
     with pytest.raises(DataError, match="path: value"):
         read_preset(path)

@@ -25,6 +25,7 @@ class Leaf:
     pair: tuple[float, float] = (0.0, 1.0)
     names: tuple[str, ...] = ()
     where: str | Path = "here"
+    either: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -36,6 +37,13 @@ class Tree:
     leaf: Leaf = field(default_factory=Leaf)
     leaves: dict[str, Leaf] = field(default_factory=lambda: {"first": Leaf(), "second": Leaf(weight=2.0)})
     shelves: dict[str, dict[str, Leaf]] = field(default_factory=lambda: {"top": {"left": Leaf()}})
+
+
+def test_a_list_of_json_or_yaml_stands_for_a_tuple() -> None:
+    leaf = with_overrides(Leaf(), {"pair": [3, 4.0], "names": ["a", "b"], "either": [1, 2]})
+    assert (leaf.pair, leaf.names, leaf.either) == ((3.0, 4.0), ("a", "b"), (1, 2))
+    with pytest.raises(ConfigError, match="expected int like 3, got list"):
+        with_overrides(Leaf(), {"count": [3]})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,7 @@ def test_none_is_taken_only_where_the_annotation_allows_it() -> None:
         ("leaf.name", 3, "str like 'leaf', got int 3"),
         ("leaf.limit", "x", "NoneType like None, got str 'x'"),
         ("leaf.pair", 3, "tuple like \\(0.0, 1.0\\), got int 3"),
-        ("leaf.pair", [1.0, 2.0], "tuple like \\(0.0, 1.0\\), got list"),
+        ("leaf.pair", [1.0, "x"], "float like 1.0, got str 'x'"),
         ("leaf.pair", (1.0, "x"), "float like 1.0, got str 'x'"),
         ("leaf", 3, "Leaf like Leaf.*got int 3"),
         ("leaves.first", 3, "Leaf like Leaf.*got int 3"),

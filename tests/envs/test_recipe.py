@@ -36,6 +36,18 @@ def test_an_environment_knows_its_recipe_and_is_made_again_from_it(recipe) -> No
     again.close()
 
 
+def test_a_tuple_among_the_overrides_survives_json() -> None:
+    path = "events.start.function.positions"
+    recipe = EnvRecipe("cartpole-terms", threads=1, overrides={path: (0.1, 0.2)})
+    read = EnvRecipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    assert read == recipe
+    assert read != recipe.replace(overrides={path: (0.1, 0.3)})
+    env, again = recipe.make(), read.make()
+    assert torch.equal(env.reset()[0]["policy"], again.reset()[0]["policy"])
+    env.close()
+    again.close()
+
+
 def test_an_environment_of_a_task_object_has_no_recipe() -> None:
     env = headrace.make(headrace.envs.make_task("cartpole"))
     assert env.recipe is None

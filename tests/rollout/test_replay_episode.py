@@ -191,3 +191,18 @@ def test_another_instruction_is_not_the_same_episode(ants, monkeypatch):
     with pytest.raises(DataError, match="the instruction was 'walk backwards'"):
         replay_episode(episode, env)
     env.close()
+
+
+def test_a_dataset_of_a_task_with_a_tuple_among_its_overrides_replays(tmp_path):
+    overrides = {"events.start.function.positions": (0.1, 0.2), "episode_length": 3}
+    env = make("cartpole-terms", 1, threads=1, overrides=overrides)
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=FIELDS), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=1)
+        for _ in range(3):
+            env.step(torch.ones(1, 1))
+    env.close()
+    dataset = EpisodeDataset(tmp_path / "d")
+    replay_env = make_replay_env(dataset.info)
+    assert replay_episode(dataset[0], replay_env).exact
+    replay_env.close()

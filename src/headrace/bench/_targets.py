@@ -210,6 +210,5 @@ def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:
         if isinstance(value, dict):
             found |= _flat(cast("Mapping[object, object]", value), f"{prefix}{name}.")
         else:
-            # YAML has no tuples; settings have no lists
-            found[f"{prefix}{name}"] = tuple(cast("list[object]", value)) if isinstance(value, list) else value
+            found[f"{prefix}{name}"] = value
     return found

@@ -69,8 +69,11 @@ def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: 
     """``value`` if it can stand in for ``old``.
 
     It can if it has the same type, if it is an integer where a float is, if both are functions (terms), or
-    if the annotation of the setting allows for its type beside that of ``old``, such as None.
+    if the annotation of the setting allows for its type beside that of ``old``, such as None. A list stands for a
+    tuple: JSON and YAML have no tuples, and settings have no lists.
     """
+    if isinstance(value, list) and (isinstance(old, tuple) or tuple in alternatives):
+        value = tuple(cast("list[object]", value))
     if isinstance(old, tuple) and isinstance(value, tuple):
         olds, values = cast("tuple[object, ...]", old), cast("tuple[object, ...]", value)
         pairs = zip(values, olds[: len(values)] + olds[-1:] * (len(values) - len(olds)), strict=bool(olds))

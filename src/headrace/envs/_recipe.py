@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
@@ -60,6 +60,13 @@ class EnvRecipe:
         check_autoreset(self.autoreset)
         object.__setattr__(self, "overrides", dict(self.overrides))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether every field is the same; a list in overrides, which JSON makes of a tuple, equals that tuple."""
+        return isinstance(other, EnvRecipe) and all(
+            _without_lists(getattr(self, entry.name)) == _without_lists(getattr(other, entry.name))
+            for entry in dataclasses.fields(self)
+        )
+
     def make(self, **changes: Any) -> BatchEnv | BridgeEnv:
         """Make the environments, with some fields of the recipe changed: ``recipe.make(num_envs=1)``."""
         recipe = self.replace(**changes)
@@ -112,6 +119,15 @@ class EnvRecipe:
         if not isinstance(data, Mapping) or "source" not in data or not set(data) <= set(known):  # pyright: ignore[reportUnknownArgumentType]  # checked here
             raise DataError(f"recipe: expected an object with source and any of {known[1:]}, got {data!r}")
         return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
+
+
+def _without_lists(value: object) -> object:
+    """``value`` with every list in it as a tuple."""
+    if isinstance(value, Mapping):
+        return {name: _without_lists(part) for name, part in cast("Mapping[str, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_without_lists(part) for part in cast("list[object]", value))
+    return value
 
 
 def check_count(name: str, value: object, *, most: int | None = None) -> None:
