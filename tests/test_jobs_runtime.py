@@ -13,15 +13,30 @@ from headrace.files import lock
 QUICK = {"num_steps": 4, "warmup_steps": 0}
 
 
-def test_a_recipe_is_measured_with_its_settings_and_the_changes(tmp_path: Path) -> None:
-    recipe = headrace.EnvRecipe("cartpole", num_envs=3, seed=5, overrides={"episode_length": 7}, threads=1)
-    result = headrace.runtime(recipe, seed=6, overrides={"decimation": 1}, output=tmp_path / "out", **QUICK)
+def test_a_recipe_is_measured_as_it_says_and_nothing_else_is_heard(tmp_path: Path) -> None:
+    overrides = {"episode_length": 7, "decimation": 1}
+    recipe = headrace.EnvRecipe("cartpole", num_envs=3, seed=6, overrides=overrides, threads=1)
+    with pytest.raises(ConfigError, match="seed: expected that of the recipe, 6, got 0"):
+        headrace.runtime(recipe, seed=0, output=tmp_path / "out", **QUICK)
+    with pytest.raises(ConfigError, match="autoreset='same_step' here, got 'disabled'"):
+        headrace.runtime(recipe.replace(autoreset="disabled"), output=tmp_path / "out", **QUICK)
+    with pytest.raises(ConfigError, match="executor='inline' here, got 'processes'"):
+        headrace.startup(
+            headrace.EnvRecipe("gym:CartPole-v1", executor="processes", workers=2), output=tmp_path / "out"
+        )
+    result = headrace.runtime(recipe, num_envs=3, overrides=dict(overrides), output=tmp_path / "out", **QUICK)
     run = result.bundle.run
     assert (run.task, run.num_envs, run.seed, run.config.threads) == ("cartpole", 3, 6, 1)
     assert run.config.overrides == {"episode_length": 7, "decimation": 1}
     assert result.bundle.runtime.frames == 12
     assert result.paths == (tmp_path / "out" / "runtime.json",)
     assert result.directory == tmp_path / "out"
+
+
+def test_the_threads_of_a_bridges_recipe_step_it(tmp_path: Path) -> None:
+    recipe = headrace.EnvRecipe("gym:CartPole-v1", num_envs=2, executor="threads", workers=2)
+    result = headrace.runtime(recipe, output=tmp_path / "out", **QUICK)
+    assert result.bundle.run.config.threads == 2
 
 
 @pytest.mark.parametrize(

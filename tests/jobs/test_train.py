@@ -67,6 +67,10 @@ def test_a_recipe_says_what_the_environments_are() -> None:
     assert (run.task, run.num_envs, run.seed, run.config.overrides) == ("cartpole", 4, 3, {"episode_length": 5})
     with pytest.raises(ConfigError, match=r"num_envs: expected that of the recipe, 4, got 99; use recipe.replace"):
         headrace.train(recipe, iterations=1, num_envs=99)
+    with pytest.raises(ConfigError, match="num_envs: expected that of the recipe, 4, got 64"):
+        headrace.train(recipe, iterations=1, num_envs=64)  # as many as without a recipe
+    with pytest.raises(ConfigError, match="seed: expected that of the recipe, 3, got 0"):
+        headrace.play(recipe, seed=0)
     with pytest.raises(ConfigError, match="autoreset='same_step' here, got 'disabled'"):
         headrace.train(recipe.replace(autoreset="disabled"), iterations=1)
 

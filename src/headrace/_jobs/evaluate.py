@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace._jobs.request import check_video
+from headrace._jobs.request import agreed_settings, check_video
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError
 
@@ -166,12 +166,7 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
         for name, value in given.items():
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")
         return None
-    for name, value in given.items():
-        if value != getattr(env, name):
-            raise ConfigError(
-                f"{name}: expected that of the recipe, {getattr(env, name)!r}, got {value!r}; "
-                f"use recipe.replace({name}=…)"
-            )
+    agreed_settings(env, **given)
     return env
 
 

@@ -39,16 +39,16 @@ def play(
     library: str | None = None,
     episodes: int | None = None,
     num_steps: int | None = None,
-    num_envs: int = 64,
-    seed: int = 0,
+    num_envs: int | None = None,
+    seed: int | None = None,
     deterministic: bool = True,
     trust_checkpoint: bool = False,
     video: str | Path | None = None,
     overrides: Mapping[str, object] | None = None,
     presets: Sequence[str | Path] = (),
     threads: int | None = None,
-    device: str = "cpu",
-    sim: str = "mujoco",
+    device: str | None = None,
+    sim: str | None = None,
     output: str | Path | None = None,
     formatters: Sequence[str] = ("schema",),
     label: str | None = None,
@@ -58,23 +58,24 @@ def play(
     """Play a policy on a task of ours and write ``play.json``, also after Ctrl-C or a crash.
 
     Args:
-        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments.
+        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments: an
+            argument that says something else is refused.
         checkpoint: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
             of a function of the observation groups or of a chunk policy; None for the newest training in ``runs/``,
             else the published one.
         library: only checkpoints of this library; None for any.
         episodes: how many, with ids from 0, each to its end and counted once; None for one per environment.
         num_steps: play so many steps of the batch instead; episodes still running then are counted nowhere.
-        num_envs: environments in the batch.
-        seed: of the episodes.
+        num_envs: environments in the batch (64).
+        seed: of the episodes (0).
         deterministic: the policy's mean action; False to sample.
         trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
         video: film the first environments into this file.
         overrides: task settings by path, beside those that the policy was trained with.
         presets: YAML files of overrides, applied before ``overrides``.
         threads: physics threads; None for all cores.
-        device: of the tensors.
-        sim: the physics: ``mujoco`` or ``warp``.
+        device: of the tensors (``cpu``).
+        sim: the physics: ``mujoco`` (as usual) or ``warp``.
         output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
         formatters: forms of the result; ``schema`` is the bundle.
         label: a name for this run in comparisons and reports.
@@ -92,9 +93,9 @@ def play(
         threads=threads,
         device=device,
         sim=sim,
-        overrides=overrides or {},
-        presets=[Path(preset) for preset in presets],
-        output=None if output is None else Path(output),
+        overrides=overrides,
+        presets=presets,
+        output=output,
         formatters=formatters,
         label=label,
     )

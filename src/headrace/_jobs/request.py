@@ -42,34 +42,52 @@ class RunRequest:
     label: str | None = None
 
     @classmethod
-    def of(cls, task: str | EnvRecipe, **options: Any) -> RunRequest:
-        """The request for a task by name, or for a recipe, whose fields then take the place of the options.
+    def of(
+        cls,
+        task: str | EnvRecipe,
+        *,
+        presets: Sequence[str | Path] = (),
+        output: str | Path | None = None,
+        formatters: Sequence[str] = ("schema",),
+        label: str | None = None,
+        **settings: Any,
+    ) -> RunRequest:
+        """The request for a task by name, or for a recipe, as :func:`agreed_settings` has it.
 
-        An option that says something else than the recipe is refused, and so is what a job cannot use of a recipe:
-        another ``autoreset`` than ``same_step``, no final observations, strides of episodes, and executors of a bridge,
-        which ``threads`` chooses here.
+        What a job cannot use of a recipe is refused: another ``autoreset`` than ``same_step``, no final observations,
+        strides of episodes, and executors of a bridge other than a number of threads.
+
+        Args:
+            task: a name or a recipe.
+            presets: YAML files of overrides.
+            output: directory of the result.
+            formatters: forms of the result.
+            label: a name for the run.
+            **settings: of the environments, by the names of our fields; None where nothing was said.
         """
-        from headrace.envs import EnvRecipe
-
-        if not isinstance(task, EnvRecipe):
-            return cls(task=task, **options)
-        plain = EnvRecipe(task.source)
-        for name in ("autoreset", "final_obs", "episode_stride", "executor", "workers"):
-            if getattr(task, name) != getattr(plain, name):
-                raise ConfigError(
-                    f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(task, name)!r}; "
-                    "use recipe.replace(…)"
-                )
-        names = ("num_envs", "seed", "threads", "device", "sim", "overrides")
-        plainly = cls(task=task.source)
-        for name in names:
-            given = options.get(name, getattr(plainly, name))
-            if given not in (getattr(plainly, name), getattr(task, name)):
-                raise ConfigError(
-                    f"{name}: expected that of the recipe, {getattr(task, name)!r}, got {given!r}; "
-                    f"use recipe.replace({name}=…)"
-                )
-        return cls(task=task.source, **options | {name: getattr(task, name) for name in names})
+        said = agreed_settings(task, **settings)
+        if not isinstance(task, str):
+            said = {name: getattr(task, name) for name in settings}
+            unused = ["autoreset", "final_obs", "episode_stride"]
+            if task.executor == "threads" and task.workers is not None:
+                said["threads"] = task.workers
+            else:
+                unused += ["executor", "workers"]
+            plain = type(task)(task.source)
+            for name in unused:
+                if getattr(task, name) != getattr(plain, name):
+                    raise ConfigError(
+                        f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(task, name)!r}; "
+                        "use recipe.replace(…)"
+                    )
+        return cls(
+            task=task if isinstance(task, str) else task.source,
+            presets=[Path(preset) for preset in presets],
+            output=None if output is None else Path(output),
+            formatters=formatters,
+            label=label,
+            **said,
+        )
 
     def target(self, *, ours_for: str | None = None) -> Target:
         """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.
@@ -146,6 +164,24 @@ class RunRequest:
         )
         directory = Path("runs") / name if self.output is None else self.output
         return directory, check_output(directory, kind, self.formatters)
+
+
+def agreed_settings(source: str | EnvRecipe, **settings: Any) -> dict[str, Any]:
+    """The settings of environments that were said; a recipe says everything, so that one that differs is refused.
+
+    Args:
+        source: a name, or a recipe.
+        **settings: fields of a recipe; None where nothing was said.
+    """
+    said = {name: value for name, value in settings.items() if value is not None}
+    if not isinstance(source, str):
+        for name, value in said.items():
+            if source.replace(**{name: value}) != source:
+                raise ConfigError(
+                    f"{name}: expected that of the recipe, {getattr(source, name)!r}, got {value!r}; "
+                    f"use recipe.replace({name}=…)"
+                )
+    return said
 
 
 def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManager[None]:

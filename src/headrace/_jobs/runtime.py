@@ -57,7 +57,8 @@ def runtime(
     """Measure how fast an environment steps. ``runtime.json`` is written also after Ctrl-C or a crash.
 
     Args:
-        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, whose settings the other arguments change.
+        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, which then says everything about the environments:
+            an argument that says something else is refused.
         num_envs: environments in the batch (64).
         num_steps: measured steps of the batch.
         warmup_steps: steps before measuring, at least; more until the step time is steady.
@@ -79,9 +80,18 @@ def runtime(
     from headrace.bench._targets import import_environments, rendering_backend, target_cfg
 
     # everything that can be refused without importing torch comes first
-    request = _request(
-        *(task, num_envs, seed, overrides, presets, threads, device, sim, output, formatters),
-        label,
+    request = RunRequest.of(
+        task,
+        num_envs=num_envs,
+        seed=seed,
+        threads=threads,
+        device=device,
+        sim=sim,
+        overrides=overrides,
+        presets=presets,
+        output=output,
+        formatters=formatters,
+        label=label,
     )
     target = request.target()
     if num_steps < 1:
@@ -127,7 +137,8 @@ def startup(
     """Profile what happens before the first step, in fresh processes; writes ``startup.json``.
 
     Args:
-        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, whose settings the other arguments change.
+        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, which then says everything about the environments:
+            an argument that says something else is refused.
         num_envs: environments in the batch (64).
         top_n: functions to keep of each phase.
         whitelist: phase → fnmatch patterns of the functions to keep instead, or a YAML file of that.
@@ -148,9 +159,18 @@ def startup(
     from headrace.bench._startup import StartupRequest, profile_startup
     from headrace.bench._targets import target_cfg
 
-    request = _request(
-        *(task, num_envs, seed, overrides, presets, threads, device, sim, output, formatters),
-        label,
+    request = RunRequest.of(
+        task,
+        num_envs=num_envs,
+        seed=seed,
+        threads=threads,
+        device=device,
+        sim=sim,
+        overrides=overrides,
+        presets=presets,
+        output=output,
+        formatters=formatters,
+        label=label,
     )
     target = request.target()
     if top_n < 1:
@@ -194,39 +214,6 @@ def startup(
 def _no_bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     del description, total
     return nullcontext(lambda _: None)
-
-
-def _request(
-    task: str | EnvRecipe,
-    num_envs: int | None,
-    seed: int | None,
-    overrides: Mapping[str, object] | None,
-    presets: Sequence[str | Path],
-    threads: int | None,
-    device: str | None,
-    sim: str | None,
-    output: str | Path | None,
-    formatters: Sequence[str],
-    label: str | None,
-) -> RunRequest:
-    """The request; what is None is the recipe's, or the default."""
-    asked = {"num_envs": num_envs, "seed": seed, "threads": threads, "device": device, "sim": sim}
-    given = {name: value for name, value in asked.items() if value is not None}
-    source, changed = task, dict(overrides or {})
-    if not isinstance(task, str):
-        source = task.source
-        given = {name: getattr(task, name) for name in asked} | given
-        changed = dict(task.overrides) | changed
-    assert isinstance(source, str)
-    return RunRequest(
-        task=source,
-        overrides=changed,
-        presets=[Path(preset) for preset in presets],
-        output=None if output is None else Path(output),
-        formatters=formatters,
-        label=label,
-        **given,  # pyright: ignore[reportArgumentType]  # by name
-    )
 
 
 def _measure(

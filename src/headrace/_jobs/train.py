@@ -42,16 +42,16 @@ def train(
     *,
     library: str = "headrace",
     iterations: int = 100,
-    num_envs: int = 64,
-    seed: int = 0,
+    num_envs: int | None = None,
+    seed: int | None = None,
     settings: PPOCfg | None = None,
     stop: SuccessRule | None = None,
     resume: str | Path | None = None,
     overrides: Mapping[str, object] | None = None,
     presets: Sequence[str | Path] = (),
     threads: int | None = None,
-    device: str = "cpu",
-    sim: str = "mujoco",
+    device: str | None = None,
+    sim: str | None = None,
     output: str | Path | None = None,
     formatters: Sequence[str] = ("schema",),
     label: str | None = None,
@@ -65,20 +65,20 @@ def train(
     Args:
         task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
             environment over a bridge; or a recipe, which then says everything about the environments: an argument
-            below that says something else is refused.
+            below that says something else is refused, also one that says what is usual without a recipe.
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
         iterations: rollouts to learn from.
-        num_envs: environments in the batch.
-        seed: of environments, networks and library.
+        num_envs: environments in the batch (64).
+        seed: of environments, networks and library (0).
         settings: of PPO; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
         resume: directory of an earlier run to continue.
         overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
         presets: YAML files of overrides, applied before ``overrides``.
         threads: physics threads; None for all cores.
-        device: of the tensors.
-        sim: the physics: ``mujoco`` or ``warp``.
+        device: of the tensors (``cpu``).
+        sim: the physics: ``mujoco`` (as usual) or ``warp``.
         output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
         formatters: forms of the result; ``schema`` is the bundle.
         label: a name for this run in comparisons and reports.
@@ -101,9 +101,9 @@ def train(
         threads=threads,
         device=device,
         sim=sim,
-        overrides=overrides or {},
-        presets=[Path(preset) for preset in presets],
-        output=None if output is None else Path(output),
+        overrides=overrides,
+        presets=presets,
+        output=output,
         formatters=formatters,
         label=label,
     )
