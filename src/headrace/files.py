@@ -372,6 +372,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content: object = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; this is not the expected directory, or its creation failed") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # also text that is not UTF-8
         raise DataError(f"{path}: expected JSON, got something else ({error})") from error
     if not isinstance(content, dict):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -145,6 +146,37 @@ def test_a_slow_disk_makes_steps_wait_so_that_the_bound_holds(tmp_path, monkeypa
             assert all(then >= now - 0.1 for then in waiting)
     assert recorder.report.waited_s > 0
     assert len(EpisodeDataset(tmp_path / "d")) == len(finished) > 10
+
+
+def test_episodes_that_wait_for_room_in_the_queue_do_not_become_younger(tmp_path, monkeypatch):
+    class Slow(files.Disk):
+        def sync(self, handle: int) -> None:
+            time.sleep(0.05)
+            super().sync(handle)
+
+    monkeypatch.setattr(files, "disk", Slow())
+    monkeypatch.setattr("counting_env.length_of", lambda _: 3)  # all end in the same step
+    with EpisodeRecorder(tmp_path / "d", RecorderCfg(queue_episodes=1, commit_within_s=0.2)) as recorder:
+        env = CountingEnv(4, [recorder])
+        env.reset()
+        for _ in range(3):
+            env.step()
+        # three syncs for each of the first three: the fourth finished more than 0.2 s ago, though queued just now
+        assert recorder.report.finished == len(EpisodeDataset(tmp_path / "d")) == 4
+
+
+def test_a_thread_that_cannot_start_is_an_error_and_the_next_reset_tries_again(tmp_path, monkeypatch):
+    recorder = EpisodeRecorder(tmp_path / "d")
+    env = CountingEnv(2, [recorder])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start")))
+        with pytest.raises(RuntimeError, match="can't start"):
+            env.reset()
+    env.reset()
+    for _ in range(30):
+        env.step()
+    recorder.close()
+    assert recorder.committed == recorder.report.finished > 0
 
 
 @pytest.mark.parametrize("failure", [MemoryError("no memory"), RuntimeError("torn"), SystemExit(3), DataError("bad")])

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import gymnasium
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -107,6 +108,14 @@ def test_names_that_do_not_fit_are_refused(camera_dataset: Path, tmp_path: Path)
         export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=25, cameras={"obs/wrist": "wrist"})
     with pytest.raises(ConfigError, match="only LeRobot"):
         export_dataset(camera_dataset, tmp_path / "x.hdf5", "robomimic", append=True)
+    for name in ("", "a/b", "../x", "a\0b", "\ud800", "x" * 300):
+        with pytest.raises(ConfigError, match="as the name of a camera"):
+            export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=25, cameras={"obs/policy": name})
+    with pytest.raises(ConfigError, match="got actions"):
+        export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=25, cameras={"actions": "front"})
+    for fps in (float("nan"), float("inf"), 0, -5, 2.5):
+        with pytest.raises(ConfigError, match="fps"):
+            export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=fps)
 
 
 class ToldEnv(CountingEnv):
@@ -243,9 +252,27 @@ def test_what_does_not_belong_to_an_export_is_not_appended(tmp_path: Path):
     record_told(source, 20, seed=1)
     with pytest.raises(ConfigError, match="fps is 20"):
         export_dataset(source, target, "lerobot", append=True, fps=30)
-    (target / "meta" / "headrace.json").unlink()
+    about = target / "meta" / "headrace.json"
+    whole = json.loads(about.read_text())
+    for change in ({"steps": 3}, {"units": 0}, {"episodes": whole["episodes"][1:]}):  # as if others had changed it
+        about.write_text(json.dumps(whole | change))
+        with pytest.raises(DataError, match="it was changed since"):
+            export_dataset(source, target, "lerobot", append=True)
+    for change in ({"episodes": [1]}, {"episodes": [["a"]]}, {"tasks": [1]}):
+        about.write_text(json.dumps(whole | change))
+        with pytest.raises(DataError, match=r"headrace\.json"):
+            export_dataset(source, target, "lerobot", append=True)
+    about.unlink()
     with pytest.raises(DataError, match="only an export that headrace wrote"):
         export_dataset(source, target, "lerobot", append=True)
+
+
+def test_a_seed_of_any_size_is_exported(tmp_path: Path):
+    source = record_told(tmp_path / "d", 20, seed=1 << 80)
+    export_dataset(source, tmp_path / "x.hdf5", "robomimic")
+    export_dataset(source, tmp_path / "x-v0", "minari")
+    with h5py.File(tmp_path / "x.hdf5") as file:
+        assert file["data/demo_0"].attrs["seed"] == str(1 << 80)
 
 
 def test_datasets_are_merged_and_the_sources_stay(tmp_path: Path):

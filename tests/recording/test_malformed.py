@@ -8,13 +8,16 @@ import json
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from counting_env import CountingEnv
+from rich.console import Console
 
-from headrace.errors import DataError
-from headrace.recording import EpisodeDataset, EpisodeRecorder, export_dataset, verify_dataset
+from headrace.errors import ConfigError, DataError
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, export_dataset, verify_dataset
+from headrace.recording._show import field_table
 
 FILE = "seed0_ep00000000.npz"
 
@@ -53,6 +56,9 @@ def read_all(path: Path) -> None:
         ({"diverged": None}, "diverged"),
         ({"episode_return": "much"}, "episode_return"),
         ({"instruction": 7}, "instruction"),
+        ({"instruction": "\ud800"}, "instruction"),
+        ({"instruction": "a\0b"}, "instruction"),
+        ({"episode_return": 10**400}, "episode_return"),
         ({"size": -1}, "size"),
         ({"sha256": "0" * 63}, "sha256"),
         ({"sha256": None}, "sha256"),
@@ -129,6 +135,16 @@ def huge() -> bytes:
     return out.getvalue() + b"x" * 64
 
 
+def bare(description: bytes) -> bytes:
+    """An array file that is all header."""
+    padded = description + b" " * (-(len(description) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded
+
+
+def shaped(dtype: str, *shape: int) -> bytes:
+    return bare(repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode())
+
+
 def header(recorded: Path, **changes: object) -> bytes:
     with zipfile.ZipFile(recorded / "episodes" / FILE) as archive:
         return json.dumps(json.loads(archive.read("episode.json")) | changes).encode()
@@ -138,6 +154,16 @@ MEMBERS = {
     "objects": {"actions.npy": npy([{}, {}], object)},
     "no rows": {"actions.npy": npy(1.5)},
     "huge": {"actions.npy": huge()},
+    "huge behind an empty dimension": {"actions.npy": shaped("<f4", 2, 0, 1 << 70)},
+    "too large behind an empty dimension": {"actions.npy": shaped("<f4", 2, 0, 1 << 62, 1 << 62)},
+    "items without bytes": {"actions.npy": shaped("|S0", 2, 1 << 40)},
+    "too many dimensions": {"actions.npy": shaped("<f4", 2, 0, *[1] * 100)},
+    "a header that nests too deeply": {"actions.npy": bare(b"{'descr': " + b"-" * 9000 + b"1}")},
+    "texts": {"actions.npy": npy(["a", "b"])},
+    "records": {"actions.npy": npy([(1, 2)] * 2, "f4,i4")},
+    "a name without end": {"obs/.npy": npy([1.0, 2.0, 3.0])},
+    "a name that leads out": {"obs/../../x.npy": npy([1.0, 2.0, 3.0])},
+    "an array inside another": {"obs/policy/x.npy": npy([1.0, 2.0, 3.0])},
     "columns first": {"actions.npy": npy(np.asfortranarray(np.zeros((2, 3))))},
     "no header": {"actions.npy": b"\x93NUMPY"},
     "not an array": {"actions.npy": b"hello"},
@@ -225,3 +251,42 @@ def test_random_damage_to_an_export_never_gives_a_raw_error(recorded: Path, to: 
 def check_only_data_errors(target: Path) -> None:
     with contextlib.suppress(DataError):
         verify_dataset(target)
+
+
+def test_a_description_that_is_a_directory_is_named(recorded: Path) -> None:
+    (recorded / "dataset.json").unlink()
+    (recorded / "dataset.json").mkdir()
+    with pytest.raises(DataError, match=r"dataset\.json"):
+        EpisodeDataset(recorded)
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        {"action": 5},
+        {"action": {}},
+        {"action": {"type": "Box"}},
+        {"action": {"type": "Box", "dtype": "float32", "shape": [2], "low": "x", "high": 1}},
+        {"observation": {"type": "Dict"}},
+        {"observation": {"type": "Dict", "subspaces": []}},
+    ],
+)
+def test_bad_spaces_are_named_before_anything_is_exported(recorded: Path, spaces: dict[str, object]) -> None:
+    file = recorded / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"spaces": spaces}))
+    with pytest.raises(DataError, match=r"dataset\.json"):
+        export_dataset(recorded, recorded.with_name("x-v0"), "minari")
+    assert not recorded.with_name("x-v0.partial").exists()
+
+
+@pytest.mark.parametrize("info", [{"fps": float("inf")}, {"instruction": "a\0b"}, {"env_args": {"x": object()}}])
+def test_a_description_that_could_not_be_read_back_is_refused(tmp_path: Path, info: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="JSON"):
+        EpisodeRecorder(tmp_path / "d", info=DatasetInfo(**info))
+
+
+def test_names_with_markup_are_shown_as_they_are(recorded: Path) -> None:
+    rewrite(recorded / "episodes" / FILE, {"obs/[/red].npy": npy([1.0, 2.0, 3.0])})
+    out = io.StringIO()
+    Console(file=out, width=200).print(field_table(EpisodeDataset(recorded)[0]))
+    assert "obs/[/red]" in out.getvalue()

@@ -10,9 +10,10 @@ import pytest
 import torch
 from counting_env import CountingEnv, length_of, succeeded
 
-from headrace.errors import ConfigError, DataError, LifecycleError, UnknownNameError
+from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, StepFeed
-from headrace.types import Step
+from headrace.recording._fields import as_array
+from headrace.types import ResetRecord, Step
 
 EVERYTHING = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -273,6 +274,19 @@ def test_a_dtype_that_changes_is_refused(tmp_path):
         env.actions = lambda: actions().to(torch.float64)
         with pytest.raises(DataError, match=r"expected rows of float32\(2,\)"):
             env.step()
+
+
+def test_values_that_no_reader_could_take_are_refused(tmp_path):
+    for dtype in (object, "U4", "M8[ns]"):
+        with pytest.raises(DtypeError, match=r"obs/x: expected numbers"):
+            as_array(np.zeros(3, dtype), "obs/x")
+    with EpisodeRecorder(tmp_path / "d") as recorder:
+        ids = torch.arange(2)
+        record = ResetRecord(
+            env_ids=ids, episode_ids=ids, seed=0, obs={"x": torch.zeros(2, 1)}, states=None, instructions=("a", "\0")
+        )
+        with pytest.raises(DataError, match="for episode 1"):
+            recorder.after_reset(record)
 
 
 def test_a_closed_recorder_refuses_steps(tmp_path):

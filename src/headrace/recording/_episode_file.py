@@ -15,7 +15,7 @@ import math
 import struct
 import tokenize
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 
 from headrace.errors import DataError
-from headrace.recording._fields import Array, Field
+from headrace.recording._fields import NUMBERS, Array, Field
 from headrace.recording._npz_writer import BlockBuffer, BlockFile, Member, zip_pieces
 
 FORMAT = "headrace-episode"
@@ -115,6 +115,7 @@ class _Stored:
 _META_NAMES = tuple(field.name for field in dataclasses.fields(EpisodeMeta))
 _LARGEST_HEADER = 1 << 20
 _MOST = 1 << 63
+_MOST_DIMENSIONS = 32
 
 
 def is_count(value: object) -> bool:
@@ -122,9 +123,19 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
+TEXT = "a text in Unicode without null characters"
+
+
 def is_text(value: object) -> bool:
-    """Whether JSON gave a text."""
-    return isinstance(value, str)
+    """Whether JSON gave a text that every format can hold."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def is_number(value: object) -> bool:
+    """Whether JSON gave a number that fits a float, or one of its infinities and no number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < _MOST
+    return isinstance(value, float)
 
 
 Kinds: TypeAlias = "Mapping[str, tuple[str, Callable[[Any], bool]]]"
@@ -137,8 +148,8 @@ META_KINDS: Kinds = {
     "length": ("a whole number from 1", lambda value: is_count(value) and value >= 1),
     "success": ("true, false or null", lambda value: value is None or isinstance(value, bool)),
     "diverged": ("true or false", lambda value: isinstance(value, bool)),
-    "episode_return": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
-    "instruction": ("a text", is_text),
+    "episode_return": ("a number", is_number),
+    "instruction": (TEXT, is_text),
 }
 
 
@@ -171,6 +182,7 @@ class EpisodeFile:
                 for info in members.values():
                     if info.filename.endswith(".npy"):
                         self._stored[info.filename[:-4]] = _locate(raw, info, path)
+            _check_names(self._stored.keys(), path)
         except FileNotFoundError:
             raise DataError(f"{path}: in the journal, but missing; restore it from a copy") from None
         # an archive that is damaged in its directory shows it in many ways
@@ -226,6 +238,15 @@ def _read_meta(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> E
     return EpisodeMeta(**check_record(found, META_KINDS, f"{path}: {_HEADER}"))
 
 
+def _check_names(names: Collection[str], path: Path) -> None:
+    """Refuse paths that mean something to a file system, and arrays that would be inside others."""
+    for name in names:
+        parts = name.split("/")
+        groups = {"/".join(parts[:count]) for count in range(1, len(parts))}
+        if not is_text(name) or {"", ".", ".."} & {*parts} or groups & {*names}:
+            raise DataError(f"{path}: {name!r} is no name of an array; the file is damaged")
+
+
 def _check_stored(info: zipfile.ZipInfo, path: Path) -> None:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
         raise DataError(f"{path}: {info.filename} is compressed or encrypted, which no recorder writes")
@@ -243,10 +264,13 @@ def _locate(raw: BinaryIO, info: zipfile.ZipInfo, path: Path) -> _Stored:
         if version != (1, 0):
             raise ValueError(f"expected a .npy header of version 1.0, got {version}")
         shape, in_columns, dtype = np.lib.format.read_array_header_1_0(raw)
-    # numpy parses the header as Python, and shows how that fails
-    except (ValueError, SyntaxError, TypeError, tokenize.TokenError) as error:
+    # numpy parses the header as Python, and shows how that fails; one that nests too deeply needs too much memory
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError) as error:
         raise DataError(f"{path}: {info.filename}: not an array ({error}); the file is damaged") from error
-    if dtype.hasobject or in_columns or not shape or any(size < 0 for size in shape):
+    # an empty dimension hides sizes that numpy refuses, and an item without bytes any number of rows
+    largest = math.prod(size or 1 for size in shape) * dtype.itemsize
+    fits = 0 < largest < _MOST and 0 < len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0
+    if dtype.kind not in NUMBERS or in_columns or not fits:
         raise DataError(f"{path}: {info.filename}: expected rows of numbers, got {dtype} {shape}; the file is damaged")
     if raw.tell() - begin + math.prod(shape) * dtype.itemsize != info.file_size:
         raise DataError(

@@ -15,6 +15,9 @@ from headrace.errors import ConfigError, DtypeError, UnknownNameError
 
 Array: TypeAlias = NDArray[Any]
 
+NUMBERS = "biufc"
+"""Kinds of dtype that episodes have: bool, integers, floats, complex numbers."""
+
 Nested: TypeAlias = "dict[str, Nested] | Array"
 """Arrays by name, nested as the observations were."""
 
@@ -47,6 +50,8 @@ class Field:
 def as_array(value: Tensor | Array, name: str) -> Array:
     """A tensor on any device, or an array, as a numpy array; shares memory where it can."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind not in NUMBERS:
+            raise DtypeError(f"{name}: expected numbers, got {value.dtype}; convert them before recording")
         return value
     try:
         if value.device.type == "cpu" and not value.requires_grad:

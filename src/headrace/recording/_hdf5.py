@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from headrace.errors import ConfigError, require_extra
+from headrace.errors import ConfigError, DataError, require_extra
 from headrace.recording._dataset import EpisodeDataset
 from headrace.recording._export import Start, Unit
 from headrace.recording._fields import Array, Field
-from headrace.recording._info import DatasetInfo, whole_space
+from headrace.recording._info import INFO, DatasetInfo, whole_space
 
 if TYPE_CHECKING:
     import h5py
@@ -59,7 +59,9 @@ def put_attributes(group: h5py.Group | h5py.File, attributes: Iterable[tuple[str
     """Write attributes; those that are None are left out."""
     for name, value in attributes:
         if value is not None:
-            group.attrs[name] = value
+            # a seed may be larger than any integer of HDF5
+            large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+            group.attrs[name] = str(value) if large else value
 
 
 def join(units: Sequence[Path], out: h5py.File, group: str) -> None:
@@ -176,6 +178,7 @@ class MinariExporter:
         self._dataset = dataset
         self._fields: list[Field] = []
         self._name = ""
+        self._about: dict[str, str] = {}
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Minari has no optional arrays, and its dataset ids have a form."""
@@ -187,6 +190,19 @@ class MinariExporter:
         if not _ID.fullmatch(target.name):
             raise ConfigError(f"Minari: expected a directory named like 'ant-v0' (the dataset id), got {target.name!r}")
         self._fields, self._name = list(fields), target.name
+        info = self._dataset.info
+        try:
+            self._about = {
+                "observation_space": json.dumps(self._space("obs", info.spaces.get("observation"))),
+                "action_space": json.dumps(self._space("actions", info.spaces.get("action"))),
+            }
+            spec = _env_spec(info)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise DataError(
+                f"{self._dataset.path / INFO}: the spaces or arguments of the environment are damaged ({error!r})"
+            ) from error
+        if spec is not None:
+            self._about["env_spec"] = spec
 
     def write_unit(self, unit: Unit, folder: Path) -> None:
         """Episodes under their final names, in a file of their own."""
@@ -230,16 +246,12 @@ class MinariExporter:
             "total_steps": self._dataset.steps,
             "data_format": "hdf5",
             "jpeg_encoding": False,
-            "observation_space": json.dumps(self._space("obs", info.spaces.get("observation"))),
-            "action_space": json.dumps(self._space("actions", info.spaces.get("action"))),
             "dataset_id": self._name,
             "minari_version": MINARI_VERSION,
             "description": info.instruction or info.env_name,
             "dataset_size": round((data / "main_data.hdf5").stat().st_size / 1e6, 1),
+            **self._about,
         }
-        spec = _env_spec(info)
-        if spec is not None:
-            metadata["env_spec"] = spec
         (data / "metadata.json").write_text(json.dumps(metadata))
 
     def _space(self, path: str, known: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import read_json
-from headrace.recording._episode_file import Kinds, check_record, is_text
+from headrace.recording._episode_file import TEXT, Kinds, check_record, is_number, is_text
 from headrace.types import StackSpec
 
 INFO = "dataset.json"
@@ -75,25 +75,30 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-_TEXT = ("a text", is_text)
+_TEXT = (TEXT, is_text)
 _OBJECT = ("a JSON object", _is_object)
 _KINDS: Kinds = {
     "env_name": _TEXT,
     "env_args": _OBJECT,
     "fps": (
         "a number above 0 or null",
-        lambda value: value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0),
+        lambda value: value is None or (is_number(value) and 0 < value < math.inf),
     ),
     "instruction": _TEXT,
-    "robot_type": ("a text or null", lambda value: value is None or isinstance(value, str)),
+    "robot_type": ("a text or null", lambda value: value is None or is_text(value)),
     "stacks": _OBJECT,
     "spaces": _OBJECT,
 }
 
 
 def info_text(info: DatasetInfo) -> str:
-    """The content of ``dataset.json``."""
-    return json.dumps({"format": FORMAT, "version": VERSION, **asdict(info)}, indent=1) + "\n"
+    """The content of ``dataset.json``; what could not be read back is refused."""
+    said = asdict(info)
+    try:
+        check_record(json.loads(json.dumps(said)), _KINDS, "DatasetInfo")
+    except (DataError, TypeError, ValueError) as error:
+        raise ConfigError(f"{error}; describe the environment in what JSON can say") from error
+    return json.dumps({"format": FORMAT, "version": VERSION, **said}, indent=1) + "\n"
 
 
 def read_info(path: Path) -> DatasetInfo:

@@ -10,10 +10,12 @@ export, so that more can be appended.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
 from headrace.files import link_or_copy, read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._episode_file import Kinds, check_record, is_count
+from headrace.recording._episode_file import Kinds, check_record, is_count, is_text
 from headrace.recording._export import ExportOptions, Start, Unit
 from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_image
 from headrace.recording._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
@@ -46,20 +48,24 @@ _PLAIN = {
     "states": "observation.environment_state",
     "substeps": "observation.environment_substates",
 }
+_CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 ABOUT = "meta/headrace.json"
 VERSION = 1
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
+def _is_episode(value: object) -> bool:
+    return isinstance(value, list) and [type(part) for part in cast("list[Any]", value)] == [int, int, int, str]
 
 
 _ABOUT_KINDS: Kinds = {
     "version": ("a whole number", is_count),
     "fps": ("a whole number", is_count),
     "features": ("a JSON object", lambda value: isinstance(value, dict)),
-    "tasks": ("a list of texts", _is_list),
-    "episodes": ("a list", _is_list),
+    "tasks": ("a list of texts", lambda value: isinstance(value, list) and all(map(is_text, cast("list[Any]", value)))),
+    "episodes": (
+        "a list of seed, id, attempt and SHA-256",
+        lambda value: isinstance(value, list) and all(map(_is_episode, cast("list[Any]", value))),
+    ),
     "steps": ("a whole number", is_count),
     "units": ("a whole number", is_count),
 }
@@ -101,6 +107,13 @@ def plan_features(
     unknown = sorted((cameras.keys() | stacks.keys()) - names)
     if unknown:
         raise UnknownNameError("field", unknown[0], names)
+    for name in sorted(cameras.keys() | stacks.keys()):
+        if not name.startswith("obs/"):
+            raise ConfigError(f"LeRobot: expected an image field as a camera or stack, got {name}; leave it out")
+        if not _CAMERA.fullmatch(cameras.get(name, "camera")):
+            raise ConfigError(
+                f"LeRobot: expected letters, digits, '_', '-' and '.' as the name of a camera, got {cameras[name]!r}"
+            )
     features: list[Feature] = []
     for field in fields:
         if not field.row_bytes:
@@ -149,6 +162,13 @@ class Appended:
         about = check_record(read_json(path / ABOUT), _ABOUT_KINDS, str(path / ABOUT))
         if about["version"] != VERSION:
             raise DataError(f"{path / ABOUT}: expected version {VERSION}, got {about['version']}; export again")
+        info = read_json(path / "meta" / "info.json")
+        there = info.get("total_episodes"), info.get("total_frames"), len([*(path / "data").glob("*/*.parquet")])
+        if there != (len(about["episodes"]), about["steps"], about["units"]):
+            raise DataError(
+                f"{path}: expected the {len(about['episodes'])} episodes, {about['steps']} rows and {about['units']} "
+                f"data files of {ABOUT}, got {there[0]}, {there[1]} and {there[2]}; it was changed since, export again"
+            )
         return cls(path=path, about=about)
 
     @property
@@ -167,10 +187,10 @@ class LeRobotExporter:
         self._dataset = dataset
         self._appended = appended
         self._options = options
-        wanted = options.fps or dataset.info.fps
+        wanted = dataset.info.fps if options.fps is None else options.fps
         if wanted is None:
             raise ConfigError("LeRobot: needs fps, and the dataset does not say; pass fps (--fps)")
-        if wanted != int(wanted):
+        if not math.isfinite(wanted) or wanted != int(wanted):
             raise ConfigError(f"LeRobot: fps is a whole number, got {wanted}; pass the one you train with (--fps)")
         self._fps = int(wanted)
         usual = dataset.info.instruction or dataset.info.env_name or "task"

@@ -61,12 +61,12 @@ def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
     seen: dict[tuple[int, int, int], Path] = {}
     for dataset in datasets:
         for entry in dataset.entries:
-            before = seen.setdefault(entry.key, dataset.path)
-            if before is not dataset.path or sum(other.key == entry.key for other in dataset.entries) > 1:
+            if entry.key in seen:
                 raise DataError(
-                    f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in {before} "
-                    f"and in {dataset.path}; record with different seeds"
+                    f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in "
+                    f"{seen[entry.key]} and in {dataset.path}; record with different seeds"
                 )
+            seen[entry.key] = dataset.path
 
 
 def _check_fields(datasets: Sequence[EpisodeDataset]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.recording._episode_file import EpisodeMeta
+from headrace.recording._episode_file import TEXT, EpisodeMeta, is_text
 from headrace.recording._fields import Array, as_array, check_choice, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, StepLayout
@@ -159,7 +159,7 @@ class EpisodeRecorder:
         for row, slot in enumerate(env_ids.tolist()):
             self._forget(slot)
             self._seeds[slot] = record.seed
-            self._instructions[slot] = record.instructions[row] if record.instructions else ""
+            self._instructions[slot] = _instruction(record, row)
         self._episodes[env_ids] = record.episode_ids.cpu().numpy()
         if "states" in self.cfg.fields:
             if record.states is None:
@@ -242,18 +242,20 @@ class EpisodeRecorder:
         first = next(iter(flatten(record.obs).values()), None)
         if first is None:
             raise DataError("recorder: the environment gave no observations")
-        self._num_envs = int(first.shape[0])
-        self._episodes = np.full(self._num_envs, -1, np.int64)
-        self._seeds = [0] * self._num_envs
-        self._instructions = [""] * self._num_envs
-        self._lengths = np.zeros(self._num_envs, np.int64)
-        self._returns = np.zeros(self._num_envs)
+        num_envs = int(first.shape[0])
+        # first of all: if the thread cannot start, nothing may be taken that nobody would write
         self._writer = BackgroundWriter(
             self.store,
-            capacity=self.cfg.queue_episodes or self._num_envs,
+            capacity=self.cfg.queue_episodes or num_envs,
             within_s=self.cfg.commit_within_s,
             stall_s=self.cfg.stall_s,
         )
+        self._num_envs = num_envs
+        self._episodes = np.full(num_envs, -1, np.int64)
+        self._seeds = [0] * num_envs
+        self._instructions = [""] * num_envs
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._returns = np.zeros(num_envs)
 
     def _plan(self, record: StepRecord, substeps: Array | None) -> StepLayout:
         self._layout = StepLayout(self.cfg.fields, record, substeps, self._num_envs)
@@ -343,6 +345,13 @@ class EpisodeRecorder:
         for slot in range(self._num_envs):
             self._forget(slot)
         self._episodes[:] = -1
+
+
+def _instruction(record: ResetRecord, row: int) -> str:
+    text = record.instructions[row] if record.instructions else ""
+    if not is_text(text):
+        raise DataError(f"instructions: expected {TEXT}, got {text!r} for episode {int(record.episode_ids[row])}")
+    return text
 
 
 def _close_at_exit(recorder: EpisodeRecorder) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from headrace.errors import ConfigError, require_extra
@@ -22,7 +23,7 @@ _WORDS = {True: "yes", False: "no", None: "–"}
 
 def episode_table(dataset: EpisodeDataset, *, limit: int = 20) -> Table:
     """Episodes with their outcome: the first ``limit`` rows, and a line of totals."""
-    table = Table(title=f"{dataset.path.name}: {dataset.info.env_name or 'episodes'}")
+    table = Table(title=escape(f"{dataset.path.name}: {dataset.info.env_name or 'episodes'}"))
     for name in ("seed", "episode", "steps", "return", "MB"):
         table.add_column(name, justify="right")
     table.add_column("success")
@@ -50,7 +51,7 @@ def field_table(episode: Episode) -> Table:
         table.add_column(name)
     for name in sorted(episode.names):
         field = episode.field(name)
-        table.add_row(name, str(field.dtype), str(field.shape), "T + 1" if field.extra else "T")
+        table.add_row(escape(name), str(field.dtype), str(field.shape), "T + 1" if field.extra else "T")
     return table
 
 

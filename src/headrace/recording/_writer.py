@@ -49,10 +49,12 @@ class BackgroundWriter:
         with self._changed:
             if self._closing:
                 raise LifecycleError("the recorder is closed; make a new one with resume=True to record on")
+            # all of them finished by now; those that wait for room here count their time from here, too
+            finished = time.monotonic()
             while episodes:
                 self._wait(lambda: self._waits < self.capacity)
                 # an interrupt between the two lines queues an episode twice; the store writes it once
-                self._queue.append((time.monotonic(), episodes[0]))
+                self._queue.append((finished, episodes[0]))
                 episodes.popleft()
                 self._changed.notify_all()
             self._wait(lambda: time.monotonic() - self._oldest <= self._within_s)
