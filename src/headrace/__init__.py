@@ -15,6 +15,7 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
     from headrace._jobs.evaluate import evaluate
+    from headrace._jobs.picture import PictureResult, picture
     from headrace._jobs.play import PlayResult, play
     from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.train import TrainingResult, train
@@ -42,6 +43,7 @@ __all__ = [
     "ComparisonResult",
     "EnvRecipe",
     "EpisodeEnds",
+    "PictureResult",
     "PlayResult",
     "ReportResult",
     "Rows",
@@ -61,6 +63,7 @@ __all__ = [
     "evaluate",
     "kernel_threads",
     "make",
+    "picture",
     "play",
     "register_task",
     "report",
@@ -79,6 +82,7 @@ __getattr__, __dir__ = lazy_exports(
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
         "headrace._jobs.evaluate": ("evaluate",),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
+        "headrace._jobs.picture": ("PictureResult", "picture"),
         "headrace._jobs.play": ("PlayResult", "play"),
         "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),

@@ -10,9 +10,10 @@ import pytest
 
 from headrace._cli.main import build_parser
 
-DIFFERENT_ON_PURPOSE = {"--policy", "--resume"}
+DIFFERENT_ON_PURPOSE = {"--camera", "--policy", "--resume"}
 """``run`` takes what acts on observations, ``evaluate`` and ``serve`` what plans chunks. ``train`` resumes the
-directory of a run, ``evaluate`` the file that ``--journal`` names."""
+directory of a run, ``evaluate`` the file that ``--journal`` names. ``picture`` looks through a camera of the model,
+``record info`` at the recorded array of one."""
 SYNONYMS = {
     "--num-envs": ("--envs", "--n-envs", "--number-of-envs"),
     "--num-steps": ("--steps", "--max-steps", "--total-steps"),

@@ -59,6 +59,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--ensemble", type=float, metavar="DECAY", help="temporal ensembling as in ACT; executes one action per chunk"
     )
     add_option(parser, "--video")
+    add_option(parser, "--renderer", default="native")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
     add_option(parser, "--set")
     parser.add_argument(
@@ -99,6 +100,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             policy_id=arguments.policy_id,
             video=arguments.video,
+            renderer=arguments.renderer,
             **remote_of(arguments),
         )
     except HeadraceError as error:

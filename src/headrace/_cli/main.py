@@ -18,7 +18,7 @@ from headrace._interrupts import exit_code, interruptible, signal_name
 from headrace.errors import HeadraceError
 
 COMMANDS = (
-    *("tasks", "run", "view", "train", "play", "evaluate", "serve", "imitate", "record"),
+    *("tasks", "run", "view", "picture", "train", "play", "evaluate", "serve", "imitate", "record"),
     *("runtime", "startup", "compare", "sweep", "report"),
     *("demo", "doctor", "completion"),
 )
@@ -31,6 +31,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace run ant --num-envs 256         step it and see how fast it is
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
   headrace view ant                       watch it live in a browser
+  headrace picture ant --kind depth -o F  what a camera sees: color, depth, segmentation, normals
   headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
   headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship

@@ -25,6 +25,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "file of task settings ('path: value' lines), applied before --set; repeatable",
         {"type": Path, "metavar": "FILE.yaml", "action": "append"},
     ),
+    "--renderer": ("what draws: native, gl (MuJoCo's own images) or warp", {"metavar": "NAME"}),
     "--seed": ("seed of episodes and of everything else that is random", _WHOLE),
     "--set": (
         "override a setting of the task, or an argument of a Gymnasium environment; repeatable",
@@ -42,6 +43,7 @@ def add_option(
     default: object = None,
     otherwise: str | None = None,
     required: bool = False,
+    short: str | None = None,
 ) -> None:
     """Add an option that other commands have, too.
 
@@ -51,6 +53,7 @@ def add_option(
         default: its value where it is not given.
         otherwise: the default in words, where ``default`` does not show it.
         required: must be given.
+        short: a one-letter name beside it, such as ``-o``.
     """
     text, arguments = _SHARED[name]
     defaults = {"append": list[str](), "store_true": False}
@@ -58,4 +61,5 @@ def add_option(
     if required:
         given["required"] = True
     shown = otherwise if otherwise is not None else default
-    parser.add_argument(name, help=text if shown is None else f"{text} (default: {shown})", **given)
+    names = (name,) if short is None else (name, short)
+    parser.add_argument(*names, help=text if shown is None else f"{text} (default: {shown})", **given)

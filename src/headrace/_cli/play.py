@@ -36,6 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     how.add_argument("--deterministic", action="store_true", default=True, help="the policy's mean action (default)")
     how.add_argument("--stochastic", dest="deterministic", action="store_false", help="sample actions")
     add_option(parser, "--video")
+    add_option(parser, "--renderer", default="native")
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",
@@ -62,6 +63,7 @@ def _play(arguments: argparse.Namespace) -> int:
             deterministic=arguments.deterministic,
             trust_checkpoint=arguments.trust_checkpoint,
             video=arguments.video,
+            renderer=arguments.renderer,
             on_note=lambda note: console.print(note, style="yellow", highlight=False, soft_wrap=True),
             on_progress=update,
         )

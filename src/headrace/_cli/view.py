@@ -41,6 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(parser, "--port", default=8765)
     add_option(parser, "--num-steps", otherwise="run until Ctrl-C")
     parser.add_argument("--window", action="store_true", help="environment 0 in MuJoCo's viewer; needs a display")
+    add_option(parser, "--renderer", default="native")
     add_option(parser, "--set")
     parser.set_defaults(handler=_view)
 
@@ -48,9 +49,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _view(arguments: argparse.Namespace) -> int:
     from headrace.envs import make
     from headrace.envs._overrides import parse_assignments
+    from headrace.sim._camera_names import check_camera_name
 
     if arguments.window and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise ConfigError("--window: expected a display, got none (DISPLAY is not set); leave it out to use a browser")
+    check_camera_name(arguments.renderer)
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port: expected 0 to 65535, got {arguments.port}")
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, overrides=parse_assignments(arguments.set))
@@ -82,6 +85,9 @@ def _steps(env: BatchEnv, arguments: argparse.Namespace, screen: Screen) -> None
     """Step in real time; draw only while somebody looks."""
     policy = action_source(arguments.policy, env, arguments.seed)
     obs, _ = env.reset()
+    env.render_each(
+        [0], renderer=arguments.renderer
+    )  # a renderer that cannot work says so now, not to the first viewer
     due, done = time.monotonic(), 0
     while arguments.num_steps is None or done < arguments.num_steps:
         for number in screen.take_clicks():
@@ -89,7 +95,7 @@ def _steps(env: BatchEnv, arguments: argparse.Namespace, screen: Screen) -> None
         obs = env.step(policy(obs)).obs
         done += 1
         if screen.watched:
-            screen.show(env.render_each(), env.suspended.cpu().numpy(), done)
+            screen.show(env.render_each(renderer=arguments.renderer), env.suspended.cpu().numpy(), done)
         due = max(due + env.task.dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
         time.sleep(max(0.0, due - time.monotonic()))
 

@@ -6,17 +6,15 @@ import contextlib
 import html
 import json
 import secrets
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.envs._viewer import tile
+from headrace.envs._viewer import png, tile
 from headrace.errors import ConfigError
 
 _MOST_WATCHERS = 16
@@ -262,17 +260,3 @@ def serve(screen: Screen, port: int) -> ViewServer:
         return ViewServer(screen, port)
     except OSError as error:
         raise ConfigError(f"--port: expected a free one, got {port} ({error.strerror}); try --port 0") from error
-
-
-def png(picture: NDArray[np.uint8]) -> bytes:
-    """Encode uint8 (H, W, 3) with the standard library alone."""
-    height, width, _ = picture.shape
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter, 0: none
-    rows[:, 1:] = picture.reshape(height, -1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(rows.tobytes(), 1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")

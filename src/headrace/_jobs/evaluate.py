@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -45,6 +46,7 @@ def evaluate(
     resume: bool = False,
     policy_id: str | None = None,
     video: str | Path | None = None,
+    renderer: str = "native",
     mapping: WireMapping | None = None,
     connections: int = 1,
     images: ImageCoding = "raw",
@@ -84,6 +86,7 @@ def evaluate(
         resume: go on with that journal.
         policy_id: what the journal calls the policy; None for a hash of a module's weights.
         video: film the first environments of a task of ours into this file, which must be new.
+        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         mapping: from our groups to a server's keys.
         connections: requests to a server that are under way at once.
         images: encoding of images on the wire to a server.
@@ -104,7 +107,7 @@ def evaluate(
     address = policy if isinstance(policy, str) and "://" in policy else None
     _check_remote(address, mapping, connections, images, engine, batching)
     film = None if video is None else Path(video)
-    check_video(film)
+    check_video(film, renderer)
     rule = _rule(admission)
     with ExitStack() as stack:
         stack.callback(restore_modes, training_modes(policy))
@@ -121,7 +124,7 @@ def evaluate(
         else:
             fitted = _fitted(policy, made, horizon, action_size(made.single_action_space))
         if film is not None:
-            _film(made, film, stack)
+            _film(made, film, renderer, stack)
         usual = 1 if ensemble_decay is not None else fitted.horizon - offset - latency
         return play_plan(
             made,
@@ -251,13 +254,14 @@ def _connect(
     return engine
 
 
-def _film(env: EvaluatedEnv, path: Path, stack: ExitStack) -> None:
+def _film(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> None:
     """Film ``env`` until ``stack`` is closed."""
     from headrace.envs import BatchEnv
     from headrace.recording import VideoObserver
 
     if not isinstance(env, BatchEnv):
         raise ConfigError(f"video (--video): expected a task of ours to film, got {type(env).__name__}")
-    observer = stack.enter_context(VideoObserver(path, render=env.render_each, fps=1.0 / env.task.dt))
+    render = partial(env.render_each, renderer=renderer)
+    observer = stack.enter_context(VideoObserver(path, render=render, fps=1.0 / env.task.dt))
     env.attach(observer)
     stack.callback(env.detach, observer)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -44,6 +45,7 @@ def play(
     deterministic: bool = True,
     trust_checkpoint: bool = False,
     video: str | Path | None = None,
+    renderer: str = "native",
     overrides: Mapping[str, object] | None = None,
     presets: Sequence[str | Path] = (),
     threads: int | None = None,
@@ -71,6 +73,7 @@ def play(
         deterministic: the policy's mean action; False to sample.
         trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
         video: film the first environments into this file.
+        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         overrides: task settings by path, beside those that the policy was trained with.
         presets: YAML files of overrides, applied before ``overrides``.
         threads: physics threads; None for all cores.
@@ -104,7 +107,7 @@ def play(
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
-    check_video(film)
+    check_video(film, renderer)
     notes = on_note or _ignore
     found, file = _find(request.task, None if checkpoint is None else str(checkpoint), library, trust_checkpoint, notes)
     changed = ({} if file is None else file.overrides) | request.all_overrides()
@@ -146,7 +149,8 @@ def play(
             if film is not None:
                 from headrace.recording import VideoObserver
 
-                env.attach(stack.enter_context(VideoObserver(film, render=env.render_each, fps=1.0 / env.task.dt)))
+                render = partial(env.render_each, renderer=renderer)
+                env.attach(stack.enter_context(VideoObserver(film, render=render, fps=1.0 / env.task.dt)))
                 builder.video_path = str(film)
             roll(env, policy, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
     return PlayResult(directory=directory, bundle=cast("PlayBundle", run.bundle), paths=tuple(run.paths))

@@ -192,8 +192,11 @@ def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManag
     return nullcontext() if done else startup.phase("python_imports")
 
 
-def check_video(path: Path | None) -> None:
-    """Refuse a film that could not be written, or would be written over another; None is no film."""
+def check_video(path: Path | None, renderer: str = "native") -> None:
+    """Refuse a film that could not be drawn or written, or would be written over another; None is no film."""
+    from headrace.sim._camera_names import check_camera_name
+
+    check_camera_name(renderer)
     if path is None:
         return
     require_extra("av", extra="record", purpose="video (--video)")

@@ -266,15 +266,20 @@ class BatchEnv(EpisodicEnv):
         first = torch.arange(min(_TILES, self.num_envs), device=self.device)
         return tile(self._open_viewer().pictures(first))
 
-    def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...]:
-        """One picture of each of some environments (None: all), uint8 (height, width, 3); no other is drawn."""
+    def render_each(self, ids: Ids | None = None, *, renderer: str = "native") -> tuple[NDArray[np.uint8], ...]:
+        """One picture of each of some environments (None: all), uint8 (height, width, 3); no other is drawn.
+
+        ``renderer`` is ``native``, ``gl`` (MuJoCo's own picture), ``warp`` or a name of ``sim.register_camera``.
+        """
         self._check_ready("render_each")
         rows = None if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
-        return tuple(self._open_viewer().pictures(rows))
+        return tuple(self._open_viewer(renderer).pictures(rows))
 
     def close_extras(self, **_: object) -> None:
         """Release simulation, cameras and threads; called by ``close``."""
         self._held.close()
+        if self._viewer is not None:
+            self._viewer.close()
         self.sim.close()
         stop_workers()
 
@@ -424,11 +429,14 @@ class BatchEnv(EpisodicEnv):
     def _shown(self) -> Obs:
         return self._held.copy()
 
-    def _open_viewer(self) -> Viewer:
-        if self._viewer is None:
+    def _open_viewer(self, renderer: str = "native") -> Viewer:
+        if self._viewer is None or self._viewer.renderer != renderer:
             from headrace.envs._viewer import Viewer  # loads a renderer: only for those who look
 
-            self._viewer = Viewer(self.sim)
+            viewer = Viewer(self.sim, renderer=renderer)
+            if self._viewer is not None:
+                self._viewer.close()
+            self._viewer = viewer
         return self._viewer
 
     def _needs(self, what: Need) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,31 +12,46 @@ from torch import Tensor
 
 from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
-from headrace.sim import CameraSpec, PoseReader, Simulation, make_camera
+from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation, make_camera
 
 _GAP = 2
+_PIXELS = 240
 
 
 class Viewer:
-    """Draws environments as they are now with one of the model's cameras; made at the first picture."""
+    """Draws environments as they are now with one of the model's cameras; made at the first picture.
 
-    def __init__(
-        self, sim: Simulation, *, camera: str | None = None, pixels: int = 240, renderer: str = "native"
-    ) -> None:
+    Args:
+        sim: the simulation to look at.
+        spec: what to take; None for a color picture of the first camera.
+        renderer: ``native``, ``gl``, ``warp`` or a name of ``headrace.sim.register_camera``.
+    """
+
+    def __init__(self, sim: Simulation, *, spec: CameraSpec | None = None, renderer: str = "native") -> None:
         model = sim.model
         if model.ncam == 0:
             raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
         self._poses = PoseReader(model)
         self._state = SceneState(sim)
-        spec = CameraSpec(name=camera or model.camera(0).name, width=pixels, height=pixels)
+        if spec is None:
+            spec = CameraSpec(name=model.camera(0).name, width=_PIXELS, height=_PIXELS)
+        self.renderer = renderer
         self._camera = make_camera(renderer, model, spec)
+
+    def frames(self, ids: Tensor | None = None) -> CameraFrames:
+        """What the camera sees of the environments ``ids`` (n,), or of all; the caller owns it."""
+        self._state.refresh()
+        return self._camera.render(self._state.poses(self._poses, self._state.take(ids)))
 
     def pictures(self, ids: Tensor | None = None) -> NDArray[np.uint8]:
         """uint8 (n, height, width, 3) of the environments ``ids`` (n,), or of all; the caller owns it."""
-        self._state.refresh()
-        rgb = self._camera.render(self._state.poses(self._poses, self._state.take(ids))).rgb
+        rgb = self.frames(ids).rgb
         assert rgb is not None  # the spec asks for it
         return rgb
+
+    def close(self) -> None:
+        """Release the camera."""
+        self._camera.close()
 
 
 def tile(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -47,3 +64,17 @@ def tile(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
         top, left = i // columns * (height + _GAP), i % columns * (width + _GAP)
         sheet[top : top + height, left : left + width] = picture
     return sheet
+
+
+def png(picture: NDArray[np.uint8]) -> bytes:
+    """Encode uint8 (H, W, 3) with the standard library alone."""
+    height, width, _ = picture.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter, 0: none
+    rows[:, 1:] = picture.reshape(height, -1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(rows.tobytes(), 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")

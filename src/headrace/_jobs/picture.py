@@ -1,0 +1,146 @@
+"""``headrace.picture``: what a camera of a task sees, in any kind of image, as values and as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, UnknownNameError
+from headrace.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headrace.envs import BatchEnv
+    from headrace.sim import CameraFrames
+    from headrace.sim._camera import DataType
+
+_SUFFIXES = (".png", ".npy")
+_DIMMEST = 40
+"""Gray of the farthest surface in a picture of depth: still told from where nothing is, which is black."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureResult:
+    """One image of one environment."""
+
+    values: NDArray[Any]
+    """(H, W), or (H, W, 3), as the camera gives it: depth float32 in meters, segmentation int32 geom ids, …"""
+    image: NDArray[np.uint8]
+    """(H, W, 3): the same for people. Near is bright, each geom has a color, nothing is black."""
+    path: Path | None
+    """The file that was written, if any."""
+
+
+def picture(
+    task: str,
+    *,
+    camera: str | None = None,
+    kind: DataType = "rgb",
+    renderer: str = "native",
+    output: str | Path | None = None,
+    width: int = 640,
+    height: int = 480,
+    num_steps: int = 0,
+    seed: int = 0,
+    overrides: Mapping[str, object] | None = None,
+) -> PictureResult:
+    """Draw the first episode of a task as one of its model's cameras sees it.
+
+    Args:
+        task: a task name, or ``module:NAME``.
+        camera: name of a camera of the model; None for its first.
+        kind: ``rgb``, ``gray``, ``depth``, ``segmentation`` or ``normals``.
+        renderer: ``native``, ``gl`` (MuJoCo's own picture) or ``warp``.
+        output: a new file: ``.png`` for people, ``.npy`` for the values; None writes none.
+        width: pixels.
+        height: pixels.
+        num_steps: steps of zero actions to take before.
+        seed: of the episode.
+        overrides: task settings by path.
+    """
+    from headrace.envs import ImageSpec, make
+    from headrace.envs._viewer import Viewer
+    from headrace.sim import CameraSpec
+
+    path = None if output is None else Path(output)
+    if path is not None and path.suffix not in _SUFFIXES:
+        raise ConfigError(f"output (--output): expected a file that ends in .png or .npy, got {path}")
+    if path is not None and path.exists():
+        raise ConfigError(f"output (--output): {path} already exists, and nothing is ever overwritten")
+    if num_steps < 0:
+        raise ConfigError(f"num_steps (--num-steps): expected 0 or more, got {num_steps}")
+    # refuses a kind, a renderer or a size that is not there before anything is made
+    wanted = CameraSpec(name=camera or "", width=width, height=height, data_types=(kind,))
+    ImageSpec(camera=wanted, kind=kind, renderer=renderer)
+    with closing(make(task, 1, seed=seed, overrides=overrides)) as env:
+        model = env.sim.model
+        names = [str(model.camera(number).name) for number in range(model.ncam)]
+        if camera is not None and camera not in names:
+            raise UnknownNameError("camera", camera, names)
+        if not names:
+            raise ConfigError(f"camera (--camera): the model of {task!r} has no camera; add <camera> to its MJCF")
+        spec = CameraSpec(name=camera or names[0], width=width, height=height, data_types=(kind,))
+        with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
+            env.reset()
+            zeros = _zero_action(env)
+            for _ in range(num_steps):
+                env.step(zeros)
+            values = _values(viewer.frames(), kind)
+        raw: Any = model
+        far = float(raw.vis.map.zfar * raw.stat.extent)
+    image = _for_people(values, kind, far)
+    if path is not None:
+        _write(path, values, image)
+    return PictureResult(values=values, image=image, path=path)
+
+
+def _zero_action(env: BatchEnv) -> Tensor:
+    import torch
+    from gymnasium import spaces
+
+    space = env.single_action_space
+    if isinstance(space, spaces.Discrete):
+        return torch.full((1,), int(space.start), device=env.device)
+    return torch.zeros((1, *(space.shape or ())), device=env.device)
+
+
+def _values(frames: CameraFrames, kind: str) -> NDArray[Any]:
+    return getattr(frames, kind)[0]
+
+
+def _for_people(values: NDArray[Any], kind: str, far: float) -> NDArray[np.uint8]:
+    if kind == "rgb":
+        return values
+    if kind == "normals":
+        return np.rint((values + 1.0) * 127.5).astype(np.uint8)
+    if kind == "segmentation":
+        palette = np.random.default_rng(0).integers(64, 256, (int(values.max(initial=0)) + 2, 3)).astype(np.uint8)
+        palette[-1] = 0  # the place of -1: nothing
+        return palette[values]
+    gray = values if kind == "gray" else _brightness(values, far)
+    return np.repeat(gray[..., None], 3, axis=-1)
+
+
+def _brightness(depth: NDArray[np.float32], far: float) -> NDArray[np.uint8]:
+    seen = depth < np.float32(far)
+    if not seen.any():
+        return np.zeros(depth.shape, np.uint8)
+    near, most = float(depth[seen].min()), float(depth[seen].max())
+    away = (depth - near) / max(most - near, 1e-6)
+    return np.where(seen, np.rint(255 - (255 - _DIMMEST) * away.clip(0, 1)), 0).astype(np.uint8)
+
+
+def _write(path: Path, values: NDArray[Any], image: NDArray[np.uint8]) -> None:
+    from headrace.envs._viewer import png
+
+    if path.suffix == ".png":
+        write_whole(path, png(image))
+    else:
+        write_whole(path, lambda part: np.save(part, values))
