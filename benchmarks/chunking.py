@@ -7,7 +7,7 @@ N environments play chunks of 16 actions; episodes end at random, so that the en
   (b) model on another device    ants with 20 physics steps an action, so that a step takes tens of milliseconds, as
                                  where the ratios come from; q = 1/150; a stand-in for the model: a call takes a + b·k
                                  seconds off the CPU for k rows, half of it fixed, in the ratios to the physics of GR1
-                                 (200 ms a call beside 58.9 ms a step) and DROID (700 ms)
+                                 (200 ms per call to 58.9 ms per step) and DROID (700 ms)
   (c) camera in the observation  cartpole-camera, 64 × 64 pixels, q = 1/150, policy time excluded: pictures drawn for
                                  the observations that a model reads, against a picture every step
 
@@ -40,7 +40,7 @@ from chunking_camera import camera_rows
 from chunking_cases import Case, Effort, Row, case_rows
 from chunking_plot import bars_svg
 
-HEADS = ["setting", "N", "scheduler", "useful steps/s", "× any", "× synced", "of bound", "rows for nobody", "held"]
+HEADS = ["setting", "N", "scheduler", "useful steps/s", "× any", "× synced", "of bound", "wasted rows", "held"]
 
 
 def main() -> int:
@@ -119,7 +119,7 @@ def _shortfalls(rows: list[Row]) -> list[str]:
     for row in rows:
         suspends = not row.scheduler.endswith("restated)") and "hold" not in row.scheduler
         if suspends and not row.scheduler.startswith("Any") and row.wasted:
-            failures.append(f"{row.setting}, N = {row.num_envs}, {row.scheduler}: {row.wasted} rows for nobody, bar 0")
+            failures.append(f"{row.setting}, N = {row.num_envs}, {row.scheduler}: {row.wasted} wasted rows, bar 0")
         if suspends and row.held:
             failures.append(f"{row.setting}, N = {row.num_envs}, {row.scheduler}: {row.held} held steps, bar 0")
         if row.setting.startswith("(a)") and row.scheduler == "Greedy, inline":

@@ -361,7 +361,7 @@ One thread of two cores. Contestants take turns in one process, with the same we
 before they are timed. Memory is the peak of a process that does one forward and backward and nothing else.
 
 {table}
-GAE is measured beside the copy of as many bytes as it reads and writes; TorchRL is the quicker of its loop and its
+GAE is compared with the copy of as many bytes as it reads and writes; TorchRL is the quicker of its loop and its
 vectorized form. "Two passes" is V(s) and V(s') evaluated apart.
 
 ## Bars

@@ -108,8 +108,8 @@ def _timed(run: Callable[[int], None], count: int) -> float:
 def table(found: Found) -> list[tuple[str, str, str]]:
     step = statistics.median(found.bare)
     return [
-        ("bare loop", f"{step * 1e3:.3f} ms a step, {NUM_ENVS / step:,.0f} frames/s", ""),
-        ("loop of runtime", f"{statistics.median(found.loop) * 1e3:.3f} ms a step", f"{found.loop_share:+.2%}"),
+        ("bare loop", f"{step * 1e3:.3f} ms per step, {NUM_ENVS / step:,.0f} frames/s", ""),
+        ("loop of runtime", f"{statistics.median(found.loop) * 1e3:.3f} ms per step", f"{found.loop_share:+.2%}"),
         ("monitor", f"{found.sample * 1e3:.3f} ms a sample, once a second", f"{found.sample / INTERVAL:+.2%}"),
         ("both", "", f"{found.overhead:+.2%}"),
     ]

@@ -1,4 +1,4 @@
-"""The image path beside its peers: cameras, frame stacks, normalization, a whole pixel task.
+"""The image path compared with its peers: cameras, frame stacks, normalization, a whole pixel task.
 
 Contestants run in a process each, all on the same two threads, measured in turn:
   (a) cameras     frames per second (benchmarks/vision_camera.py)

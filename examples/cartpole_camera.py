@@ -24,8 +24,7 @@ import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import headrace
-from headrace.rollout._actor_critic import Policy, save_actor_critic
-from headrace.rollout._ppo import PPO, PPOCfg
+from headrace.rollout import PPO, Policy, PPOCfg, save_actor_critic
 
 PICTURE = {"pixels": 48, "color": "gray"}
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {

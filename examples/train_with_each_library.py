@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import headrace
-from headrace.adapters import make_learner
-from headrace.adapters._torch_state import library_run
+from headrace.adapters import library_run, make_learner
 from headrace.rollout import PPOCfg
 
 LIBRARIES = ("headrace", "rsl_rl", "rl_games", "skrl", "sb3")

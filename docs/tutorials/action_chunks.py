@@ -2,7 +2,7 @@
 
 Run it with ``python docs/tutorials/action_chunks.py``. Everything it says is asserted.
 
-ACT, Diffusion Policy, π0 and GR00T predict a chunk of actions a call, 16 to 64 of them, because a call is slow. In a
+ACT, Diffusion Policy, π0 and GR00T predict a chunk of actions per call, 16 to 64 of them, because a call is slow. In a
 batch whose episodes end at different times the usual loop asks "does any environment need a chunk?" and then runs the
 model for all of them: nearly every step. This lesson counts.
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 import headrace
-from headrace.bench._comparison_output import table
+from headrace.bench import table
 
 runs = Path(tempfile.mkdtemp())
 

@@ -22,10 +22,17 @@ from torch import Tensor
 
 import headrace
 from headrace.learning import GRU, gae, repair_next_obs, rollout_values
-from headrace.replay import ArraySpec, ReplayBuffer, RolloutBuffer, SliceSampler, estimate
-from headrace.replay._compact import reconstruct_next
-from headrace.replay._delta import from_delta, to_delta
-from headrace.rollout._collect import collect
+from headrace.replay import (
+    ArraySpec,
+    ReplayBuffer,
+    RolloutBuffer,
+    SliceSampler,
+    estimate,
+    from_delta,
+    reconstruct_next,
+    to_delta,
+)
+from headrace.rollout import collect
 from headrace.types import StackSpec
 
 torch.manual_seed(0)

@@ -46,7 +46,7 @@ for _ in range(50):
 assert torch.equal(paused.obs["policy"][:3], never_paused.obs["policy"][:3])
 
 # A resting environment costs nothing. Half of 256 ants take about half of the time. (The exact share depends on your
-# machine; `benchmarks/stepping.py` measures it beside other libraries.)
+# machine; `benchmarks/stepping.py` compares it with other libraries.)
 
 many = headrace.make("ant", num_envs=256, seed=0)
 many.reset()
@@ -65,7 +65,7 @@ seconds(5)
 everybody = seconds(20)
 many.suspend(torch.arange(256) % 2 == 0)
 half = seconds(20)
-print(f"256 ants: {1000 * everybody / 20:.1f} ms a step; half of them suspended: {1000 * half / 20:.1f} ms")
+print(f"256 ants: {1000 * everybody / 20:.1f} ms per step; half of them suspended: {1000 * half / 20:.1f} ms")
 
 # Two agents on different timescales: the slow one acts every fourth step, and no physics runs for it in between.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +82,13 @@ def test_help_texts_use_the_words_of_the_style_guide(word: str) -> None:
         f"{command} {action.option_strings}: {action.help}" for command, action in options() if word in str(action.help)
     ]
     assert found == []
+
+
+def test_the_help_of_formatter_names_every_form_that_ships() -> None:
+    # in a process of its own: other tests register forms
+    code = (
+        "from headrace._cli.bench_options import FORMS; from headrace.bench import FORMATTERS\n"
+        "print(*[name for name in FORMATTERS if name not in FORMS.split(', ')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

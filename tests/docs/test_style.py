@@ -9,9 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.py")),
+    *sorted((ROOT / "examples").glob("*.py")),
     *sorted((ROOT / "src").rglob("*.py")),
 ]
 PHRASES = {
@@ -23,8 +26,10 @@ PHRASES = {
     r"do not fit the sizes beside": "weights do not match the saved network sizes",
     r"code of whoever": "can execute arbitrary code; load only files you trust",
     r"end after so many": "stop after N steps (default: run until Ctrl-C)",
-    r"[Mm]easured beside": "compared with",
-    r"\b(behaviour|colour|neighbour|normalis|honour|modelled on)": "American spelling",
+    r"[Mm]easure[ds]? (it )?beside|beside its peers": "compared with",
+    r"\b(actions|ms) a (call|step)\b": "per call, per step",
+    r"rows for nobody": "wasted rows",
+    r"\b(?i:behaviour|colours?|neighbour|normalis|honour|licence|metres?\b|modelled on)": "American spelling",
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.bench._targets import AnyEnv, Target
     from headrace.envs import TaskCfg
 
-FORMS = "schema, json, omniperf, osmo, summary, tensorboard"
+FORMS = "schema, isaaclab, json, omniperf, osmo, summary, tensorboard, or module:function of your own"
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.bench._bundle_files import bundle_paths, parse_bundle, read_bundle
     from headrace.bench._capture import environment_variables
     from headrace.bench._comparison import CompareCfg, Comparison, compare
+    from headrace.bench._comparison_output import table
     from headrace.bench._learning_schema import (
         CheckpointInfo,
         EarlyStop,
@@ -86,6 +87,7 @@ __all__ = [
     "register_formatter",
     "register_metrics",
     "summary_text",
+    "table",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -102,6 +104,7 @@ __getattr__, __dir__ = lazy_exports(
             *("LibraryDescriptor", "PerEnv", "PerEpisode", "PolicyDescriptor", "TrainingTime"),
         ),
         "._comparison": ("CompareCfg", "Comparison", "compare"),
+        "._comparison_output": ("table",),
         "._libraries": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
         "._schema": (

@@ -56,7 +56,7 @@ class Answer:
     """float32 (n, horizon, A) on the host, in the order of the rows asked for."""
     calls: int
     padding: int
-    """Rows that were computed for nobody."""
+    """Wasted rows: computed, and read by no environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from headrace.types import Obs
 
 
 class ChunkPolicy(Protocol):
-    """A policy that plans ``horizon`` actions a call and keeps no state per environment.
+    """A policy that plans ``horizon`` actions per call and keeps no state per environment.
 
     One that does keep something from call to call is a :class:`RemembersEpisodes`, too.
     """

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
     from headrace.envs._compiled_rows import CompiledRows, TaskArrays
     from headrace.envs._image_spec import ImageSpec
+    from headrace.envs._overrides import with_overrides
     from headrace.envs._recipe import EnvRecipe, SimName
     from headrace.envs._registry import TaskEntry, make, make_task, register_task, task_cfg, task_names
     from headrace.envs._rows import Rows
@@ -35,6 +36,7 @@ __all__ = [
     "register_task",
     "task_cfg",
     "task_names",
+    "with_overrides",
 ]
 
 # loaded on use: a worker process of a bridge imports this package on its way, and has no need of torch
@@ -45,6 +47,7 @@ __getattr__, __dir__ = lazy_exports(
         "._batch_env": ("BatchEnv",),
         "._compiled_rows": ("CompiledRows", "TaskArrays"),
         "._image_spec": ("ImageSpec",),
+        "._overrides": ("with_overrides",),
         "._recipe": ("EnvRecipe", "SimName"),
         "._registry": ("TaskEntry", "make", "make_task", "register_task", "task_cfg", "task_names"),
         "._rows": ("Rows",),

@@ -1,5 +1,7 @@
 """Rollout and replay stores that keep every frame once."""
 
+from headrace.replay._compact import reconstruct_next
+from headrace.replay._delta import delta_error_bound, from_delta, to_delta
 from headrace.replay._estimate import StoreEstimate, estimate
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._replay import ReplayBuffer
@@ -20,6 +22,10 @@ __all__ = [
     "StoreEstimate",
     "TrajectorySampler",
     "UniformSampler",
+    "delta_error_bound",
     "estimate",
+    "from_delta",
+    "reconstruct_next",
     "register_sampler",
+    "to_delta",
 ]

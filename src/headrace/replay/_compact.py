@@ -5,7 +5,7 @@ Three forms of the same data, each with its price:
 - :class:`headrace.replay.ReplayBuffer`: every frame once, exact everywhere, with every sampler and n-step.
 - compact (here): half the size of usual batches. The next observation is taken from the following entry of the *same
   batch*, so it is missing at ends, at the last entry, and nearly everywhere in a randomly sampled batch.
-- :mod:`headrace.replay._delta`: next observations as differences; present everywhere, rounded to the dtype of the
+- :func:`headrace.replay.to_delta`: next observations as differences; present everywhere, rounded to the dtype of the
   difference, and larger than compact.
 """
 
@@ -55,7 +55,7 @@ def reconstruct_next(batch: TensorDict, *, fill_value: float = math.nan, n_step:
 
     Returns:
         A batch that shares everything else with the given one. See :class:`headrace.replay.ReplayBuffer` for a store
-        that needs no filling, and :mod:`headrace.replay._delta` for differences.
+        that needs no filling, and :func:`headrace.replay.to_delta` for differences.
     """
     if n_step != 1:
         raise ConfigError(

@@ -2,7 +2,8 @@
 
 The price: rounding. A float32 pair of observations becomes a float32 and a float16: three quarters of the size, and an
 error bound that :func:`delta_error_bound` gives exactly. Pictures are kept exact as int16, which makes them *larger*.
-Exact and smaller: :class:`headrace.replay.ReplayBuffer`. Smaller, but with holes: :mod:`headrace.replay._compact`.
+Exact and smaller: :class:`headrace.replay.ReplayBuffer`. Smaller, but with holes:
+:func:`headrace.replay.reconstruct_next`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
 
     Returns:
         A batch that shares everything else with the given one; :func:`from_delta` undoes it. See
-        :mod:`headrace.replay._compact` and :class:`headrace.replay.ReplayBuffer` for the other forms.
+        :func:`headrace.replay.reconstruct_next` and :class:`headrace.replay.ReplayBuffer` for the other forms.
     """
     out = drop_next(batch)
     obs, following = batch["observation"], batch["next", "observation"]

@@ -98,8 +98,9 @@ class ReplayBuffer:
 
     **Threads.** One thread may extend while another samples: a lock makes each call whole.
 
-    The other forms, which drop ``("next", obs)`` from batches as TorchRL does, are in
-    :mod:`headrace.replay._compact` and :mod:`headrace.replay._delta`; they are smaller than usual but not exact.
+    The other forms, which drop ``("next", obs)`` from batches as TorchRL does, are
+    :func:`headrace.replay.reconstruct_next` and :func:`headrace.replay.to_delta`; they are smaller than usual but not
+    exact.
     """
 
     def __init__(

@@ -1,27 +1,35 @@
-"""The loops: collect, evaluate with chunks, the small PPO."""
+"""The loops: collect, evaluate with chunks, imitate, the small PPO."""
 
 from headrace.rollout._act_policy import load_chunk_policy
-from headrace.rollout._actor_critic import SavedPolicy, load_actor_critic, save_actor_critic
+from headrace.rollout._actor_critic import Policy, SavedPolicy, load_actor_critic, save_actor_critic
+from headrace.rollout._collect import collect
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import evaluate
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._imitation import CloneCfg, Demonstrations, clone, record_demonstrations
 from headrace.rollout._ppo import PPO, PPOCfg
 from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_episode
 
 __all__ = [
     "PPO",
+    "CloneCfg",
     "Counters",
+    "Demonstrations",
     "Difference",
     "EpisodePlan",
     "EpisodeResult",
     "Evaluation",
     "PPOCfg",
+    "Policy",
     "Replay",
     "SavedPolicy",
+    "clone",
+    "collect",
     "evaluate",
     "load_actor_critic",
     "load_chunk_policy",
     "make_replay_env",
+    "record_demonstrations",
     "replay_episode",
     "save_actor_critic",
 ]

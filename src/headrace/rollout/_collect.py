@@ -39,9 +39,9 @@ def collect(
         reset: begin with ``env.reset(seed=seed)``; False goes on from where the environments are.
         seed: for the reset.
         compact: drop every ``("next", "observation")`` here, at the producer: half the memory. They can be put back
-            where the following entry has them with :func:`headrace.replay._compact.reconstruct_next`, and are lost at
+            where the following entry has them with :func:`headrace.replay.reconstruct_next`, and are lost at
             ends. A :class:`headrace.replay.ReplayBuffer` is smaller still and loses nothing;
-            :mod:`headrace.replay._delta` keeps rounded differences.
+            :func:`headrace.replay.to_delta` keeps rounded differences.
     """
     from tensordict import TensorDict
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning: record an expert's successful episodes, and teach a chunk policy to plan as it acts."""
+"""Behavior cloning: record an expert's successful episodes, and teach a chunk policy to plan as it acts."""
 
 from __future__ import annotations
 

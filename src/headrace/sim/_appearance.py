@@ -29,7 +29,7 @@ class AppearanceSpec:
     light_direction: float = 0.0
     """Radians: each light's direction is turned by up to about this much."""
     camera_position: float = 0.0
-    """Metres: each camera moves by up to this much along each of its axes."""
+    """Meters: each camera moves by up to this much along each of its axes."""
     camera_rotation: float = 0.0
     """Radians: each camera turns by up to this much about each of its axes."""
 

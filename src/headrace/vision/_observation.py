@@ -24,10 +24,10 @@ SegmentationKind: TypeAlias = Literal["semantic_segmentation", "instance_segment
 ImageKind: TypeAlias = ColorKind | DistanceKind | SegmentationKind | Literal["normals", "motion_vectors"]
 """What the channels of an image mean."""
 
-COLOURS: frozenset[str] = frozenset(get_args(ColorKind))
+COLORS: frozenset[str] = frozenset(get_args(ColorKind))
 DISTANCES: frozenset[str] = frozenset(get_args(DistanceKind))
 SEGMENTATIONS: frozenset[str] = frozenset(get_args(SegmentationKind))
-_KINDS = COLOURS | DISTANCES | SEGMENTATIONS | {"normals", "motion_vectors"}
+_KINDS = COLORS | DISTANCES | SEGMENTATIONS | {"normals", "motion_vectors"}
 
 
 def image_observation(
@@ -68,7 +68,7 @@ def image_observation(
         raise DtypeError(f"image: expected a torch tensor, got {type(image).__name__}; use torch.as_tensor")
     if kind not in DISTANCES and max_depth is not None:
         raise ConfigError(f"max_depth: only distances have one, not {kind!r}; leave it out")
-    if kind in COLOURS or (kind in SEGMENTATIONS and image.dtype == torch.uint8):
+    if kind in COLORS or (kind in SEGMENTATIONS and image.dtype == torch.uint8):
         return normalize_image(image, channels=channels)
     if kind in SEGMENTATIONS:
         if image.is_floating_point() or image.is_complex() or image.dtype == torch.bool:

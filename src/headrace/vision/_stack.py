@@ -198,7 +198,7 @@ class FrameStack:
         expected = (self.num_envs, *self.observation_shape)
         if tuple(board.shape) != expected or board.dtype != self.observation_dtype or not board.is_contiguous():
             raise ShapeError(
-                f"board: expected a contiguous {expected} of {self.observation_dtype}, one row an environment, "
+                f"board: expected a contiguous {expected} of {self.observation_dtype}, one row per environment, "
                 f"got {tuple(board.shape)} of {board.dtype}"
             )
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
