@@ -186,11 +186,13 @@ def test_a_task_of_the_users_own_is_found_in_the_folder_one_is_in(
 def test_requests_that_cannot_work_are_refused() -> None:
     task, gym = parse_target("ant"), parse_target("gym:CartPole-v1")
     with pytest.raises(ConfigError, match="--num-envs: expected at least 1, got 0"):
-        check_request(task, num_envs=0, sim="mujoco")
+        check_request(task, num_envs=0, sim="mujoco", device="cpu")
     with pytest.raises(UnknownNameError, match="did you mean 'warp'"):
-        check_request(task, num_envs=1, sim="wrap")
+        check_request(task, num_envs=1, sim="wrap", device="cpu")
     with pytest.raises(ConfigError, match="brings its own physics"):
-        check_request(gym, num_envs=1, sim="warp")
+        check_request(gym, num_envs=1, sim="warp", device="cpu")
+    with pytest.raises(ConfigError, match="--device: expected cpu with 'gym:CartPole-v1', .*got 'cuda'"):
+        check_request(gym, num_envs=1, sim="mujoco", device="cuda")
 
 
 def test_a_preset_is_a_file_of_settings(tmp_path: Path) -> None:

@@ -157,13 +157,7 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(env, str):
-        recipe = EnvRecipe(env).replace(**{"num_envs": _NUM_ENVS} | given)
-        if recipe.source.startswith("gym:") and recipe.threads is not None:
-            raise ConfigError(
-                "threads (--threads): expected none with a Gymnasium environment, which has no physics threads of "
-                "ours; EnvRecipe(…, executor=, workers=) says what steps it"
-            )
-        return recipe
+        return EnvRecipe(env).replace(**{"num_envs": _NUM_ENVS} | given)
     if not isinstance(env, EnvRecipe):
         given.pop("seed", None)  # of the episodes, which are begun here
         for name, value in given.items():

@@ -98,7 +98,7 @@ class RunRequest:
         from headrace.bench._targets import check_request, parse_target
 
         target = parse_target(self.task)
-        check_request(target, num_envs=self.num_envs, sim=self.sim)
+        check_request(target, num_envs=self.num_envs, sim=self.sim, device=self.device)
         if ours_for is not None and target.kind == "gym":
             raise ConfigError(f"{ours_for}: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
         return target

@@ -110,7 +110,7 @@ def read_preset(path: Path) -> dict[str, object]:
     return _flat(cast("Mapping[object, object]", found), "")
 
 
-def check_request(target: Target, *, num_envs: int, sim: str) -> None:
+def check_request(target: Target, *, num_envs: int, sim: str, device: str) -> None:
     """Raise an error if no environment could be made of this; nothing heavy is imported."""
     if num_envs < 1:
         raise ConfigError(f"--num-envs: expected at least 1, got {num_envs}")
@@ -118,6 +118,8 @@ def check_request(target: Target, *, num_envs: int, sim: str) -> None:
         raise UnknownNameError("sim", sim, SIMS)
     if target.kind == "gym" and sim != "mujoco":
         raise ConfigError(f"--sim: expected none with {target.text!r}, which brings its own physics; got {sim!r}")
+    if target.kind == "gym" and device != "cpu":
+        raise ConfigError(f"--device: expected cpu with {target.text!r}, which is stepped there; got {device!r}")
 
 
 def import_environments(target: Target) -> None:

@@ -40,7 +40,7 @@ class EnvRecipe:
     overrides: Mapping[str, object] = field(default_factory=dict[str, object])
     """Task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``."""
     threads: int | None = None
-    """Native physics threads of a task; None for all cores."""
+    """Native physics threads of a task; None for all cores. Refused of a bridged environment, as are device and sim."""
     device: str = "cpu"
     sim: SimName = "mujoco"
     autoreset: Autoreset = "same_step"
@@ -48,7 +48,7 @@ class EnvRecipe:
     episode_stride: int | None = None
     """From an environment's episode id to its next one; None for ``num_envs``."""
     executor: Executor = "inline"
-    """What steps bridged environments."""
+    """What steps bridged environments; refused of a task, as is workers."""
     workers: int | None = None
     """Threads or processes of the executor; None for one per core."""
 
@@ -58,6 +58,12 @@ class EnvRecipe:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_autoreset(self.autoreset)
+        bridged = self.source.startswith(GYMNASIUM)
+        other = "a Gymnasium environment" if bridged else "a task"
+        hint = "executor= and workers= say what steps it" if bridged else "threads= says what steps it"
+        for name in ("threads", "device", "sim") if bridged else ("executor", "workers"):
+            if getattr(self, name) != _USUAL[name]:
+                raise ConfigError(f"{name}: expected none with {other}, got {getattr(self, name)!r}; {hint}")
         object.__setattr__(self, "overrides", dict(self.overrides))
 
     def __eq__(self, other: object) -> bool:
@@ -119,6 +125,9 @@ class EnvRecipe:
         if not isinstance(data, Mapping) or "source" not in data or not set(data) <= set(known):  # pyright: ignore[reportUnknownArgumentType]  # checked here
             raise DataError(f"recipe: expected an object with source and any of {known[1:]}, got {data!r}")
         return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
+
+
+_USUAL = {entry.name: entry.default for entry in dataclasses.fields(EnvRecipe)}
 
 
 def _without_lists(value: object) -> object:
