@@ -154,7 +154,13 @@ def train(
 def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, request: RunRequest) -> PPOCfg:
     from headrace.rollout import PPOCfg
 
-    ppo = dataclasses.replace(settings or PPOCfg(), seed=request.seed)
+    given = settings or PPOCfg()
+    if given.seed not in (PPOCfg.seed, request.seed):
+        raise ConfigError(
+            f"settings.seed: expected that of the run, {request.seed}, or none, got {given.seed}; pass "
+            f"seed={given.seed} to train, or in the recipe: it seeds environments, networks and library"
+        )
+    ppo = dataclasses.replace(given, seed=request.seed)
     ppo.minibatch_size(request.num_envs)
     spec.check_settings(ppo)
     return ppo
