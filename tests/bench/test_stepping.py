@@ -191,7 +191,7 @@ def test_requests_that_cannot_work_are_refused() -> None:
         check_request(task, num_envs=1, sim="wrap", device="cpu")
     with pytest.raises(ConfigError, match="brings its own physics"):
         check_request(gym, num_envs=1, sim="warp", device="cpu")
-    with pytest.raises(ConfigError, match="--device: expected cpu with 'gym:CartPole-v1', .*got 'cuda'"):
+    with pytest.raises(ConfigError, match=r"--device: expected cpu with 'gym:CartPole-v1', .*got 'cuda'"):
         check_request(gym, num_envs=1, sim="mujoco", device="cuda")
 
 

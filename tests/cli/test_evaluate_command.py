@@ -156,3 +156,9 @@ def test_parts_of_a_plan_are_played_into_journals_and_resumed(
     assert read_journals([tmp_path / "0:3"])[1] == rows
     with pytest.raises(ConfigError, match="--episode-ids: expected FIRST:END"):
         _run("--policy", POLICY, "--episode-ids", "5")
+
+
+def test_a_number_of_episodes_next_to_their_ids_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _run("--policy", POLICY, "--episodes", "100", "--episode-ids", "0:5")
+    assert "not allowed with argument" in capsys.readouterr().err

@@ -436,6 +436,9 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("train", "cartpole", "--success-window", "20"), "--success-window: expected --check-success with it"),
+        (("train", "cartpole", "--success-threshold", "0.5"), "--success-threshold: expected --check-success with it"),
+        (("train", "cartpole", "--success-rule", "each"), "--success-rule: expected --check-success with it"),
         (("train", "cartpole", "--library", "rsl-rl"), "did you mean 'rsl_rl'"),
         (("train", "cartpol"), "did you mean 'cartpole'"),
         (("train", "cartpole", "--iterations", "0"), "--iterations"),

@@ -95,6 +95,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
         ({"settings": PPOCfg(reward_scale=2.0)}, "headrace cannot honor reward_scale"),
         ({"settings": PPOCfg(steps=5), "num_envs": 3}, "divisor"),
         ({"resume": "nowhere"}, "nowhere"),
+        ({"settings": PPOCfg(memory_size=256)}, "memory_size: expected a memory with it, got memory='none'"),
         ({"settings": PPOCfg(seed=5)}, "settings.seed: expected that of the run, 0, or none, got 5"),
     ):
         with pytest.raises(ValueError, match=message):

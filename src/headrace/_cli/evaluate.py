@@ -40,7 +40,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "lerobot:DIR; the address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship "
         "for TASK)",
     )
-    add_option(parser, "--episodes", default=100)
+    which = parser.add_mutually_exclusive_group()
+    add_option(which, "--episodes", otherwise="100")
+    which.add_argument(
+        "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
+    )
     add_option(parser, "--num-envs", default=16)
     add_option(parser, "--seed", default=0)
     add_option(parser, "--threads", otherwise="all cores")
@@ -62,9 +66,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(parser, "--renderer", default="native")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
     add_option(parser, "--set")
-    parser.add_argument(
-        "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
-    )
     parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
     parser.add_argument("--resume", action="store_true", help="continue --journal: play only what it lacks")
     parser.add_argument("--policy-id", help="what the journal calls the policy (default: a hash of its weights)")
@@ -82,7 +83,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         found = evaluate(
             arguments.task,
             arguments.policy,
-            episodes=arguments.episodes if arguments.episode_ids is None else _ids(arguments.episode_ids),
+            episodes=_episodes(arguments),
             num_envs=arguments.num_envs,
             seed=arguments.seed,
             threads=arguments.threads,
@@ -117,6 +118,12 @@ def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None
     if fast and size is not None:
         raise ConfigError("--batch-size: expected no --fast with it, whose batches have any size")
     return "fast" if fast else None if size is None else Batching(size=size)
+
+
+def _episodes(arguments: argparse.Namespace) -> int | range:
+    if arguments.episode_ids is not None:
+        return _ids(arguments.episode_ids)
+    return 100 if arguments.episodes is None else arguments.episodes
 
 
 def _ids(text: str) -> range:

@@ -16,6 +16,7 @@ from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.adapters._training import Iteration
+    from headrace.bench import SuccessRule
     from headrace.rollout import PPOCfg
 
 
@@ -34,16 +35,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(parser, "--library", default="headrace", otherwise="headrace, our own small PPO")
     parser.add_argument("--iterations", type=int, default=100, help="rollouts to collect and learn from (default: 100)")
     parser.add_argument("--check-success", action="store_true", help="stop early once the task is solved")
+    parser.add_argument("--success-threshold", type=float, help="success rate that counts as solved (default: 0.3)")
     parser.add_argument(
-        "--success-threshold", type=float, default=0.3, help="success rate that counts as solved (default: 0.3)"
-    )
-    parser.add_argument(
-        "--success-window", type=int, default=20, help="iterations that the success rate is averaged over (default: 20)"
+        "--success-window", type=int, help="iterations that the success rate is averaged over (default: 20)"
     )
     parser.add_argument(
         "--success-rule",
         choices=("mean", "each"),
-        default="mean",
         help="mean: over all episodes of the window; each: in every iteration of it, Isaac Lab's rule (default: mean)",
     )
     parser.add_argument(
@@ -66,11 +64,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _train(arguments: argparse.Namespace) -> int:
     from headrace._jobs.train import train
-    from headrace.bench import SuccessRule
 
-    rule = SuccessRule(
-        threshold=arguments.success_threshold, window=arguments.success_window, kind=arguments.success_rule
-    )
+    rule = _success_rule(arguments)
     first: int | None = None
     with options.progress_bar(f"training with {arguments.library}", arguments.iterations) as update:
 
@@ -85,7 +80,7 @@ def _train(arguments: argparse.Namespace) -> int:
             library=arguments.library,
             iterations=arguments.iterations,
             settings=_settings(arguments.ppo),
-            stop=rule if arguments.check_success else None,
+            stop=rule,
             resume=arguments.resume,
             ema_alpha=arguments.ema_alpha,
             series=not arguments.no_series,
@@ -94,6 +89,22 @@ def _train(arguments: argparse.Namespace) -> int:
         )
     options.show_bundle(result.bundle, result.paths)
     return 0
+
+
+def _success_rule(arguments: argparse.Namespace) -> SuccessRule | None:
+    """When to stop early; None for never."""
+    from headrace.bench import SuccessRule
+
+    options_of = {"threshold": "success_threshold", "window": "success_window", "kind": "success_rule"}
+    said = {name: getattr(arguments, option) for name, option in options_of.items()}
+    said = {name: value for name, value in said.items() if value is not None}
+    if arguments.check_success:
+        return SuccessRule(**said)
+    for name in said:
+        raise ConfigError(
+            f"--{options_of[name].replace('_', '-')}: expected --check-success with it, which stops early"
+        )
+    return None
 
 
 def _say_where(directory: Path) -> None:

@@ -101,6 +101,11 @@ class LibrarySpec:
                     f"{getattr(defaults, name)!r}, or use a library that can: {', '.join(others) or 'there is none'}. "
                     f"Settings that {self.name} honors: {', '.join(honored)}"
                 )
+        if settings.memory == "none" and settings.memory_size != defaults.memory_size:
+            raise ConfigError(
+                f"memory_size: expected a memory with it, got memory='none' and memory_size={settings.memory_size}; "
+                "choose a memory, such as 'gru'"
+            )
         if settings.memory not in self.reads:
             able = [spec.name for spec in libraries() if settings.memory in spec.reads]
             raise ConfigError(
