@@ -65,6 +65,8 @@ class PretendCuda:
         """Copies of host memory to the device, Python numbers and lists of ``torch.tensor`` included."""
         self.operations: Counter[str] = Counter()
         """ATen operations on tensors of the device: the upper bound of kernel launches."""
+        self.allocated = 0
+        """Bytes of device memory that operations made anew, whether or not it lives on."""
 
     @property
     def waits(self) -> int:
@@ -75,6 +77,7 @@ class PretendCuda:
         """Count from zero again, for example after a warm-up."""
         for counter in (self.syncs, self.to_host, self.to_device, self.operations):
             counter.clear()
+        self.allocated = 0
 
     def synchronize(self, device: object = None) -> None:
         """``torch.cuda.synchronize``."""
@@ -103,6 +106,10 @@ class PretendCuda:
         if not to_device and name != "copy_":
             return result
         known = {id(tensor.host): tensor for tensor in ours}  # an in-place result is the tensor that came in
+        storages = {tensor.host.untyped_storage().data_ptr() for tensor in ours}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() not in storages:
+                self.allocated += leaf.nbytes
         return tree_map(lambda leaf: self._wrap(leaf, known), result)
 
     def _wrap(self, leaf: Any, known: dict[int, PretendTensor]) -> Any:

@@ -9,10 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.buffers import CircularBuffer, DelayBuffer
 from headrace.buffers._ordered import OrderedFrames
 from headrace.ids import env_rows
 from headrace.types import StackSpec
 from headrace.vision import FrameStack
+from pretend_cuda import pretend_cuda
 
 N, K, FRAME = 6, 4, (8, 10, 3)
 
@@ -75,3 +77,52 @@ def test_peek_takes_channel_first_normalized_stacks():
     peeked = stack.peek(frames[ids], ids)
     stack.append(frames[ids], ids)
     assert torch.equal(peeked, stack.observe(ids))
+
+
+LARGE = (32, 40, 3)
+"""Frames beside which the flags of six environments do not count."""
+
+
+@pytest.mark.parametrize("which", ["all", "mask", "ids"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_an_append_on_a_device_allocates_at_most_one_frame_and_peek_that_beside_its_result(which, axis):
+    one_frame = N * math.prod(LARGE)
+    flags = 64 * N * K * K
+    spec = StackSpec(frames=K, dim=axis if axis < 0 else axis - 1)
+    with pretend_cuda() as device:
+        env_ids = {"all": None, "mask": torch.tensor([1, 0, 1, 1, 0, 1]).bool(), "ids": torch.tensor([4, 1, 2])}[which]
+        env_ids = None if env_ids is None else env_ids.cuda()
+        rows = torch.zeros((3 if which == "ids" else N, *LARGE), dtype=torch.uint8, device="cuda")
+        buffer = CircularBuffer(K, N, "cuda", stack_dim=axis)
+        stack = FrameStack(spec, num_envs=N, frame_shape=LARGE, device="cuda")
+        delay = DelayBuffer(K - 1, N, "cuda")
+        buffer.append(rows, env_ids)
+        delay.compute(rows, env_ids)
+        for append in (buffer.append, stack.append):
+            device.clear()
+            append(rows, env_ids)
+            assert 0 < device.allocated <= one_frame + flags
+            assert device.waits == 0
+        for peek in (buffer.peek, stack.peek):
+            device.clear()
+            result = peek(rows, env_ids)
+            assert result.nbytes <= device.allocated <= result.nbytes + one_frame + flags
+        device.clear()
+        late = delay.compute(rows, env_ids)
+        # with a mask the frames that stay are read and written back
+        assert device.allocated <= late.nbytes + (2 if which == "mask" else 1) * one_frame + flags
+
+
+@pytest.mark.parametrize("ids", [None, [4, 1, 2]])
+def test_peek_on_the_cpu_allocates_at_most_one_frame_beside_its_result(ids):
+    buffer = CircularBuffer(K, N, stack_dim=-1)
+    stack = FrameStack(StackSpec(frames=K), num_envs=N, frame_shape=LARGE)
+    rows = torch.zeros((N if ids is None else len(ids), *LARGE), dtype=torch.uint8)
+    buffer.append(torch.zeros((N, *LARGE), dtype=torch.uint8))
+    for peek in (buffer.peek, stack.peek):
+        with Counter() as counter:
+            result = peek(rows, ids)
+        assert counter.bytes <= result.nbytes + N * math.prod(LARGE) + 64 * N * K * K
+        before = result.clone()
+        result.zero_()
+        assert torch.equal(peek(rows, ids), before), "the result is the caller's own"

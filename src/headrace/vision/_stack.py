@@ -224,7 +224,8 @@ class FrameStack:
         where = self._checked(frames, env_ids)
         self._require_frames(where, before_append=True)
         after = self._frames.peek(carried(frames, "frames"), where, by=self._skipped + 1, fill=self._begins())
-        return self._observation(after)
+        # already fresh: only what is normalized needs other memory
+        return self._observation(after) if self._normalize else self._layout(after).view(self._dtype)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit-identically; copies."""
