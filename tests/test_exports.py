@@ -12,13 +12,19 @@ import pytest
 import headrace
 
 STAGES = (
+    "adapters",
+    "bench",
     "buffers",
+    "chunking",
     "compat",
     "compat.isaaclab",
     "envs",
+    "envs.bridges",
+    "envs.terms",
     "learning",
     "recording",
     "replay",
+    "rollout",
     "serving",
     "sim",
     "testing",

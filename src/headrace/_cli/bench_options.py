@@ -14,13 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from headrace._cli.options import add_option
-from headrace._jobs.request import RunRequest
 
 if TYPE_CHECKING:
-    from headrace.bench import Bundle, RunConfig, RunSettings
-    from headrace.bench._schema import Kind
-    from headrace.bench._targets import AnyEnv, Target
-    from headrace.envs import TaskCfg
+    from headrace.bench import Bundle
 
 FORMS = "schema, isaaclab, json, omniperf, osmo, summary, tensorboard, or module:function of your own"
 
@@ -74,43 +70,6 @@ def output_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "formatters": arguments.formatter or ("schema",),
         "label": arguments.label,
     }
-
-
-def request_of(arguments: argparse.Namespace) -> RunRequest:
-    """The request of a command with both kinds of options."""
-    return RunRequest(**environment_of(arguments), **output_of(arguments))
-
-
-def checked_target(arguments: argparse.Namespace, *, ours_for: str | None = None) -> Target:
-    """See :meth:`RunRequest.target`."""
-    return request_of(arguments).target(ours_for=ours_for)
-
-
-def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
-    """See :meth:`RunRequest.all_overrides`."""
-    return request_of(arguments).all_overrides()
-
-
-def run_config(arguments: argparse.Namespace, target: Target, overrides: dict[str, object]) -> RunConfig:
-    """See :meth:`RunRequest.config`."""
-    return request_of(arguments).config(target, overrides, actions=getattr(arguments, "actions", None))
-
-
-def run_settings(arguments: argparse.Namespace, config: RunConfig) -> RunSettings:
-    """See :meth:`RunRequest.settings`."""
-    return request_of(arguments).settings(config)
-
-
-def made_env(
-    arguments: argparse.Namespace, target: Target, cfg: TaskCfg | None, overrides: dict[str, object]
-) -> AnyEnv:
-    """See :meth:`RunRequest.make_env`."""
-    return request_of(arguments).make_env(target, cfg, overrides)
-
-
-def checked_output(arguments: argparse.Namespace, target: Target, kind: Kind) -> tuple[Path, tuple[str, ...]]:
-    """See :meth:`RunRequest.checked_output`."""
-    return request_of(arguments).checked_output(target, kind)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -13,6 +14,7 @@ from rich.console import Console
 from headrace._cli.options import add_option
 from headrace._cli.remote_policy import add_remote_options, remote_of
 from headrace.errors import ConfigError, HeadraceError
+from headrace.files import write_whole
 
 if TYPE_CHECKING:
     from headrace.chunking import Batching
@@ -78,7 +80,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from headrace.envs._overrides import parse_assignments
 
     if arguments.csv is not None and (arguments.csv.is_dir() or not arguments.csv.parent.is_dir()):
-        raise ConfigError(f"--csv: expected a file in a folder that exists, got {arguments.csv}")
+        raise ConfigError(f"--csv: expected a file in a directory that exists, got {arguments.csv}")
     try:
         found = evaluate(
             arguments.task,
@@ -138,7 +140,8 @@ def _show(found: Evaluation, table: Path | None) -> None:
 
     Console().print(found.summary())
     if table is not None:
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(EpisodeResult)])
-            writer.writeheader()
-            writer.writerows(asdict(episode) for episode in found.episodes)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, [field.name for field in fields(EpisodeResult)])
+        writer.writeheader()
+        writer.writerows(asdict(episode) for episode in found.episodes)
+        write_whole(table, text.getvalue().encode())

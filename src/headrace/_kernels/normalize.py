@@ -23,7 +23,6 @@ from headrace._kernels.compiled import kernel, kernel_threads, run
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
-_Doubles = npt.NDArray[np.float64]
 _Longs = npt.NDArray[np.int64]
 
 RECIPROCAL = 1.0 / 255.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from headrace.types import Obs
 
 _SPARE = 2
 """Environments of a learner that only builds a network."""
-PolicyKind = Literal["checkpoint", "torchscript", "onnx", "callable", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
