@@ -118,7 +118,10 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
         (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: 'no_such_module:Rule' cannot be"),
         (["--policy", POLICY, "--admission", "greedy:hold"], "greedy takes nothing: got an unexpected"),
         (["--policy", POLICY, "--admission", "periodic:0"], "expected at least 1 step"),
-        (["--policy", POLICY, "--csv", "no/such/folder/table.csv"], "--csv: expected a file in a directory that exists"),
+        (
+            ["--policy", POLICY, "--csv", "no/such/folder/table.csv"],
+            "--csv: expected a file in a directory that exists",
+        ),
         (["--policy", POLICY, "--execute", "9"], "horizon: expected at least"),
         (["--policy", POLICY, "--horizon", "9"], "horizon: expected 9, got a policy with horizon 8"),
         (["--policy", f"{__name__}:breaks"], "horizon: expected a policy that says it"),

@@ -14,7 +14,6 @@ from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
 from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation, make_camera
 
-_GAP = 2
 _PIXELS = 240
 
 
@@ -54,14 +53,14 @@ class Viewer:
         self._camera.close()
 
 
-def tile(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Put uint8 (n, H, W, 3) into one picture, row by row, with a thin gap; missing tiles are black."""
+def tile(pictures: NDArray[np.uint8], *, gap: int = 2) -> NDArray[np.uint8]:
+    """Put uint8 (n, H, W, 3) into one picture, row by row, ``gap`` black pixels apart; missing tiles are black."""
     count, height, width, channels = pictures.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
-    sheet = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), np.uint8)
+    sheet = np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), np.uint8)
     for i, picture in enumerate(pictures):
-        top, left = i // columns * (height + _GAP), i % columns * (width + _GAP)
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
         sheet[top : top + height, left : left + width] = picture
     return sheet
 

@@ -8,10 +8,11 @@ from headrace.recording._info import DatasetInfo
 from headrace.recording._merge import merge_datasets
 from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, RecorderReport
 from headrace.recording._show import contact_sheet, episode_table
-from headrace.recording._verify import Verdict, verify_dataset
+from headrace.recording._verify import DatasetCheck, verify_dataset
 from headrace.recording._video import TiledVideo, VideoObserver
 
 __all__ = [
+    "DatasetCheck",
     "DatasetInfo",
     "Episode",
     "EpisodeDataset",
@@ -21,7 +22,6 @@ __all__ = [
     "RecorderReport",
     "StepFeed",
     "TiledVideo",
-    "Verdict",
     "VideoObserver",
     "contact_sheet",
     "episode_table",

@@ -22,7 +22,7 @@ TOLERANCE_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DatasetCheck:
     """What a check found."""
 
     kind: Kind
@@ -47,7 +47,7 @@ def detect_kind(path: Path) -> Kind:
     raise DataError(f"{path}: expected an episode dataset, a robomimic .hdf5 file, a LeRobot or a Minari directory")
 
 
-def verify_dataset(path: Path | str) -> Verdict:
+def verify_dataset(path: Path | str) -> DatasetCheck:
     """Check everything that can be checked without the environment."""
     path = Path(path)
     if not path.exists():
@@ -67,7 +67,7 @@ def verify_dataset(path: Path | str) -> Verdict:
     # what the formats' own libraries raise for files that are cut or are of another kind
     except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise DataError(f"{path}: not a whole {kind} dataset: {error!r}; write it again") from error
-    return Verdict(kind=kind, episodes=counts[0], steps=counts[1], problems=problems)
+    return DatasetCheck(kind=kind, episodes=counts[0], steps=counts[1], problems=problems)
 
 
 def _check_store(path: Path, counts: list[int]) -> Iterator[str]:

@@ -186,30 +186,30 @@ class FrameStack:
         out = fresh((where.row_count, *stacks.shape[1:]), stacks.dtype, self.device)
         return torch.index_select(stacks, 0, where.ids, out=out).view(self.observation_dtype)
 
-    def show(self, env_ids: Tensor, board: Tensor) -> None:
-        """Write the stacks of some environments, int64 (n,), into the same rows of a board of all.
+    def show(self, env_ids: Tensor, out: Tensor) -> None:
+        """Write the stacks of some environments, int64 (n,), into the same rows of a tensor of all.
 
-        As ``board[env_ids] = observe(env_ids)``, without the copy in between where that can be spared.
+        As ``out[env_ids] = observe(env_ids)``, without the copy in between where that can be spared.
 
         Args:
             env_ids: int64 (n,).
-            board: (N, *observation_shape) of ``observation_dtype``, contiguous, on any device.
+            out: (N, *observation_shape) of ``observation_dtype``, contiguous, on any device.
         """
         expected = (self.num_envs, *self.observation_shape)
-        if tuple(board.shape) != expected or board.dtype != self.observation_dtype or not board.is_contiguous():
+        if tuple(out.shape) != expected or out.dtype != self.observation_dtype or not out.is_contiguous():
             raise ShapeError(
-                f"board: expected a contiguous {expected} of {self.observation_dtype}, one row per environment, "
-                f"got {tuple(board.shape)} of {board.dtype}"
+                f"out: expected a contiguous {expected} of {self.observation_dtype}, one row per environment, "
+                f"got {tuple(out.shape)} of {out.dtype}"
             )
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
         if where.mask is not None:
             raise DtypeError("env_ids: expected int64 indices, got a bool mask; use mask.nonzero().squeeze(1)")
         self._require_frames(where)
-        if board.device.type != "cpu" or self.device.type != "cpu":
-            board.index_copy_(0, env_ids.to(board.device), self.observe(env_ids).to(board.device))
+        if out.device.type != "cpu" or self.device.type != "cpu":
+            out.index_copy_(0, env_ids.to(out.device), self.observe(env_ids).to(out.device))
             return
-        row_bytes = board[0].nbytes
-        shards, ids = np.array([board.data_ptr()]), env_ids.numpy()
+        row_bytes = out[0].nbytes
+        shards, ids = np.array([out.data_ptr()]), env_ids.numpy()
         if not self._normalize:
             scatter(shards, _ONE_SHARD, row_bytes, ids, self._frames.data.data_ptr(), row_bytes, ids)
             return

@@ -22,7 +22,6 @@ from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions, write_actions
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges._executors import Backend, Fidelity
-from headrace.envs.bridges._tiles import tiled
 from headrace.errors import LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
@@ -249,7 +248,11 @@ class BridgeEnv(EpisodicEnv):
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
         """All environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""
         pictures = self.render_each()
-        return None if pictures is None else tiled(pictures)
+        if pictures is None:
+            return None
+        from headrace.envs._viewer import tile  # brings a renderer: only for those who look
+
+        return tile(np.stack(pictures), gap=0)
 
     def close_extras(self, **_: object) -> None:
         """Release the environments; called by ``close``."""
