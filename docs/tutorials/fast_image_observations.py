@@ -8,9 +8,14 @@ drawn, converted or copied without need costs more here than anywhere else.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 import headrace
+from headrace.envs import ImageSpec, Rows, Task, TaskCfg, TaskEntry, register_task
+from headrace.sim import CameraSpec, load_model
 from headrace.types import StackSpec
 from headrace.vision import FrameStack, normalize_image
 
@@ -65,3 +70,82 @@ assert stack.stacked[0].unique().tolist() == [20, 30, 40, 50]
 
 naive, ours = 4 * 4 * 64 * 64 * 3, 4 * 64 * 64 * 3
 print(f"a stack of four 64 × 64 frames: {naive:,} bytes as float32, {ours:,} here")
+
+# ## A task of your own with a camera
+#
+# A class task names the groups that it computes, here `proprioception` with three numbers, and the groups that cameras
+# fill: one `ImageSpec` each. Color and depth of the same camera are drawn in one pass; what nobody reads is not drawn.
+
+REACH_XML = """
+<mujoco>
+  <option timestep="0.01"/>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <geom type="plane" size="2 2 0.1" rgba="0.3 0.4 0.5 1"/>
+    <body name="goal" mocap="true"><geom size="0.1" rgba="0.9 0.2 0.2 1" contype="0" conaffinity="0"/></body>
+    <body name="cart" pos="0 0 0.2">
+      <joint name="slide" type="slide" axis="1 0 0" range="-1 1" limited="true" damping="1"/>
+      <geom type="box" size="0.1 0.1 0.1" rgba="0.2 0.4 0.9 1" contype="0" conaffinity="0"/>
+    </body>
+    <camera name="front" pos="0 -2.5 1.2" xyaxes="1 0 0 0 0.4 0.9"/>
+  </worldbody>
+  <actuator><motor name="push" joint="slide" gear="5" ctrllimited="true" ctrlrange="-1 1"/></actuator>
+</mujoco>
+"""
+FRONT = CameraSpec(name="front", width=48, height=36)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachCfg(TaskCfg):
+    decimation: int = 2
+    episode_length: int = 50
+
+
+class Reach(Task[ReachCfg]):
+    """Push the cart to the goal, which only the pictures show."""
+
+    def __init__(self, cfg: ReachCfg) -> None:
+        images = {
+            "image": ImageSpec(camera=FRONT, frames=2, normalize=True),
+            "depth": ImageSpec(camera=FRONT, frames=2, kind="depth", normalize=True, max_depth=4.0),
+        }
+        super().__init__(cfg, load_model(REACH_XML), {"proprioception": 3}, images)
+
+    def reset(self, rows: Rows) -> None:
+        goal = torch.zeros_like(rows.get("mocap_pos"))
+        goal[:, 0, 0] = rows.uniform("goal", 1, low=-0.8, high=0.8)[:, 0]
+        goal[:, 0, 2] = 0.2
+        rows.set("mocap_pos", goal)
+
+    def observe(self, rows: Rows) -> dict[str, Tensor]:
+        return {"proprioception": torch.cat((rows.get("qpos"), rows.get("qvel"), rows.get("ctrl")), dim=1)}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        distance = (rows.get("qpos")[:, 0] - rows.get("mocap_pos")[:, 0, 0]).abs()
+        return -distance - 0.01 * actions[:, 0].square()
+
+
+register_task(TaskEntry(name="reach", task=Reach, cfg=ReachCfg, summary="push a cart to a goal that a camera sees"))
+reach = headrace.make("reach", num_envs=3, seed=2)
+obs, _ = reach.reset()
+assert {name: tuple(group.shape[1:]) for name, group in obs.items()} == {
+    "proprioception": (3,),
+    "image": (36, 48, 6),  # two frames of three channels
+    "depth": (36, 48, 2),  # two frames of one channel, 1 for 4 meters and more
+}
+assert obs["image"].dtype == obs["depth"].dtype == torch.float32
+assert 0.0 < float(obs["depth"].min()) < float(obs["depth"].max()) <= 1.0
+
+# Each environment's pictures show its own goal. One frame an environment was drawn, for both groups and both frames of
+# the stack, since an episode begins with its first picture in all of them.
+
+assert not torch.equal(obs["image"][0], obs["image"][1])
+assert not torch.equal(obs["depth"][0], obs["depth"][1])
+assert reach.frames_drawn == 3
+assert reach.step(torch.ones(3, 1)).reward.max() < 0
+
+# What the camera sees, to look at: `headrace picture TASK --camera front --kind depth -o depth.png`, or
+
+seen = headrace.picture("reach", camera="front", kind="depth", seed=2, width=160, height=120)
+assert seen.values.shape == (120, 160)  # meters
+assert seen.image.shape == (120, 160, 3)  # near is bright
