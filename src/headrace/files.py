@@ -216,6 +216,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._process = os.getpid()
         try:
             self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -238,6 +239,9 @@ class Lock:
         """Let others write. Safe to call again."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
+            # a forked child has the same lock: it must not end it, and must not hold it when its parent lets go
+            if os.getpid() == self._process:
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def __enter__(self) -> Lock:

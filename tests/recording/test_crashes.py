@@ -165,6 +165,33 @@ def test_episodes_that_wait_for_room_in_the_queue_do_not_become_younger(tmp_path
         assert recorder.report.finished == len(EpisodeDataset(tmp_path / "d")) == 4
 
 
+def test_a_forked_child_neither_writes_nor_holds_the_dataset(tmp_path):
+    recorder = EpisodeRecorder(tmp_path / "d")
+    env = CountingEnv(2, [recorder])
+    env.reset()
+    for _ in range(10):
+        env.step()
+    hold, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            env.step()
+        except LifecycleError:
+            recorder.close()  # returns at once, and leaves the lock to the parent
+            os.close(release)
+            os.read(hold, 1)
+            os._exit(7)
+        os._exit(1)
+    with pytest.raises(LifecycleError, match="is writing here"):
+        EpisodeRecorder(tmp_path / "d", resume=True)
+    recorder.close()
+    EpisodeRecorder(tmp_path / "d", resume=True).close()  # the child lives
+    os.close(release)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os.close(hold)
+    assert recorder.committed == recorder.report.finished > 0
+
+
 def test_a_thread_that_cannot_start_is_an_error_and_the_next_reset_tries_again(tmp_path, monkeypatch):
     recorder = EpisodeRecorder(tmp_path / "d")
     env = CountingEnv(2, [recorder])

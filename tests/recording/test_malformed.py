@@ -15,7 +15,7 @@ import pytest
 from counting_env import CountingEnv
 from rich.console import Console
 
-from headrace.errors import ConfigError, DataError
+from headrace.errors import ConfigError, DataError, StorageError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, export_dataset, verify_dataset
 from headrace.recording._show import field_table
 
@@ -283,6 +283,11 @@ def test_bad_spaces_are_named_before_anything_is_exported(recorded: Path, spaces
 def test_a_description_that_could_not_be_read_back_is_refused(tmp_path: Path, info: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="JSON"):
         EpisodeRecorder(tmp_path / "d", info=DatasetInfo(**info))
+
+
+def test_a_target_below_a_file_is_refused(recorded: Path) -> None:
+    with pytest.raises(StorageError, match=r"dataset\.json"):
+        export_dataset(recorded, recorded / "dataset.json" / "x.hdf5", "robomimic")
 
 
 def test_names_with_markup_are_shown_as_they_are(recorded: Path) -> None:

@@ -183,6 +183,20 @@ def test_a_dataset_without_a_task_replays_with_the_task_that_the_caller_names(tm
         replay_env.close()
 
 
+def test_a_dataset_cannot_have_a_module_imported(tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("import pathlib; pathlib.Path(__file__).with_suffix('.ran').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="a file must not decide which module is imported"):
+        make_replay_env(DatasetInfo(env_name="planted:cartpole"))
+    assert not (tmp_path / "planted.ran").exists()
+
+
+@pytest.mark.parametrize("arguments", [{"overrides": 5}, {"num_envs": 3}, {"evil": 1}])
+def test_arguments_that_a_dataset_must_not_give_are_named(arguments):
+    with pytest.raises(DataError, match="env_args"):
+        make_replay_env(DatasetInfo(env_name="cartpole", env_args=arguments))
+
+
 def test_another_instruction_is_not_the_same_episode(ants, monkeypatch):
     dataset = EpisodeDataset(ants)
     env = make_replay_env(dataset.info)

@@ -165,7 +165,10 @@ def _export(
             return target
     exporter = _make_exporter(dataset, to, options, appended)
     exporter.check(_common_fields(dataset), target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(target.parent, error, "choose another target") from error
     # HDF5 answers a full disk with a broken file and a storm of messages: better to know before
     needed, free = exporter.space * sum(entry.size for entry in dataset.entries), shutil.disk_usage(target.parent).free
     if needed > free:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ class EpisodeRecorder:
         self._writer: BackgroundWriter | None = None
         self._ready: deque[FinishedEpisode] = deque()
         self._closed = False
+        self._process = os.getpid()
         self._in_step = False
         self._layout: StepLayout | None = None
         self._num_envs = 0
@@ -210,8 +212,11 @@ class EpisodeRecorder:
             self._writer.drain()
 
     def close(self) -> None:
-        """Commit the finished episodes and let go of the dataset; running ones are given up. Safe to call again."""
-        if self._closed:
+        """Commit the finished episodes and let go of the dataset; running ones are given up. Safe to call again.
+
+        In a forked child it does nothing: the episodes, and the thread that writes them, are its parent's.
+        """
+        if self._closed or os.getpid() != self._process:
             return
         try:
             if self._writer is not None:
@@ -235,6 +240,8 @@ class EpisodeRecorder:
     def _check_open(self) -> None:
         if self._closed:
             raise LifecycleError("recorder: closed; detach it, or make a new one with resume=True")
+        if os.getpid() != self._process:
+            raise LifecycleError(f"recorder: process {self._process} writes here, not its forked child; detach it here")
         if self._writer is not None:
             self._writer.check()
 

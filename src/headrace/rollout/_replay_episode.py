@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,9 @@ from headrace.errors import ConfigError, DataError, UnsupportedError
 from headrace.recording import DatasetInfo, Episode
 from headrace.recording._fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord
+
+_ARGUMENTS = frozenset({"device", "final_obs", "overrides", "sim", "threads"})
+"""What a dataset may say of the environment that replays it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,17 @@ def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchE
             f"replay: expected a task of headrace.make, got {chosen!r}; a bridged environment shows no physics states, "
             "and its episodes need not repeat"
         )
+    module = info.env_name.rpartition(":")[0]
+    if task is None and module and module not in sys.modules:
+        raise ConfigError(
+            f"replay: the dataset names {info.env_name!r}, and a file must not decide which module is imported; if you "
+            f"trust it, import {module} first, or pass the task (--task {info.env_name})"
+        )
     arguments = {} if isinstance(chosen, Task) else info.env_args
+    unknown = sorted(arguments.keys() - _ARGUMENTS)
+    if unknown or not isinstance(arguments.get("overrides", {}), Mapping):
+        what = f"{unknown[0]!r}" if unknown else f"overrides {arguments['overrides']!r}"
+        raise DataError(f"replay: env_args: expected {', '.join(sorted(_ARGUMENTS))} of headrace.make, got {what}")
     return make(chosen, 1, autoreset="disabled", **arguments)
 
 
