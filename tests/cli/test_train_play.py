@@ -490,6 +490,35 @@ def test_missing_extra_is_named_before_anything_starts(
     assert "headrace[rsl-rl]" in said(capsys)
 
 
+@pytest.mark.parametrize("command", ["play", "evaluate"])
+def test_a_signal_while_playing_is_reported_as_that_signal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import signal
+
+    step, calls = headrace.BatchEnv.step, 0
+
+    def interrupted(self: headrace.BatchEnv, *words: torch.Tensor, **more: torch.Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *words, **more)
+
+    monkeypatch.setattr(headrace.BatchEnv, "step", interrupted)
+    shape = "1" if command == "play" else "1, 1"  # actions, chunks of one action
+    Path("pushing.py").write_text(
+        f"import torch\ndef push(obs):\n    return torch.zeros(len(obs['policy']), {shape})\n"
+    )
+    sys.modules.pop("pushing", None)
+    if command == "play":
+        assert played("--checkpoint", "pushing:push", "--output", "p") == 128 + signal.SIGTERM
+        run = play_bundle("p").run
+        assert (run.status, run.status_reason) == ("interrupted", "SIGTERM")
+    else:
+        words = ["evaluate", "cartpole", "--policy", "pushing:push", "--horizon", "1", "--threads", "1"]
+        assert main([*words, "--episodes", "4"]) == 128 + signal.SIGTERM
+
+
 def test_ctrl_c_ends_the_training_when_the_iteration_is_whole_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
     import signal

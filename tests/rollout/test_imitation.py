@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 from pathlib import Path
 
 import mujoco
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace._cli import imitate
+from headrace._interrupts import SignalInterrupt
 from headrace.chunking import ChunkContext
 from headrace.envs import BatchEnv, make
 from headrace.envs._registry import make_task
@@ -298,7 +300,7 @@ def test_the_command_refuses_a_task_without_an_expert_and_a_folder(tmp_path: Pat
         run_command("pusher-solid", "--output", str(tmp_path / "file" / "policy.pt"))
 
 
-def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
+def test_a_signal_during_the_evaluation_ends_the_command_and_keeps_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     interrupts: list[int] = []
@@ -307,14 +309,14 @@ def test_ctrl_c_during_the_evaluation_ends_the_command_and_keeps_the_policy(
     def interrupted(self: BatchEnv, *arguments: object, **more: object) -> object:
         if out.exists():  # the policy is written: this is the first evaluation
             interrupts.append(1)
-            raise KeyboardInterrupt
+            raise SignalInterrupt(signal.SIGTERM)
         return step(self, *arguments, **more)
 
     out = tmp_path / "policy.pt"
     monkeypatch.setattr(BatchEnv, "step", interrupted)
     sizes = ("--demos", "2", "--updates", "2", "--episodes", "4", "--num-envs", "4")
-    assert run_command("pusher-solid", *sizes, "--output", str(out)) == 130
-    assert len(interrupts) == 1, "one Ctrl-C, not one a contestant"
+    assert run_command("pusher-solid", *sizes, "--output", str(out)) == 128 + signal.SIGTERM
+    assert len(interrupts) == 1, "one signal, not one per contestant"
     assert "sha256" in capsys.readouterr().out
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from headrace._cli.options import add_option
 from headrace._cli.remote_policy import add_remote_options, remote_of
+from headrace._interrupts import exit_code
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import write_whole
 
@@ -111,7 +112,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             _show(cast("Evaluation", error.finished), arguments.csv)
         raise
     _show(found, arguments.csv)
-    return 130 if found.status == "interrupted" else 0
+    return 0 if found.interrupt is None else exit_code(found.interrupt)
 
 
 def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from headrace._cli.options import add_option
+from headrace._interrupts import exit_code
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(arguments.task, demos, results))
     console.print(f"{arguments.output}: {arguments.output.stat().st_size:,} bytes, sha256 {digest}", soft_wrap=True)
-    return 130 if any(result.status == "interrupted" for result in results.values()) else 0
+    interrupts = [result.interrupt for result in results.values() if result.interrupt is not None]
+    return exit_code(interrupts[0]) if interrupts else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -203,8 +203,8 @@ def roll(
     try:
         with EpisodeProgress(len(plan), shown=False) as bar:
             result = loop.play(bar, most_steps=num_steps)
-        if result.status == "interrupted":
-            raise KeyboardInterrupt  # the bundle says so
+        if result.interrupt is not None:
+            raise result.interrupt  # the bundle says so
     finally:
         begun = env.episode_steps.cpu().numpy() > 0
         builder.episodes.unfinished = int((loop.running & begun).sum())

@@ -153,6 +153,7 @@ class ChunkLoop:
         self._asked: dict[int, int] = {}
         """Requests under way, by identity: how many environments wait for each."""
         self._results: list[EpisodeResult] = []
+        self._interrupt: KeyboardInterrupt | None = None
         self._counters = Counters()
         self._policy_seconds = self._wait_seconds = 0.0
         self._begun = time.perf_counter()
@@ -174,6 +175,7 @@ class ChunkLoop:
             counters=counters,
             strict_size=self._engine.strict_size,
             fidelity=self._env.fidelity,
+            interrupt=self._interrupt,
         )
 
     @property
@@ -206,7 +208,8 @@ class ChunkLoop:
             # answers under way for episodes that have ended: waited for, so that what they cost is counted
             while self._engine.pending:
                 self._take_answer()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self._interrupt = error
             return self.result("interrupted")
         return self.result("completed")
 

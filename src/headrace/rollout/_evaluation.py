@@ -65,6 +65,8 @@ class Evaluation:
     """Rows of the strict batches that make rows independent of the batch; None where last bits may depend on it."""
     fidelity: str = "native"
     """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
+    interrupt: KeyboardInterrupt | None = field(default=None, compare=False, repr=False)
+    """What ended an interrupted evaluation: Ctrl-C, or the signal that a command was sent."""
 
     @property
     def unfinished(self) -> int:
