@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace._interrupts import SIGNALS, SignalInterrupt, exit_code, held_back, interruptible, signal_name
+from headrace._interrupts import SIGNALS, SignalInterrupt, delayed, exit_code, held_back, interruptible, signal_name
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 # a recorder and worker processes: all that a signal could leave half done
@@ -104,11 +104,27 @@ def test_what_comes_while_signals_are_held_back_is_raised_after_the_block() -> N
     assert caught.value.number == signal.SIGTERM
 
 
+def test_a_delayed_signal_is_delivered_after_the_block_and_a_second_one_at_once() -> None:
+    reached: list[int] = []
+    with pytest.raises(SignalInterrupt) as caught, interruptible(), delayed() as came:  # noqa: PT012  (the block goes on)
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append(1)
+        assert came == [signal.SIGTERM]
+    assert reached == [1]
+    assert caught.value.number == signal.SIGTERM
+    with pytest.raises(SignalInterrupt) as caught, interruptible(), delayed():  # noqa: PT012  (the block is left)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        reached.append(2)
+    assert reached == [1]
+    assert caught.value.number == signal.SIGHUP
+
+
 def test_other_threads_may_enter_the_blocks() -> None:
     entered: list[bool] = []
 
     def run() -> None:
-        with interruptible(), held_back():
+        with interruptible(), held_back(), delayed():
             entered.append(True)
 
     thread = threading.Thread(target=run)

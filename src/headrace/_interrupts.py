@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,6 +61,26 @@ def held_back() -> Generator[None]:
         raise SignalInterrupt(came[0])
 
 
+@contextlib.contextmanager
+def delayed() -> Generator[list[int]]:
+    """Hold the first signal back until the block has ended, then deliver it; a second one is delivered at once.
+
+    Yields the signals that came so far. Only those that somebody handles are held back, and delivered to that handler.
+    """
+    came: list[int] = []
+    handlers = {number: found for number in SIGNALS if callable(found := signal.getsignal(number))}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if came:
+            handlers[signal.Signals(number)](number, frame)
+        came.append(number)
+
+    with _handled(handle, handlers):
+        yield came
+    if came:
+        handlers[signal.Signals(came[0])](came[0], None)
+
+
 def ignore_interrupts() -> None:
     """For a child process: signals reach the whole process group, and the parent decides what becomes of its children.
 
@@ -71,11 +91,13 @@ def ignore_interrupts() -> None:
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
+def _handled(
+    handler: Callable[[int, FrameType | None], object], numbers: Iterable[signal.Signals] = SIGNALS
+) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread only
         return
-    wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, handler) for number in wanted}
     try:
         yield

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
+from headrace._interrupts import delayed
 from headrace.adapters._checkpoint import plain_settings, read_meta, read_weights
 from headrace.adapters._learner import CheckpointMeta, Learner, Times
 from headrace.adapters._library import library
@@ -173,7 +170,7 @@ def train_iterations(
     if not first:
         keeper.save(0)
     done = first
-    with _delayed_signals() as came:
+    with delayed() as came:
         for _ in range(iterations):
             times = learner.iterate()
             done += 1
@@ -184,30 +181,6 @@ def train_iterations(
                 break
         keeper.save(done)
     return done
-
-
-@contextmanager
-def _delayed_signals() -> Generator[list[int]]:
-    """Hold the first signal back until the block has ended, then deliver it; a second one is delivered at once."""
-    came: list[int] = []
-    old: dict[int, Any] = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if came:
-            old[number](number, frame)
-        came.append(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(number)):
-                old[number] = signal.signal(number, handle)
-    try:
-        yield came
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
-    if came:
-        old[came[0]](came[0], None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
