@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from gymnasium.envs.registration import register, registry
 
+GYMNASIUM = "gym:"
+"""What the source of a bridged Gymnasium environment begins with."""
+
 IDS = {
     "headrace/Ant-v0": "ant",
     "headrace/Cartpole-v0": "cartpole",

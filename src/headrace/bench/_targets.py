@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from headrace._gymnasium_ids import IDS
+from headrace._gymnasium_ids import GYMNASIUM, IDS
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from headrace.envs.bridges import BridgeEnv
 
 AnyEnv: TypeAlias = "BatchEnv | BridgeEnv"
-SIMS = ("mujoco", "warp")
-_GYM = "gym:"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,10 @@ def parse_target(text: str) -> Target:
     An unknown name raises an error that suggests the nearest; for names of ours and of Gymnasium nothing heavy is
     imported.
     """
-    module, colon, name = text.removeprefix(_GYM).rpartition(":")
+    module, colon, name = text.removeprefix(GYMNASIUM).rpartition(":")
     if colon:
         import_users_module(module, text)
-    if text.startswith(_GYM):
+    if text.startswith(GYMNASIUM):
         _check_gym_id(name)
         return Target(text=text, kind="gym", name=name, module=module or None)
     known = list(IDS.values())
@@ -114,6 +112,8 @@ def check_request(target: Target, *, num_envs: int, sim: str, device: str) -> No
     """Raise an error if no environment could be made of this; nothing heavy is imported."""
     if num_envs < 1:
         raise ConfigError(f"--num-envs: expected at least 1, got {num_envs}")
+    from headrace.envs._recipe import SIMS
+
     if sim not in SIMS:
         raise UnknownNameError("sim", sim, SIMS)
     if target.kind == "gym" and sim != "mujoco":

@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ Autoreset = Literal["same_step", "disabled"]
 Executor = Literal["inline", "threads", "processes"]
 SimName = Literal["mujoco", "warp"]
 """The physics: MuJoCo on the CPU, or MuJoCo Warp."""
+SIMS: tuple[str, ...] = get_args(SimName)
 
-GYMNASIUM = "gym:"
-"""What the source of a bridged Gymnasium environment begins with."""
 _MOST_ENVS = 1 << 24
 
 

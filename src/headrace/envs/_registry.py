@@ -12,9 +12,10 @@ from typing import cast
 
 import torch
 
+from headrace._gymnasium_ids import GYMNASIUM
 from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
-from headrace.envs._recipe import GYMNASIUM, Autoreset, EnvRecipe, SimName
+from headrace.envs._recipe import SIMS, Autoreset, EnvRecipe, SimName
 from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, DeviceError, UnknownNameError
 from headrace.sim import MujocoSim, Simulation
@@ -154,7 +155,7 @@ def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.devi
         from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
 
         return MujocoWarpSim(task.model, num_envs, device=device)
-    raise UnknownNameError("sim", sim, ("mujoco", "warp"))
+    raise UnknownNameError("sim", sim, SIMS)
 
 
 @functools.cache

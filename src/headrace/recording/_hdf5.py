@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
+from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.recording._dataset import EpisodeDataset
 from headrace.recording._export import Start, Unit
@@ -279,8 +280,8 @@ def _fits(space: Mapping[str, Any], field: Field) -> bool:
 
 def _env_spec(info: DatasetInfo) -> str | None:
     """The Gymnasium spec of the environment, from which Minari recovers it; None where it has no Gymnasium id."""
-    if info.env_name.startswith("gym:"):
-        found = gymnasium.registry.get(info.env_name.removeprefix("gym:"))
+    if info.env_name.startswith(GYMNASIUM):
+        found = gymnasium.registry.get(info.env_name.removeprefix(GYMNASIUM))
         arguments: dict[str, Any] = dict(info.env_args.get("overrides", {}))
     else:
         ours = [spec for spec in gymnasium.registry.values() if spec.namespace == "headrace"]

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from headrace._gymnasium_ids import GYMNASIUM
 from headrace._leaves import flatten
 from headrace.envs import BatchEnv, Task, make
 from headrace.errors import ConfigError, DataError, UnsupportedError
@@ -82,7 +83,7 @@ def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchE
     chosen = task or info.env_name
     if not chosen:
         raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo.of(env), or pass task")
-    if isinstance(chosen, str) and chosen.startswith("gym:"):
+    if isinstance(chosen, str) and chosen.startswith(GYMNASIUM):
         raise UnsupportedError(
             f"replay: expected a task of headrace.make, got {chosen!r}; a bridged environment shows no physics states, "
             "and its episodes need not repeat"

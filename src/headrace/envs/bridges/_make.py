@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from headrace.envs._recipe import GYMNASIUM, Autoreset, EnvRecipe, Executor, check_autoreset, check_count
+from headrace._gymnasium_ids import GYMNASIUM
+from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, idle_action
 from headrace.envs.bridges._bridge_env import BridgeEnv, environment_name
 from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout, observation_leaves
