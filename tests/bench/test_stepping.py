@@ -207,3 +207,18 @@ def test_a_preset_is_a_file_of_settings(tmp_path: Path) -> None:
         read_preset(path)
     with pytest.raises(DataError, match="No such file"):
         read_preset(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("renderer", ["native", "drawn_by_hand"])
+def test_a_bundle_names_the_renderer_of_the_images(renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.sim import _camera_names
+
+    # a camera of our own, since not every machine has another one; it draws as the native one does
+    monkeypatch.setattr(_camera_names, "_CAMERAS", dict(_camera_names._CAMERAS))
+    _camera_names._CAMERAS["drawn_by_hand"] = _camera_names._CAMERAS["native"]
+    target = parse_target("cartpole-camera-terms")
+    cfg = target_cfg(target, {"pictures.policy.renderer": renderer})
+    with closing(make_target(target, cfg, 1, seed=0, threads=1)) as env:
+        assert rendering_backend(env) == renderer
+    with closing(make_target(parse_target("cartpole"), None, 1, seed=0, threads=1)) as env:
+        assert rendering_backend(env) is None

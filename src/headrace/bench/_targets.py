@@ -187,12 +187,12 @@ def make_target(
 
 
 def rendering_backend(env: AnyEnv) -> str | None:
-    """Who draws the pictures of an environment; None where it has none, or does not tell."""
+    """Which renderers draw the images of an environment; None where it has none, or does not tell."""
     from headrace.envs import BatchEnv
 
     if not isinstance(env, BatchEnv) or not env.task.pictures:
         return None
-    return "native" if env.device.type == "cpu" else "warp"
+    return ", ".join(sorted({spec.renderer for spec in env.task.pictures.values()}))
 
 
 def _check_gym_id(name: str) -> None:
