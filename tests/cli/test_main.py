@@ -90,6 +90,23 @@ def test_run_records_episodes_that_verify_and_replay_bit_for_bit(
     )
 
 
+def test_run_records_what_the_environment_says_about_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import headrace
+    from headrace.recording import DatasetInfo, EpisodeDataset
+
+    sizes = ["--num-envs", "2", "--num-steps", "4", "--set", "episode_length=3", "--frame-stack", "2"]
+    assert main(["run", "cartpole-camera", *sizes, "--record", str(tmp_path / "d")]) == 0
+    info = EpisodeDataset(tmp_path / "d").info
+    env = headrace.make("cartpole-camera", 2, threads=1, overrides={"episode_length": 3, "frame_stack": 2})
+    assert info == DatasetInfo.of(env)
+    env.close()
+    assert info.stacks
+    assert info.spaces
+    capsys.readouterr()
+    assert main(["run", "cartpole-camera", *sizes, "--record", str(tmp_path / "d")]) == 2
+    assert "directory" in capsys.readouterr().err
+
+
 def test_the_name_of_an_extra_survives_in_an_error_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import argparse
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -70,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     env = make(arguments.task, arguments.num_envs, seed=arguments.seed, threads=arguments.threads, overrides=overrides)
     policy = action_source(arguments.policy, env, arguments.seed)
     suspended = round(arguments.suspend_fraction * env.num_envs)
-    with _recording(env, arguments.record, arguments.task, overrides) as kept:
+    with _recording(env, arguments.record) as kept:
         obs, _ = env.reset()
         env.suspend(range(suspended))
         env.timer.clear()  # what is measured begins here, without the first reset
@@ -102,20 +101,15 @@ def _frame_stack(task: str, frames: int | None) -> dict[str, object]:
 
 
 @contextmanager
-def _recording(
-    env: BatchEnv, folder: str | None, task: str, overrides: dict[str, object]
-) -> Generator[EpisodeRecorder | None]:
+def _recording(env: BatchEnv, directory: str | None) -> Generator[EpisodeRecorder | None]:
     """A recorder attached to ``env`` for the length of a block, or None where nobody asked for one."""
-    if folder is None:
+    if directory is None:
         yield None
         return
-    if Path(folder).is_dir() and any(Path(folder).iterdir()):
-        raise ConfigError(f"--record: expected a new folder, got {folder!r}, which has files; nothing is overwritten")
     from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
     cfg = RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states"))
-    info = DatasetInfo(env_name=task, env_args={"overrides": overrides}, fps=1.0 / env.task.dt)
-    with EpisodeRecorder(folder, cfg, info) as recorder:
+    with EpisodeRecorder(directory, cfg, DatasetInfo.of(env)) as recorder:
         env.attach(recorder)
         yield recorder
 
