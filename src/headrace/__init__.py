@@ -14,7 +14,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
-    from headrace._jobs.evaluate import evaluate
+    from headrace._jobs.evaluate import evaluate, merge
     from headrace._jobs.picture import PictureResult, picture
     from headrace._jobs.play import PlayResult, play
     from headrace._jobs.runtime import RunResult, runtime, startup
@@ -63,6 +63,7 @@ __all__ = [
     "evaluate",
     "kernel_threads",
     "make",
+    "merge",
     "picture",
     "play",
     "register_task",
@@ -80,7 +81,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
-        "headrace._jobs.evaluate": ("evaluate",),
+        "headrace._jobs.evaluate": ("evaluate", "merge"),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
         "headrace._jobs.picture": ("PictureResult", "picture"),
         "headrace._jobs.play": ("PlayResult", "play"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from script_env import Planner, ScriptEnv
+from script_env import Planner, ScriptEnv, length_of
 
 import headrace
 from headrace.errors import ConfigError, DataError
 from headrace.rollout import Evaluation, evaluate, load_chunk_policy
-from headrace.rollout._journal import read_journals
+from headrace.rollout._journal import read_journal
 
 
 def _played(path: Path | None, *, stop: int | None = None, episodes: object = 23, **more: object) -> Evaluation:
@@ -44,13 +46,128 @@ def test_an_interrupted_evaluation_resumes_to_the_table_of_an_undisturbed_one(
 def test_parts_that_were_played_apart_merge_to_the_whole_table(tmp_path: Path) -> None:
     for name, ids in (("a", range(12)), ("b", range(10, 23))):
         _played(tmp_path / name, episodes=ids)
-    header, rows = read_journals([tmp_path / "a", tmp_path / "b"])
-    assert rows == _played(None, policy_id=None).episodes
-    assert header.identity["policy"] == "planner"
+    merged = headrace.merge(tmp_path / "a", tmp_path / "b")
+    assert merged.episodes == _played(None, policy_id=None).episodes
+    assert (merged.status, merged.plan) == ("completed", tuple(range(23)))
+    assert merged.mean_reward is not None
+    assert merged.identity is not None
+    assert merged.identity["policy"] == "planner"
     text = (tmp_path / "b").read_text().replace('"length": ', '"length": 1')
     (tmp_path / "b").write_text(text)
-    with pytest.raises(DataError, match="episode 10 was played twice with different results"):
-        read_journals([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(DataError, match="b: episode 10 was played twice with different results"):
+        headrace.merge(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_journal_knows_its_plan_so_that_a_part_that_was_cut_off_has_no_rates(tmp_path: Path) -> None:
+    _played(tmp_path / "a", episodes=range(12))
+    _played(tmp_path / "b", episodes=range(12, 23), stop=5)
+    cut = headrace.merge(tmp_path / "a", tmp_path / "b")
+    assert (cut.status, cut.planned) == ("interrupted", 23)
+    assert cut.unfinished > 0
+    assert (cut.success_rate, cut.mean_reward, cut.iqm_reward, cut.mean_length) == (None, None, None, None)
+    _played(tmp_path / "b", episodes=range(12, 23), resume=True)
+    assert headrace.merge(tmp_path / "a", tmp_path / "b").unfinished == 0
+    # a journal that is resumed with a larger plan and cut off again has planned both
+    _played(tmp_path / "a", episodes=[*range(12), 30, 32], resume=True, stop=0)
+    grown = Evaluation.load(tmp_path / "a")
+    assert grown.plan == (*range(12), 30, 32)
+    assert grown.unfinished == 2
+    assert "–" in _printed(grown)
+
+
+def _printed(found: Evaluation) -> str:
+    from rich.console import Console
+
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(found.summary())
+    return capture.get()
+
+
+def test_a_saved_evaluation_is_read_back_whole(tmp_path: Path) -> None:
+    for stop in (None, 5):
+        found = _played(None, episodes=[3, 5, 6, 7], stop=stop)
+        file = tmp_path / f"{stop}.json"
+        found.save(file)
+        assert Evaluation.load(file) == found
+        assert _printed(Evaluation.load(file)) == _printed(found)
+        with pytest.raises(ConfigError, match="already exists"):
+            found.save(file)
+    stored = json.loads((tmp_path / "None.json").read_text())
+    whole = Evaluation.load(tmp_path / "None.json")
+    assert whole.mean_reward is not None
+    assert stored["summary"]["mean_reward"] == whole.mean_reward._asdict()
+    assert stored["plan"] == [[3, 4], [5, 8]]
+    assert json.loads((tmp_path / "5.json").read_text())["summary"]["mean_reward"] is None
+
+
+def test_saved_evaluations_and_journals_merge_in_any_order_and_again(tmp_path: Path) -> None:
+    parts = [_played(None, episodes=ids) for ids in (range(8), range(8, 16), range(14, 23))]
+    whole = _played(None)
+    merged = Evaluation.merge(parts)
+    assert merged.episodes == whole.episodes
+    assert merged.counters.env_steps == sum(part.counters.env_steps for part in parts)
+    assert merged.counters.stages.keys() == whole.counters.stages.keys()
+    assert Evaluation.merge([parts[2], Evaluation.merge(parts[:2])]).episodes == whole.episodes
+    _played(tmp_path / "journal", episodes=range(8))
+    parts[1].save(tmp_path / "saved.json")
+    both = headrace.merge(tmp_path / "journal", tmp_path / "saved.json", parts[2], output=tmp_path / "all.json")
+    assert both.episodes == whole.episodes
+    assert both.counters.env_steps == 0, "the journal's cost is not known, so no part of it passes for all"
+    assert "env-steps" not in _printed(both)
+    assert Evaluation.load(tmp_path / "all.json") == both
+
+
+def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
+    one = _played(None, episodes=range(4))
+    with pytest.raises(ConfigError, match="part 2: expected an evaluation of policy 'planner', got one of 'other'"):
+        Evaluation.merge([one, _played(None, episodes=range(4, 8), policy_id="other")])
+    with pytest.raises(ConfigError, match="part 2: expected an evaluation with an identity"):
+        Evaluation.merge([one, _played(None, episodes=range(4, 8), policy_id=None)])
+    with pytest.raises(ConfigError, match="expected at least one evaluation"):
+        Evaluation.merge([])
+    assert one.circumstances is not None
+    elsewhere = replace(_played(None, episodes=range(4, 8)), circumstances=one.circumstances | {"processor": "another"})
+    with pytest.warns(UserWarning, match="part 2: played under other circumstances: processor"):
+        merged = Evaluation.merge([one, elsewhere])
+    assert merged.circumstances is not None
+    assert merged.circumstances["processor"] == [one.circumstances["processor"], "another"]
+
+
+def test_rewards_that_are_not_numbers_equal_themselves(tmp_path: Path) -> None:
+    one = _played(None, episodes=range(4))
+    broken = replace(one, episodes=[replace(row, reward=float("nan")) for row in one.episodes])
+    broken.save(tmp_path / "nan.json")
+    again = Evaluation.merge([broken, Evaluation.load(tmp_path / "nan.json")])
+    assert all(math.isnan(row.reward) for row in again.episodes)
+    with pytest.raises(DataError, match="episode 0 was played twice"):
+        Evaluation.merge([broken, one])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "expected a saved evaluation"),
+        ({"plan": [[0, 2]]}, "expected rows of the plan only, got episodes"),
+        ({"plan": [[0, 10**15]]}, "expected a plan of"),
+        ({"plan": None}, "expected a plan of"),
+        ({"status": "done"}, "expected a status of"),
+        ({"episodes": [{"episode_id": 0}]}, "expected rows with episode_id, seed"),
+        ({"identity": 3}, "expected identity and circumstances as objects"),
+        ({"counters": {"wrong": 1}}, "not a saved evaluation, or damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    data = _played(None, episodes=range(4)).to_json()
+    (tmp_path / "table.json").write_text(json.dumps(data | change))
+    with pytest.raises(DataError, match=f"table.json: {message}"):
+        Evaluation.load(tmp_path / "table.json")
+
+
+def test_rows_say_what_the_policy_was_told(tmp_path: Path) -> None:
+    found = _played(tmp_path / "a", episodes=9)
+    assert [row.instruction for row in found.episodes] == [f"count to {length_of(i)}" for i in range(9)]
+    assert Evaluation.load(tmp_path / "a").episodes == found.episodes
 
 
 def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:
@@ -59,10 +176,10 @@ def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pa
     with pytest.raises(ConfigError, match="already exists; pass resume=True"):
         _played(path)
     for change, message in (
-        ({"seed": 3}, "expected a journal of seed 3, got one of 0"),
-        ({"policy_id": "other"}, "expected a journal of policy 'other', got one of 'planner'"),
-        ({"execute": 2}, "expected a journal of execute 2, got one of 4"),
-        ({"batching": "fast"}, "expected a journal of strict_size None, got one of 16"),
+        ({"seed": 3}, "expected an evaluation of seed 3, got one of 0"),
+        ({"policy_id": "other"}, "expected an evaluation of policy 'other', got one of 'planner'"),
+        ({"execute": 2}, "expected an evaluation of execute 2, got one of 4"),
+        ({"batching": "fast"}, "expected an evaluation of strict_size None, got one of 16"),
     ):
         with pytest.raises(ConfigError, match=message):
             _played(path, resume=True, **change)
@@ -72,7 +189,9 @@ def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pa
         _played(None, policy_id=None, resume=True)
     (tmp_path / "noise").write_text("hello\n")
     with pytest.raises(DataError, match="not the journal of an evaluation"):
-        read_journals([tmp_path / "noise"])
+        read_journal(tmp_path / "noise")
+    with pytest.raises(DataError, match="noise: expected JSON"):
+        Evaluation.load(tmp_path / "noise")
 
 
 def test_a_module_is_told_apart_by_its_weights_and_other_circumstances_are_warned_about(tmp_path: Path) -> None:
@@ -88,7 +207,7 @@ def test_a_module_is_told_apart_by_its_weights_and_other_circumstances_are_warne
             with pytest.warns(UserWarning, match="played under other circumstances: num_envs 2 → 3"):
                 tables.append(evaluate(env, policy, episodes=ids, **settings).episodes)  # type: ignore[arg-type]
             policy.queries.data[0, 0] += 1.0
-            with pytest.raises(ConfigError, match="expected a journal of policy"):
+            with pytest.raises(ConfigError, match="expected an evaluation of policy"):
                 evaluate(env, policy, episodes=ids, **settings)  # type: ignore[arg-type]
         env.close()
     assert tables[1][:2] == tables[0]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import headrace
 from headrace._cli import evaluate
 from headrace._cli.main import main
 from headrace.chunking import ChunkContext
@@ -74,7 +75,7 @@ def test_strict_tables_on_disk_are_equal_whatever_the_batch_and_the_engine(tmp_p
     assert tables[0] == tables[1]
     rows = list(csv.DictReader(tables[0].splitlines()))
     assert [row["episode_id"] for row in rows] == [str(i) for i in range(9)]
-    assert list(rows[0]) == ["episode_id", "seed", "reward", "length", "success", "diverged"]
+    assert list(rows[0]) == ["episode_id", "seed", "reward", "length", "success", "diverged", "instruction"]
 
 
 def test_a_checkpoint_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,16 +148,16 @@ def test_an_evaluation_can_be_filmed_and_never_over_another_film(tmp_path: Path)
 def test_parts_of_a_plan_are_played_into_journals_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from headrace.rollout._journal import read_journals
+    from headrace.rollout import Evaluation
 
     words = ["evaluate", "cartpole", "--policy", POLICY, "--num-envs", "2", "--threads", "1", "--policy-id", "shove"]
     for ids in ("0:3", "3:5"):
         assert main([*words, "--episode-ids", ids, "--journal", str(tmp_path / ids)]) == 0
-    _, rows = read_journals([tmp_path / "0:3", tmp_path / "3:5"])
+    rows = headrace.merge(tmp_path / "0:3", tmp_path / "3:5").episodes
     assert [row.episode_id for row in rows] == [0, 1, 2, 3, 4]
     assert main([*words, "--episodes", "5", "--journal", str(tmp_path / "0:3"), "--resume"]) == 0
     assert "5 of 5 episodes" in capsys.readouterr().out
-    assert read_journals([tmp_path / "0:3"])[1] == rows
+    assert Evaluation.load(tmp_path / "0:3").episodes == rows
     with pytest.raises(ConfigError, match="--episode-ids: expected FIRST:END"):
         _run("--policy", POLICY, "--episode-ids", "5")
 
@@ -165,3 +166,43 @@ def test_a_number_of_episodes_next_to_their_ids_is_refused(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         _run("--policy", POLICY, "--episodes", "100", "--episode-ids", "0:5")
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_parts_are_merged_into_the_table_of_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "cartpole", "--policy", POLICY, "--num-envs", "2", "--threads", "1"]
+    whole, first, second, merged = (str(tmp_path / name) for name in ("whole.csv", "first", "second.json", "all.json"))
+    assert main([*words, "--episodes", "5", "--csv", whole]) == 0
+    assert main([*words, "--episode-ids", "0:3", "--journal", first]) == 0
+    assert main([*words, "--episode-ids", "2:5", "--output", second]) == 0
+    capsys.readouterr()
+    assert main(["merge", first, second, "-o", merged, "--csv", str(tmp_path / "merged.csv")]) == 0
+    assert "5 of 5 episodes, completed" in capsys.readouterr().out
+    assert (tmp_path / "merged.csv").read_bytes() == Path(whole).read_bytes()
+    assert main(["merge", merged]) == 0
+    # the journal of a part that lacks its last episode
+    cut = Path(first).read_text().splitlines(keepends=True)[:-1]
+    (tmp_path / "cut").write_text("".join(cut))
+    capsys.readouterr()
+    assert main(["merge", str(tmp_path / "cut")]) == 1
+    shown = capsys.readouterr().out
+    assert "2 of 3 episodes, interrupted" in shown
+    assert "1: no rates" in shown
+
+
+def test_what_cannot_be_merged_or_saved_is_an_error_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"output .*already exists"):
+        _run("--policy", POLICY, "--output", str(tmp_path / "there.json"))
+    with pytest.raises(ConfigError, match="policy_id: expected a text"):
+        _run("--policy", f"{__name__}:breaks", "--horizon", "8", "--output", str(tmp_path / "new.json"))
+    with pytest.raises(ConfigError, match="--batch-size: expected no --fast"):
+        _run("--policy", POLICY, "--fast", "--batch-size", "4")
+    with pytest.raises(ConfigError, match="--resize, --prompt-key: expected --map"):
+        _run("--policy", POLICY, "--resize", "8x8")
+    assert main(["merge", str(tmp_path / "there.json")]) == 2
+    assert main(["merge", str(tmp_path / "absent")]) == 2
+    said = capsys.readouterr().err
+    assert "expected a saved evaluation" in said
+    assert "absent: cannot be read" in said

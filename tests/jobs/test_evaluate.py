@@ -143,6 +143,19 @@ def test_what_was_finished_is_in_the_error() -> None:
     assert caught.value.finished.status == "failed"
 
 
+def test_the_result_is_saved_also_when_the_policy_fails(tmp_path: Path) -> None:
+    found = _quick(Shove(), output=tmp_path / "whole.json")
+    assert Evaluation.load(tmp_path / "whole.json") == found
+    assert found.identity is not None
+    assert found.identity["source"] == "cartpole"
+    with pytest.raises(PolicyError) as caught:
+        _quick(breaks, horizon=8, episodes=40, num_envs=3, overrides=SHORT | {"max_angle": 0.2}, policy_id="breaks",
+               output=tmp_path / "part.json")  # fmt: skip
+    part = Evaluation.load(tmp_path / "part.json")
+    assert part == caught.value.finished
+    assert (part.status, part.planned, part.mean_reward) == ("failed", 40, None)
+
+
 def test_settings_that_contradict_what_is_there_are_refused() -> None:
     recipe = headrace.EnvRecipe("cartpole", num_envs=2)
     with pytest.raises(ConfigError, match=r"num_envs: expected that of the recipe, 2, got 3; use recipe.replace"):

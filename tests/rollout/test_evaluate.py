@@ -133,7 +133,9 @@ def test_fast_tables_are_close(alone: list[EpisodeResult]) -> None:
     """A row of a matrix product changes by about 1e-7 with the batch; ants amplify it, so only the means agree."""
     fast = _evaluated(16, batching="fast")
     assert fast.episodes != alone, "bits do change with the batch: strict is there for a reason"
-    reference = Evaluation(episodes=alone, planned=EPISODES, status="completed", counters=fast.counters, strict_size=16)
+    reference = Evaluation(
+        episodes=alone, plan=tuple(range(EPISODES)), status="completed", counters=fast.counters, strict_size=16
+    )
     interval = reference.mean_reward
     assert interval is not None
     assert fast.mean_reward is not None
@@ -214,7 +216,7 @@ def test_the_summary_has_every_figure() -> None:
 def test_the_summary_of_nothing_has_dashes() -> None:
     from rich.console import Console
 
-    nothing = Evaluation(episodes=[], planned=3, status="interrupted", counters=Counters(), strict_size=None)
+    nothing = Evaluation(episodes=[], plan=(0, 1, 2), status="interrupted", counters=Counters(), strict_size=None)
     assert nothing.success_rate is None
     assert nothing.mean_reward is nothing.iqm_reward is nothing.mean_length is None
     console = Console(record=True, width=100)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -15,7 +12,6 @@ from headrace._cli.options import add_option
 from headrace._cli.remote_policy import add_remote_options, remote_of
 from headrace._interrupts import exit_code
 from headrace.errors import ConfigError, HeadraceError
-from headrace.files import write_whole
 
 if TYPE_CHECKING:
     from headrace.chunking import Batching
@@ -67,11 +63,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_option(parser, "--video")
     add_option(parser, "--renderer", default="native")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
+    add_option(parser, "--csv")
+    add_option(parser, "--output", otherwise="nowhere")
     add_option(parser, "--set")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
     parser.add_argument("--resume", action="store_true", help="continue --journal: play only what it lacks")
-    parser.add_argument("--policy-id", help="what the journal calls the policy (default: a hash of its weights)")
+    parser.add_argument(
+        "--policy-id", help="what --journal and --output call the policy (default: a hash of its weights)"
+    )
     add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
 
@@ -80,8 +79,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from headrace._jobs.evaluate import evaluate
     from headrace.envs._overrides import parse_assignments
 
-    if arguments.csv is not None and (arguments.csv.is_dir() or not arguments.csv.parent.is_dir()):
-        raise ConfigError(f"--csv: expected a file in a directory that exists, got {arguments.csv}")
+    check_table(arguments.csv)
     try:
         found = evaluate(
             arguments.task,
@@ -103,15 +101,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             journal=arguments.journal,
             resume=arguments.resume,
             policy_id=arguments.policy_id,
+            output=arguments.output,
             video=arguments.video,
             renderer=arguments.renderer,
             **remote_of(arguments),
         )
     except HeadraceError as error:
         if error.finished is not None:
-            _show(cast("Evaluation", error.finished), arguments.csv)
+            show(cast("Evaluation", error.finished), arguments.csv)
         raise
-    _show(found, arguments.csv)
+    show(found, arguments.csv)
     return 0 if found.interrupt is None else exit_code(found.interrupt)
 
 
@@ -136,13 +135,14 @@ def _ids(text: str) -> range:
     return range(int(first), int(end))
 
 
-def _show(found: Evaluation, table: Path | None) -> None:
-    from headrace.rollout import EpisodeResult
-
+def show(found: Evaluation, table: Path | None) -> None:
+    """Print the figures, and write the rows where somebody asked for them."""
     Console().print(found.summary())
     if table is not None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, [field.name for field in fields(EpisodeResult)])
-        writer.writeheader()
-        writer.writerows(asdict(episode) for episode in found.episodes)
-        write_whole(table, text.getvalue().encode())
+        found.to_csv(table)
+
+
+def check_table(path: Path | None) -> None:
+    """Refuse a file for the rows that could not be written, before the work."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(f"--csv: expected a file in a directory that exists, got {path}")

@@ -18,7 +18,7 @@ from headrace._interrupts import exit_code, interruptible, signal_name
 from headrace.errors import HeadraceError
 
 COMMANDS = (
-    *("tasks", "run", "view", "picture", "train", "play", "evaluate", "serve", "imitate", "record"),
+    *("tasks", "run", "view", "picture", "train", "play", "evaluate", "merge", "serve", "imitate", "record"),
     *("runtime", "startup", "compare", "sweep", "report"),
     *("demo", "doctor", "completion"),
 )
@@ -35,6 +35,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
   headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
+  headrace merge A.jsonl B.jsonl          parts of an evaluation that were played apart, as one table
   headrace serve pusher-solid             serve a chunk policy to clients elsewhere, batching over them
   headrace imitate pusher-solid --output F  record an expert and train such a policy
   headrace record info DATASET            what a recorded dataset holds; also verify, replay, merge, export

@@ -9,6 +9,7 @@ from typing import Any
 _WHOLE: dict[str, Any] = {"type": int, "metavar": "N"}
 _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--batch-size": ("rows of every batch in strict mode", _WHOLE),
+    "--csv": ("write the per-episode table here", {"type": Path, "metavar": "FILE"}),
     "--episodes": ("episodes to play, with ids from 0, each counted once", _WHOLE),
     "--execute": ("actions executed of each chunk", _WHOLE),
     "--fast": (

@@ -1,4 +1,4 @@
-"""``headrace.evaluate``: play a plan of episodes of a task with a policy by name, and say what it reached."""
+"""``headrace.evaluate``: play a plan of episodes with a policy by name; ``headrace.merge``: parts of one as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from headrace._jobs.request import agreed_settings, check_video
 from headrace.envs import EnvRecipe
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
+from headrace.files import check_writable
 
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, ChunkPolicy, Engine, PolicyLike
@@ -45,6 +46,7 @@ def evaluate(
     journal: str | Path | None = None,
     resume: bool = False,
     policy_id: str | None = None,
+    output: str | Path | None = None,
     video: str | Path | None = None,
     renderer: str = "native",
     mapping: WireMapping | None = None,
@@ -84,7 +86,8 @@ def evaluate(
         timeout: seconds that one call of the model may take.
         journal: file that every finished episode is appended to at once.
         resume: go on with that journal.
-        policy_id: what the journal calls the policy; None for a hash of a module's weights.
+        policy_id: what journal and output call the policy; None for a hash of a module's weights.
+        output: new file that the result is saved to, also after Ctrl-C or a failure; :meth:`Evaluation.load` reads it.
         video: film the first environments of a task of ours into this file, which must be new.
         renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         mapping: from our groups to a server's keys.
@@ -102,12 +105,18 @@ def evaluate(
     from headrace.rollout import evaluate as play_plan
     from headrace.rollout._chunk_loop import action_size
     from headrace.rollout._evaluate import restore_modes, training_modes
+    from headrace.rollout._journal import policy_hash
 
     recipe = _recipe(env, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
     address = policy if isinstance(policy, str) and "://" in policy else None
     _check_remote(address, mapping, connections, images, engine, batching)
     film = None if video is None else Path(video)
     check_video(film, renderer)
+    saved = None if output is None else Path(output)
+    if saved is not None:
+        if saved.exists():
+            raise ConfigError(f"output (--output): {saved} already exists, and nothing is ever overwritten")
+        check_writable(saved.parent)
     rule = _rule(admission)
     with ExitStack() as stack:
         stack.callback(restore_modes, training_modes(policy))
@@ -126,26 +135,60 @@ def evaluate(
         if film is not None:
             _film(made, film, renderer, stack)
         usual = 1 if ensemble_decay is not None else fitted.horizon - offset - latency
-        return play_plan(
-            made,
-            fitted,
-            episodes=episodes,
-            execute=usual if execute is None else execute,
-            seed=played_seed,
-            offset=offset,
-            latency=latency,
-            admission=rule,
-            engine=engine,
-            batching=batching,
-            ensemble_decay=ensemble_decay,
-            hold_action=hold_action,
-            allow_hold=allow_hold,
-            timeout=timeout,
-            journal=journal,
-            resume=resume,
-            policy_id=policy_id,
-            progress=progress,
-        )
+        if saved is not None and policy_id is None:
+            policy_id = policy_hash(fitted)
+        try:
+            found = play_plan(
+                made,
+                fitted,
+                episodes=episodes,
+                execute=usual if execute is None else execute,
+                seed=played_seed,
+                offset=offset,
+                latency=latency,
+                admission=rule,
+                engine=engine,
+                batching=batching,
+                ensemble_decay=ensemble_decay,
+                hold_action=hold_action,
+                allow_hold=allow_hold,
+                timeout=timeout,
+                journal=journal,
+                resume=resume,
+                policy_id=policy_id,
+                progress=progress,
+            )
+        except HeadraceError as error:
+            if saved is not None and error.finished is not None:
+                cast("Evaluation", error.finished).save(saved)
+            raise
+        if saved is not None:
+            found.save(saved)
+        return found
+
+
+def merge(*parts: str | Path | Evaluation, output: str | Path | None = None) -> Evaluation:
+    """One table of evaluations that were played apart: journals, saved evaluations, or evaluations.
+
+    Args:
+        *parts: files or evaluations of one identity; a difference is refused, and so is an episode that is in several
+            with rows that are not equal. Other circumstances (versions, processor, …) are warned about.
+        output: new file that the result is saved to.
+
+    Returns:
+        The rows of all, over all that was planned in any; an incomplete plan has no rates.
+    """
+    from headrace.rollout import Evaluation
+    from headrace.rollout._evaluation_files import merge as merge_named
+
+    named = [
+        (f"part {number}", part) if isinstance(part, Evaluation) else (str(part), Evaluation.load(part))
+        for number, part in enumerate(parts, 1)
+    ]
+    merged = merge_named(named)
+    if output is not None:
+        merged.save(output)
+    return merged
 
 
 def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecipe | None:

@@ -170,7 +170,7 @@ class ChunkLoop:
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
         return Evaluation(
             episodes=sorted(self._results),
-            planned=len(self._plan),
+            plan=tuple(sorted(self._plan.ids)),
             status=status,
             counters=counters,
             strict_size=self._engine.strict_size,
@@ -428,6 +428,7 @@ class ChunkLoop:
         """Write the table rows of ended episodes, and give their slots the next of the plan at once."""
         success = [None] * len(ends) if ends.success is None else cast("list[bool]", ends.success.tolist())
         columns = (ends.episode_ids, ends.returns, ends.lengths, ends.diverged)
+        slots = ends.env_ids.cpu().numpy()
         for row, (episode, total, length, diverged) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             self._results.append(
                 EpisodeResult(
@@ -437,11 +438,11 @@ class ChunkLoop:
                     length=length,
                     success=success[row],
                     diverged=diverged,
+                    instruction=self._instructions[slots[row]],
                 )
             )
         if self._on_episodes is not None:
             self._on_episodes(self._results[-len(ends) :])
-        slots = ends.env_ids.cpu().numpy()
         taken = np.array(self._plan.take(slots.tolist()), np.int64)
         if self._has_memory:
             self._ended += [

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DataError
+
+_MOST = 10**8
+"""More episodes than anybody plans: a file that says so is damaged."""
 
 
 class EpisodePlan:
@@ -51,6 +55,9 @@ class EpisodePlan:
 class EndlessPlan:
     """Episodes without end: slot i plays i, i + N, i + 2N, …, as an environment that resets itself does."""
 
+    ids: Sequence[int] = ()
+    """Nobody waits for any of them."""
+
     def __init__(self, num_envs: int) -> None:
         self._next = list(range(num_envs))
 
@@ -63,3 +70,28 @@ class EndlessPlan:
         for slot in slots:
             self._next[slot] += len(self._next)
         return taken
+
+
+def ranges_of(ids: Iterable[int]) -> list[list[int]]:
+    """Ids as ``[first, end)`` pairs in order: how files hold a plan."""
+    found: list[list[int]] = []
+    for episode in sorted(set(ids)):
+        if found and found[-1][1] == episode:
+            found[-1][1] += 1
+        else:
+            found.append([episode, episode + 1])
+    return found
+
+
+def ids_of(ranges: object, name: str) -> set[int]:
+    """The ids of what :func:`ranges_of` gave; DataError, with ``name``, for anything else."""
+    found: set[int] = set()
+    for pair in cast("list[object]", ranges) if isinstance(ranges, list) else [ranges]:
+        ends = cast("list[object]", pair) if isinstance(pair, list) else []
+        if [type(end) for end in ends] != [int, int]:
+            raise DataError(f"{name}: expected a plan of [first, end] pairs, got {ranges!r}")
+        first, end = cast("list[int]", ends)
+        if not 0 <= first < end or end - first > _MOST:
+            raise DataError(f"{name}: expected a plan of [first, end] pairs, got {ranges!r}")
+        found.update(range(first, end))
+    return found

@@ -22,7 +22,7 @@ from headrace.chunking import (
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv, HoldAction, action_size
 from headrace.rollout._episode_plan import EpisodePlan
-from headrace.rollout._evaluation import Counters, Evaluation
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._journal import Header, Journal, circumstances, policy_hash, source_of
 from headrace.rollout._progress import EpisodeProgress
 
@@ -77,7 +77,8 @@ def evaluate(
         journal: file that every finished episode is appended to, and synced, in the step in which it ends.
         resume: go on with that journal: only the episodes that it lacks are played. What decides the rows (source,
             overrides, seed, policy, lengths, strict size, …) must be the same.
-        policy_id: what the journal calls the policy; None for a hash of a module's weights.
+        policy_id: what journals and saved evaluations call the policy; None for a hash of a module's weights, which is
+            taken for a journal only.
         progress: show a progress bar with rates and the running success rate.
 
     Returns:
@@ -117,9 +118,9 @@ def evaluate(
     if not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
     plan = EpisodePlan(episodes)
-    book: Journal | None = None
-    if journal is not None:
-        strict = (formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size
+    strict = (formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size
+    header: Header | None = None
+    if journal is not None or policy_id is not None:
         identity = source_of(env) | {
             "seed": seed,
             "policy": policy_hash(policy) if policy_id is None else policy_id,
@@ -130,27 +131,39 @@ def evaluate(
             "fidelity": env.fidelity,
         }
         where = circumstances(env, engine if isinstance(engine, str) else type(engine).__name__)
-        book = Journal(Path(journal), Header(identity=identity, circumstances=where), resume=resume)
+        header = Header(identity=identity, circumstances=where)
+    book: Journal | None = None
+    if journal is not None and header is not None:
+        book = Journal(Path(journal), header, plan.ids, resume=resume)
     elif resume:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
-    whole = plan
-    known = [] if book is None else [row for row in book.rows if row.episode_id in set(plan.ids)]
-    if known:
-        done = {row.episode_id for row in known}
-        left = [episode for episode in plan.ids if episode not in done]
-        if not left:
-            return Evaluation(
-                episodes=sorted(known),
-                planned=len(plan),
-                status="completed",
-                counters=Counters(),
-                strict_size=(formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size,
-                fidelity=env.fidelity,
-            )
-        plan = EpisodePlan(left)
+    whole, known = tuple(sorted(plan.ids)), list[EpisodeResult]()
 
     def joined(result: Evaluation) -> Evaluation:
-        return replace(result, episodes=sorted(known + result.episodes), planned=len(whole))
+        return replace(
+            result,
+            episodes=sorted(known + result.episodes),
+            plan=whole,
+            identity=None if header is None else header.identity,
+            circumstances=None if header is None else header.circumstances,
+        )
+
+    if book is not None and book.rows:
+        wanted = set(whole)
+        known = [row for row in book.rows if row.episode_id in wanted]
+        left = wanted - {row.episode_id for row in known}
+        if not left:
+            return joined(
+                Evaluation(
+                    episodes=[],
+                    plan=whole,
+                    status="completed",
+                    counters=Counters(),
+                    strict_size=strict,
+                    fidelity=env.fidelity,
+                )
+            )
+        plan = EpisodePlan([episode for episode in plan.ids if episode in left])
 
     runs = make_engine(engine, fitted, formed or Batching(), timeout=timeout) if isinstance(engine, str) else engine
     try:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from headrace.errors import ConfigError
+from headrace.files import write_whole
 from headrace.statistics import Interval, bootstrap_interval, wilson_interval
 
 if TYPE_CHECKING:
@@ -24,6 +31,8 @@ class EpisodeResult:
     length: int
     success: bool | None
     diverged: bool
+    instruction: str = ""
+    """The text that the policy was told; "" where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,11 +63,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The result of :func:`headrace.rollout._evaluate`."""
+    """The result of :func:`headrace.evaluate` and :func:`headrace.rollout.evaluate`."""
 
     episodes: list[EpisodeResult]
     """In the order of their ids, whatever order they finished in."""
-    planned: int
+    plan: tuple[int, ...]
+    """The ids that were asked for, in order."""
     status: Literal["completed", "interrupted", "failed"]
     counters: Counters
     strict_size: int | None
@@ -67,6 +77,16 @@ class Evaluation:
     """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
     interrupt: KeyboardInterrupt | None = field(default=None, compare=False, repr=False)
     """What ended an interrupted evaluation: Ctrl-C, or the signal that a command was sent."""
+    identity: dict[str, Any] | None = None
+    """What decides the rows: source, overrides, seed, policy, lengths, strict size, …; equal in what is merged. None
+    where the evaluation had neither ``journal`` nor ``policy_id``."""
+    circumstances: dict[str, Any] | None = None
+    """What should not change a row: number of environments, versions, processor. None as for :attr:`identity`."""
+
+    @property
+    def planned(self) -> int:
+        """How many episodes were asked for."""
+        return len(self.plan)
 
     @property
     def unfinished(self) -> int:
@@ -112,8 +132,47 @@ class Evaluation:
         steps = counters.env_steps + counters.held_steps
         return counters.held_steps / steps if steps else 0.0
 
+    def save(self, path: str | Path) -> None:
+        """Write everything to a new JSON file, whole or not at all; :meth:`load` reads it back to an equal value."""
+        target = Path(path)
+        if target.exists():
+            raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
+        write_whole(target, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read what :meth:`save` wrote, or the journal of an evaluation, which has rows and plan, but no counters."""
+        from headrace.rollout._evaluation_files import load
+
+        return load(Path(path))
+
+    @classmethod
+    def merge(cls, parts: Iterable[Evaluation]) -> Evaluation:
+        """One table of evaluations of the same identity, played anywhere in any order; plans are joined.
+
+        An id that is in several must have equal rows; it is in the table once. Rates and intervals exist if every
+        planned id of every part is there. Counters are added up where all parts have some.
+        """
+        from headrace.rollout._evaluation_files import merge
+
+        return merge([(f"part {number}", part) for number, part in enumerate(parts, 1)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything in the form of JSON, with the figures and their intervals under ``summary``."""
+        from headrace.rollout._evaluation_files import to_json
+
+        return to_json(self)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the rows as a table with a header, in place of what is there."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, [entry.name for entry in fields(EpisodeResult)])
+        writer.writeheader()
+        writer.writerows(asdict(episode) for episode in self.episodes)
+        write_whole(Path(path), text.getvalue())
+
     def summary(self) -> Table:
-        """The figures as a table to print."""
+        """The figures as a table to print; without the cost where nothing was played, as after a merge of journals."""
         from rich.table import Table
 
         counters = self.counters
@@ -131,6 +190,11 @@ class Evaluation:
             ("mean reward", _number(self.mean_reward)),
             ("interquartile mean reward", _number(self.iqm_reward)),
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
+        ):
+            table.add_row(name, value)
+        if not counters.batch_steps:
+            return table
+        for name, value in (
             ("model calls", f"{counters.model_calls:,}"),
             ("rows inferred", f"{counters.rows_inferred:,}"),
             ("  wasted; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),

@@ -12,20 +12,29 @@ import json
 import platform
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import append, storage_error, truncate
+from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import EpisodeResult
 
-_FORMAT = "headrace-evaluation-1"
-_ROW = {field.name for field in fields(EpisodeResult)}
+FORMAT = "headrace-evaluation-1"
+_ROW = {
+    "episode_id": (int,),
+    "seed": (int,),
+    "reward": (float,),
+    "length": (int,),
+    "success": (bool, type(None)),
+    "diverged": (bool,),
+    "instruction": (str,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +50,10 @@ class Header:
 class Journal:
     """Appends rows to a file; each call is one write and one sync."""
 
-    def __init__(self, path: Path, header: Header, *, resume: bool) -> None:
+    def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
         """Begin a journal, or with ``resume`` go on with one of the same identity; an absent one begins.
+
+        What is planned beyond the plans before is written, too, so that whoever reads the file knows what is missing.
 
         A last line that was cut off is removed.
         """
@@ -52,12 +63,22 @@ class Journal:
         if path.exists():
             if not resume:
                 raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
-            before, self.rows, size = _read(path)
-            check_same(header, before, str(path))
-            if size != path.stat().st_size:
-                truncate(path, size)
+            before = read_journal(path)
+            self.rows = before.rows
+            check_same(header, before.header, str(path))
+            if before.size != path.stat().st_size:
+                truncate(path, before.size)
+            if more := set(plan) - before.plan:
+                self._append({"plan": ranges_of(more)})
         else:
-            self._append({"format": _FORMAT, "identity": header.identity, "circumstances": header.circumstances})
+            self._append(
+                {
+                    "format": FORMAT,
+                    "identity": header.identity,
+                    "circumstances": header.circumstances,
+                    "plan": ranges_of(plan),
+                }
+            )
 
     def add(self, rows: Sequence[EpisodeResult]) -> None:
         """Write the episodes that ended in one step."""
@@ -71,33 +92,13 @@ class Journal:
             raise storage_error(self.path, error, "make room and resume: the rows before are safe") from error
 
 
-def read_journals(paths: Iterable[Path]) -> tuple[Header, list[EpisodeResult]]:
-    """The rows of journals of one identity, in order of their ids; an id that is in several must have equal rows."""
-    header: Header | None = None
-    found: dict[int, EpisodeResult] = {}
-    for path in paths:
-        own, rows, _ = _read(path)
-        if header is not None:
-            check_same(header, own, str(path))
-        header = header or own
-        for row in rows:
-            if found.setdefault(row.episode_id, row) != row:
-                raise DataError(
-                    f"{path}: episode {row.episode_id} was played twice with different results, {row} and "
-                    f"{found[row.episode_id]}; the policy or the environment is not a function of the episode"
-                )
-    if header is None:
-        raise ConfigError("merge: expected at least one journal, got none")
-    return header, sorted(found.values())
-
-
 def check_same(expected: Header, got: Header, name: str) -> None:
     """Refuse another identity, naming what differs; warn of other circumstances."""
     keys = sorted(expected.identity.keys() | got.identity.keys())
     for key in keys:
         mine, theirs = expected.identity.get(key), got.identity.get(key)
         if mine != theirs:
-            raise ConfigError(f"{name}: expected a journal of {key} {mine!r}, got one of {theirs!r}")
+            raise ConfigError(f"{name}: expected an evaluation of {key} {mine!r}, got one of {theirs!r}")
     changed = [key for key in expected.circumstances if expected.circumstances[key] != got.circumstances.get(key)]
     if changed:
         told = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
@@ -146,8 +147,19 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _read(path: Path) -> tuple[Header, list[EpisodeResult], int]:
-    """Header, rows, and the bytes up to the end of the last whole line."""
+class JournalContent(NamedTuple):
+    """What a journal says."""
+
+    header: Header
+    plan: set[int]
+    """Everything that was ever planned in it."""
+    rows: list[EpisodeResult]
+    size: int
+    """Bytes up to the end of the last whole line."""
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read a journal; a last line that was cut off is left out."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -155,11 +167,27 @@ def _read(path: Path) -> tuple[Header, list[EpisodeResult], int]:
     whole = raw[: raw.rfind(b"\n") + 1]
     try:
         first, *others = [json.loads(line) for line in whole.splitlines()]
-        if first.get("format") != _FORMAT:
-            raise DataError(f"{path}: expected a journal of format {_FORMAT!r}, got {first.get('format')!r}")
-        rows = [EpisodeResult(**line) for line in others if set(line) == _ROW]
-    except (ValueError, TypeError, AttributeError) as error:
+        if first.get("format") != FORMAT:
+            raise DataError(f"{path}: expected a journal of format {FORMAT!r}, got {first.get('format')!r}")
+        header = header_from(first, str(path))
+        plans = [first.get("plan"), *[line["plan"] for line in others if "plan" in line]]
+        rows = [row_from(line, str(path)) for line in others if "plan" not in line]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not the journal of an evaluation, or damaged: {error}") from error
-    if len(rows) != len(others):
-        raise DataError(f"{path}: expected rows with {sorted(_ROW)}, got others")
-    return Header(identity=first["identity"], circumstances=first["circumstances"]), rows, len(whole)
+    return JournalContent(header, set[int]().union(*[ids_of(plan, str(path)) for plan in plans]), rows, len(whole))
+
+
+def header_from(data: dict[str, Any], name: str) -> Header:
+    """The header in a JSON object."""
+    found = (data.get("identity"), data.get("circumstances"))
+    if not all(isinstance(part, dict) for part in found):
+        raise DataError(f"{name}: expected identity and circumstances as objects, got {found}")
+    return Header(identity=data["identity"], circumstances=data["circumstances"])
+
+
+def row_from(data: object, name: str) -> EpisodeResult:
+    """A row from its JSON form; DataError, with ``name``, for anything else."""
+    row = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if row.keys() != _ROW.keys() or not all(type(row[key]) in kinds for key, kinds in _ROW.items()):
+        raise DataError(f"{name}: expected rows with {', '.join(_ROW)}, got {data!r}")
+    return EpisodeResult(**row)
