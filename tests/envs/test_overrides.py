@@ -117,7 +117,7 @@ def test_a_value_of_another_type_is_refused(path, value, expected) -> None:
         ("leef.weight", "did you mean 'leaf'"),
         ("leaves.frist.weight", "did you mean 'first'"),
         ("shelves.tob.left.weight", "did you mean 'top'"),
-        ("leaf.zzz", "choose from count, limit"),
+        ("leaf.zzz", "choose from count, either, limit"),
     ],
 )
 def test_an_unknown_path_suggests_the_nearest(path, suggestion) -> None:
