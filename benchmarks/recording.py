@@ -186,22 +186,23 @@ def measure_disk(dataset: Path, folder: Path, rounds: int) -> dict[str, float]:
     """MB/s of committing episodes, and of writing the same bytes plainly, with and without waiting for the disk."""
     from headrace.recording import DatasetInfo
     from headrace.recording._episode_file import EpisodeFile
-    from headrace.recording._running import FinishedEpisode
     from headrace.recording._store import EpisodeStore
 
-    class Loaded(FinishedEpisode):
+    @dataclass
+    class Loaded:
         """An episode in memory, whole columns instead of pages."""
 
+        meta: Any
+        columns_: list[Any]
+        group: str = "episodes"
+
         def columns(self) -> Any:
-            for item in self.fields:
-                yield item, [self.extras[item.name]]
+            return self.columns_
 
     episodes, contents = [], []
     for entry in EpisodeDataset(dataset).entries[:NUM_ENVS]:
         file = EpisodeFile(dataset / entry.file)
-        arrays = {name: file.read(name) for name in file.names}
-        fields = tuple(file.field(name) for name in file.names)
-        episodes.append(Loaded(meta=file.meta, group="episodes", fields=fields, lanes=(), extras=arrays))
+        episodes.append(Loaded(file.meta, [(file.field(name), [file.read(name)]) for name in file.names]))
         contents.append((dataset / entry.file).read_bytes())
     total = sum(map(len, contents)) / 1e6
     rates: dict[str, list[float]] = {"headrace": [], "plain, synced": [], "plain": []}

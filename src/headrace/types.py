@@ -113,12 +113,11 @@ class StepRecord:
     """int64 (n,), ascending."""
     episode_ids: Tensor
     """int64 (n,): the episode in which each row acted."""
-    obs: Obs
-    """Group name → (N, …): the observation the action answered to. Index it with ``env_ids``."""
     actions: Tensor
-    """(N, A) as given by the caller; rows that did not act may be NaN."""
+    """(N, A) as given by the caller; rows that did not act may be NaN. They answer to the observation of the record
+    before: that of the last step in which the row acted, or of its reset."""
     step: Step
-    """The result of the step, all N rows."""
+    """The result of the step, all N rows; the observation is the true last one where an episode ended."""
     states: Tensor | None
     """float64 (n, S): physics state after the step, before any reset; None unless an observer needs ``states``."""
     processed_actions: Tensor | None = None

@@ -14,7 +14,7 @@ from headrace.envs import BatchEnv
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.envs.tasks.inverted_pendulum import InvertedPendulum, InvertedPendulumCfg
 from headrace.testing._comparing import require_same_tensors
-from headrace.types import EpisodeEnds, Step
+from headrace.types import EpisodeEnds, Need, ResetRecord, Step, StepRecord
 
 REACH = {"inverted-pendulum": 3.0, "ant": 1.0, "humanoid": 0.4}
 TASKS = sorted(REACH)
@@ -148,3 +148,61 @@ def test_a_subclass_with_a_function_of_its_own_is_not_stepped_by_its_parents_ker
     assert patched._compiled is None
     env.close()
     patched.close()
+
+
+class Watcher:
+    """Copies of everything that an observer is shown."""
+
+    needs: frozenset[Need] = frozenset({"states"})
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, object]] = []
+
+    def after_reset(self, record: ResetRecord) -> None:
+        self._keep({name: getattr(record, name) for name in ("env_ids", "episode_ids", "obs", "states")})
+
+    def after_step(self, record: StepRecord) -> None:
+        plain = {name: getattr(record, name) for name in ("env_ids", "episode_ids", "actions", "states")}
+        self._keep(plain | {"step": as_dict(record.step)})
+
+    def _keep(self, record: dict[str, object]) -> None:
+        self.seen.append(copy.deepcopy(record))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_observers_are_shown_the_same_steps_and_beginnings(task, autoreset) -> None:
+    fast, plain = pair(task, 6, overrides={"episode_length": 9}, autoreset=autoreset)
+    watchers = Watcher(), Watcher()
+    for env, watcher in zip((fast, plain), watchers, strict=True):
+        env.attach(watcher)
+        env.suspend([2])
+        generator = torch.Generator().manual_seed(1)
+        for at in range(30):
+            if at == 14:
+                env.reset(options={"reset_mask": torch.arange(6) % 2 == 0})
+            env.step(actions_for(env, task, generator))
+    got, expected = (watcher.seen for watcher in watchers)
+    assert len(got) == len(expected) > 15
+    for at, (one, other) in enumerate(zip(got, expected, strict=True)):
+        require_same_tensors(one, other, f"record {at}")
+    fast.close()
+    plain.close()
+
+
+def test_an_observer_that_raises_leaves_an_ended_episode_restarted_and_the_environment_usable() -> None:
+    env, _ = pair("ant", 2, overrides={"episode_length": 3})
+
+    class Raises(Watcher):
+        def after_step(self, record: StepRecord) -> None:
+            if "ends" in record.step.info:
+                raise ValueError("not today")
+
+    env.attach(Raises())
+    for _ in range(2):
+        env.step(torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="not today"):
+        env.step(torch.zeros(2, 8))
+    assert env.episode_ids.tolist() == [2, 3]
+    env.step(torch.zeros(2, 8))
+    env.close()

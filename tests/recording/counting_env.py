@@ -69,7 +69,7 @@ class CountingEnv:
         ids = torch.nonzero(self.active).flatten()
         if not len(ids):
             return
-        before, actions, acted_in = self.obs(), self.actions(), self.episodes[ids].clone()
+        actions, acted_in = self.actions(), self.episodes[ids].clone()
         self.steps[ids] += 1
         done = torch.zeros(self.num_envs, dtype=torch.bool)
         done[ids] = torch.tensor([int(self.steps[i]) >= length_of(int(self.episodes[i])) for i in ids])
@@ -91,7 +91,6 @@ class CountingEnv:
         record = StepRecord(
             env_ids=ids,
             episode_ids=acted_in,
-            obs=before,
             actions=actions,
             step=Step(self.obs(), reward, done & ~truncated, truncated, info),
             states=self.states()[ids],
@@ -100,7 +99,8 @@ class CountingEnv:
         for observer in self.observers:
             observer.after_step(record)
         # what was borrowed is no longer what it was: a recorder that kept a view would show it
-        for borrowed in (before["policy"], before["camera"], record.actions, reward):
+        shown = record.step.obs
+        for borrowed in (shown["policy"], shown["camera"], record.actions, reward):
             borrowed.zero_()
         if len(ended):
             self.episodes[ended] += self.num_envs

@@ -240,7 +240,7 @@ def test_an_interrupt_inside_a_step_leaves_no_episode_with_a_gap(tmp_path, monke
         for _ in range(10):
             env.step()
         with monkeypatch.context() as patch:
-            patch.setattr(recorder._layout, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(recorder._moments, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 env.step()
         for _ in range(40):

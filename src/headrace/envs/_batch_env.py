@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from headrace.envs._viewer import Viewer
 
 _TILES = 16
-
-
-class _Before(NamedTuple):
-    """What observers are told of the moment before a step."""
-
-    obs: Obs
-    episode_ids: Tensor
 
 
 class BatchEnv(EpisodicEnv):
@@ -149,13 +142,12 @@ class BatchEnv(EpisodicEnv):
         try:
             if seed is not None:
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
-            ids = request.ids
-            if ids is None or len(ids):
-                self._begin(Rows(self.sim, self._episodes, ids), request.episode_ids, observe=request.observe)
+            ids = self._episodes.everyone if request.ids is None else request.ids
+            obs = self._begin(ids, request.episode_ids, request.observe) if len(ids) else self._held.copy()
         finally:
             self._busy = False
         self._ready, self._failure = True, ""
-        return self._held.copy(), {}
+        return obs, {}
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
         self, actions: Tensor, observe: Tensor | None = None
@@ -175,45 +167,57 @@ class BatchEnv(EpisodicEnv):
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
-        if self._compiled is not None and observe is None and not self._observers and (ids is None or ids.shape[0]):
-            try:
-                done = self._compiled.step(actions, ids, self._wants_final_obs)
-            except BaseException as error:  # also Ctrl-C; raised again
-                self._fail(error)
-                raise
-            if done is not None:
-                return done
-        actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
-        wanted = (
-            None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
-        )
-        if ids is not None and not ids.shape[0]:
-            return self._idle_step(wanted)
-        seen = _Before(self._held.copy(), self._episodes.episode_ids.clone()) if self._observers else None
-
         try:
-            rows = Rows(self.sim, self._episodes, ids)
-            self.timer.start("task")
-            self.task.apply_action(rows, chosen)
-            self.timer.start("physics")
-            failed = self._advance(ids)
-            self.timer.start("task")
-            rows.renew()
-            outcome, diverged = self._judge(ids, rows, chosen, failed)
-            step, ended = self._close(ids, outcome, diverged, wanted)
+            done = self._step_compiled(actions, observe, ids)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
+        if done is None:
+            actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+            wanted = (
+                None
+                if observe is None
+                else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
+            )
+            if ids is not None and not ids.shape[0]:
+                return self._idle_step(wanted)
+            try:
+                done = self._step_rows(ids, chosen, wanted)
+            except BaseException as error:  # also Ctrl-C; raised again
+                self._fail(error)
+                raise
+        step, ended = done
         try:
-            if seen is not None:
-                self._show(ids, seen, actions, step)
+            if self._observers:
+                self._show(ids, actions.detach(), step)
         finally:
             # also when an observer raised: an ended episode must not go on
             if ended is not None and self.autoreset == "same_step":
-                self._begin(ended, None, observe=None)
-                step = step._replace(obs=self._held.copy())
+                step = step._replace(obs=self._begin_next(ended))
             self.timer.stop()
         return step
+
+    def _step_compiled(
+        self, actions: Tensor, observe: Tensor | None, ids: Tensor | None
+    ) -> tuple[Step, Tensor | None] | None:
+        """The step by kernels, and the environments whose episodes ended; None where the general way must do it."""
+        if self._compiled is None or observe is not None or (ids is not None and not ids.shape[0]):
+            return None
+        if self._observers and self._needs("substeps"):
+            return None
+        return self._compiled.step(actions, ids, self._wants_final_obs)
+
+    def _step_rows(self, ids: Tensor | None, chosen: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
+        """The step by the functions of the task, and the environments whose episodes ended."""
+        rows = Rows(self.sim, self._episodes, ids)
+        self.timer.start("task")
+        self.task.apply_action(rows, chosen)
+        self.timer.start("physics")
+        failed = self._advance(ids)
+        self.timer.start("task")
+        rows.renew()
+        outcome, diverged = self._judge(ids, rows, chosen, failed)
+        return self._close(ids, outcome, diverged, wanted)
 
     def observe(self, ids: Ids | None = None) -> Obs:
         """The current observation of some environments (None: all), (n, …), rendered now where it was not.
@@ -325,14 +329,13 @@ class BatchEnv(EpisodicEnv):
 
     def _close(
         self, ids: Tensor | None, outcome: StepOutcome, diverged: Tensor | None, wanted: Tensor | None
-    ) -> tuple[Step, Rows | None]:
+    ) -> tuple[Step, Tensor | None]:
         """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
-        ended, ended_ids = None, None
+        ended_ids = None
         if outcome.ended.shape[0]:
             ended_ids = outcome.ended if ids is None else ids.index_select(0, outcome.ended)
-            ended = Rows(self.sim, self._episodes, ended_ids)
-            success = self.task.success(ended)
+            success = self.task.success(Rows(self.sim, self._episodes, ended_ids))
             gone = None if diverged is None else diverged.index_select(0, outcome.ended)
             ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
             info = {"ends": ends, "episode": totals, "_episode": mask}
@@ -352,7 +355,7 @@ class BatchEnv(EpisodicEnv):
             elif self._wants_final_obs:
                 info["final_obs"] = obs
                 info["_final_obs"] = self._mask_of(ended_ids)
-        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended
+        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
 
     def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
         """bool (N,): active and wanted, or at the end of an episode."""
@@ -374,13 +377,12 @@ class BatchEnv(EpisodicEnv):
         self._held.draw(shown.nonzero().squeeze(1), self._episodes)
         self.timer.start("task")
 
-    def _show(self, ids: Tensor | None, seen: _Before, actions: Tensor, step: Step) -> None:
+    def _show(self, ids: Tensor | None, actions: Tensor, step: Step) -> None:
         """Let the observers see the step: its observation is the true last one where an episode ended."""
         env_ids = self._episodes.everyone if ids is None else ids
         record = StepRecord(
             env_ids=env_ids,
-            episode_ids=seen.episode_ids.index_select(0, env_ids),
-            obs=seen.obs,
+            episode_ids=self._episodes.episode_ids.index_select(0, env_ids),
             actions=actions,
             step=step,
             states=self.sim.states(ids) if self._needs("states") else None,
@@ -388,18 +390,17 @@ class BatchEnv(EpisodicEnv):
         for observer in self._observers:
             observer.after_step(record)
 
-    def _begin(self, rows: Rows, episode_ids: Tensor | None, *, observe: Tensor | None) -> None:
-        """Start an episode in each of ``rows``, with the given identities or their next ones.
+    def _begin(self, everyone: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> Obs:
+        """Start an episode in each of ``everyone`` (m,), with the given identities or their next ones.
 
-        Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names.
+        Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names. Returns all rows, fresh.
         """
         self.timer.start("reset")
-        everyone = rows.ids
         ids = None if everyone is self._episodes.everyone else everyone
+        rows = Rows(self.sim, self._episodes, ids)
         try:
             self._episodes.begin(everyone, episode_ids)
             self.sim.reset(ids)
-            rows.renew()
             self.task.reset(rows)
             self.sim.forward(ids)
             rows.renew()
@@ -413,18 +414,35 @@ class BatchEnv(EpisodicEnv):
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
+        return self._show_beginning(everyone, self._held.copy())
+
+    def _begin_next(self, ended_ids: Tensor) -> Obs:
+        """Start the next episodes where one has just ended; all rows, fresh."""
+        if self._compiled is None:
+            return self._begin(ended_ids, None, None)
+        self.timer.start("reset")
+        try:
+            obs = self._compiled.begin(ended_ids)
+        except BaseException as error:  # also Ctrl-C; raised again
+            self._fail(error)
+            raise
+        return self._show_beginning(ended_ids, obs)
+
+    def _show_beginning(self, everyone: Tensor, obs: Obs) -> Obs:
+        """Let the observers see episodes that begin in ``everyone`` (m,); returns ``obs``."""
         if self._observers:
             record = ResetRecord(
                 env_ids=everyone,
                 episode_ids=self._episodes.episode_ids.index_select(0, everyone),
                 seed=self._episodes.seed,
-                obs=self._held.copy(),
-                states=self.sim.states(ids) if self._needs("states") else None,
+                obs=obs,
+                states=self.sim.states(everyone) if self._needs("states") else None,
                 instructions=tuple([self._instructions[slot] for slot in everyone.tolist()]),
             )
             for observer in self._observers:
                 observer.after_reset(record)
         self.timer.stop()
+        return obs
 
     def _shown(self) -> Obs:
         return self._held.copy()

@@ -23,7 +23,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 class CompiledStep:
-    """Does what ``BatchEnv.step`` does, bit for bit, where no cameras, observers or masks take part.
+    """Does what ``BatchEnv.step`` does, bit for bit, where no cameras, substeps or masks take part.
 
     Owns the memory between the kernels; what it returns is fresh.
     """
@@ -60,10 +60,11 @@ class CompiledStep:
         self._terminated = np.empty(env.num_envs, np.bool_)
         self._success = np.zeros(env.num_envs, np.bool_)
 
-    def step(self, actions: Tensor, active: Tensor | None, final_obs: bool) -> Step | None:
+    def step(self, actions: Tensor, active: Tensor | None, final_obs: bool) -> tuple[Step, Tensor | None] | None:
         """One step of the ``active`` environments, int64 (n,), n > 0; None for all.
 
-        Returns None, with nothing changed, where the actions need the closer look of the general way.
+        Returns the step and the environments whose episodes ended, which :meth:`begin` starts again; or None, with
+        nothing changed, where the actions need the closer look of the general way.
         """
         if (
             type(actions) is not Tensor
@@ -101,14 +102,15 @@ class CompiledStep:
         )
         seen: Obs = {"policy": torch.from_numpy(shown)}
         info: StepInfo = {}
+        ended_ids: Tensor | None = None
         if count:
-            seen, info = self._end(self._ended[:count], ids, success, flags[2], seen, final_obs)
-        timer.stop()
-        return Step(seen, torch.from_numpy(gain), torch.from_numpy(flags[0]), torch.from_numpy(flags[1]), info)
+            ended_ids, info = self._end(self._ended[:count], ids, success, flags[2], seen, final_obs)
+        step = Step(seen, torch.from_numpy(gain), torch.from_numpy(flags[0]), torch.from_numpy(flags[1]), info)
+        return step, ended_ids
 
-    def begin(self, ids: NDArray[np.int64]) -> Obs:
-        """Start the next episodes of ``ids`` (m,), which are known to have ended; all rows, fresh."""
-        kernels, state, sim = self._kernels, self._episodes, self._sim
+    def begin(self, ended_ids: Tensor) -> Obs:
+        """Start the next episodes of ``ended_ids`` (m,), which are known to have ended; all rows, fresh."""
+        kernels, state, sim, ids = self._kernels, self._episodes, self._sim, ended_ids.numpy()
         kernels.begin_rows(
             ids,
             *(ids[:0], state.episode_stride),
@@ -116,13 +118,13 @@ class CompiledStep:
         )
         if self._memory:
             kernels.clear_rows(ids, self._memory)
-        tensor = torch.from_numpy(ids)
-        sim.reset(tensor)
+        sim.reset(ended_ids)
         self._rows.reset(ids, state.seed)
-        sim.forward(tensor)
+        sim.forward(ended_ids)
         first, shown = self._obs[: ids.shape[0]], np.empty(self._held.shape, np.float32)
         self._rows.observe(ids, first)
         kernels.hold_rows(ids, first, self._held, shown)
+        self._active_set.unpark(ended_ids)
         return {"policy": torch.from_numpy(shown)}
 
     def _end(
@@ -133,8 +135,8 @@ class CompiledStep:
         diverged: NDArray[np.bool_],
         last: Obs,
         final_obs: bool,
-    ) -> tuple[Obs, StepInfo]:
-        """Report the episodes that ended in rows ``ended`` (m,) of ``ids``, and begin the next ones or park."""
+    ) -> tuple[Tensor, StepInfo]:
+        """Report the episodes that ended in rows ``ended`` (m,) of ``ids``; returns their environments, too."""
         env, m, total = self._env, ended.shape[0], self._held.shape[0]
         whole, sums, small = np.empty((3, m), np.int64), np.empty(m), np.empty((2, m), np.bool_)
         all_sums, all_lengths, masks = np.empty(total), np.empty(total, np.int64), np.empty((2, total), np.bool_)
@@ -159,11 +161,7 @@ class CompiledStep:
         }
         if env.autoreset == "disabled":
             self._active_set.park(env_ids)
-            return last, info
-        if final_obs:
+        elif final_obs:
             info["final_obs"] = last
             info["_final_obs"] = as_tensor(masks[1])
-        env.timer.start("reset")
-        obs = self.begin(whole[0])
-        self._active_set.unpark(env_ids)
-        return obs, info
+        return env_ids, info

@@ -205,8 +205,7 @@ class EpisodeFile:
                 f"{self.path}: {name} has {stored.shape[0]} rows, expected {self.meta.length} or one more; "
                 "record the episode again"
             )
-        extra = "" if rows == 0 else ("first" if name == "states" else "last")
-        return Field(name=name, dtype=stored.dtype, shape=stored.shape[1:], extra=extra)
+        return Field(name=name, dtype=stored.dtype, shape=stored.shape[1:], with_first=rows == 1)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows ``start:stop`` of an array; the caller owns the memory."""

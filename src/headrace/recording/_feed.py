@@ -57,7 +57,6 @@ class StepFeed:
         record = StepRecord(
             env_ids=env_ids,
             episode_ids=self._episodes[env_ids],
-            obs=self._obs,
             actions=actions,
             step=step,
             states=states[env_ids] if states is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,9 @@ class Field:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     """Shape of one row."""
-    extra: Literal["", "first", "last"] = ""
-    """Observations have one ``last`` row more than steps, states one ``first``: both are (T+1, …) on disk."""
+    with_first: bool = False
+    """Whether there is a row for the beginning of the episode and one after every step, (T+1, …): observations and
+    states. Others have one row per step."""
 
     @property
     def row_bytes(self) -> int:
@@ -44,7 +45,7 @@ class Field:
 
     def rows(self, length: int) -> int:
         """Rows of an episode of ``length`` steps."""
-        return length + (self.extra != "")
+        return length + self.with_first
 
 
 def as_array(value: Tensor | Array, name: str) -> Array:

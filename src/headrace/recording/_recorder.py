@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.recording._episode_file import TEXT, EpisodeMeta, is_text
+from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
 from headrace.recording._fields import Array, as_array, check_choice, needs_frames
 from headrace.recording._info import DatasetInfo
-from headrace.recording._running import FinishedEpisode, StepLayout
+from headrace.recording._running import FinishedEpisode, RunningRows
+from headrace.recording._sources import FieldSources
 from headrace.recording._store import EpisodeStore
 from headrace.recording._writer import BackgroundWriter
 from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord
@@ -109,14 +110,15 @@ class EpisodeRecorder:
         self._closed = False
         self._process = os.getpid()
         self._in_step = False
-        self._layout: StepLayout | None = None
+        self._sources: FieldSources | None = None
+        self._moments: RunningRows | None = None
+        self._acts: RunningRows | None = None
         self._num_envs = 0
         self._episodes: NDArray[np.int64] = np.empty(0, np.int64)
         self._seeds: list[int] = []
         self._instructions: list[str] = []
         self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._returns: NDArray[np.float64] = np.empty(0)
-        self._first_states: Array | None = None
         self._substeps: list[Array] = []
         self._at_exit = _close_at_exit(self)
 
@@ -149,8 +151,8 @@ class EpisodeRecorder:
 
     def held_bytes(self) -> int:
         """Memory of running and waiting episodes."""
-        lanes = self._layout.lanes if self._layout else []
-        return sum(lane.held_bytes() for lane in lanes) + (self._writer.held_bytes() if self._writer else 0)
+        running = sum(lane.held_bytes() for part in self._running for lane in part.lanes)
+        return running + (self._writer.held_bytes() if self._writer else 0)
 
     def after_reset(self, record: ResetRecord) -> None:
         """Begin episodes; what the same environments had not finished is forgotten."""
@@ -162,14 +164,15 @@ class EpisodeRecorder:
             self._forget(slot)
             self._seeds[slot] = record.seed
             self._instructions[slot] = _instruction(record, row)
+        # an interrupt before the last line leaves environments without an episode, not episodes without a beginning
+        self._episodes[env_ids] = -1
+        if self._sources is None:
+            self._sources = FieldSources(self.cfg.fields, record.obs)
+        found = self._sources.of_reset(record)
+        if self._moments is None:
+            self._moments = RunningRows(found, self._num_envs, with_first=True)
+        self._moments.write(found, env_ids, np.arange(len(env_ids)), np.zeros(len(env_ids), np.int64))
         self._episodes[env_ids] = record.episode_ids.cpu().numpy()
-        if "states" in self.cfg.fields:
-            if record.states is None:
-                raise DataError("fields: 'states' was chosen, but the environment gave none; attach before reset")
-            states = as_array(record.states, "states")
-            if self._first_states is None:
-                self._first_states = np.zeros((self._num_envs, *states.shape[1:]), states.dtype)
-            self._first_states[env_ids] = states
 
     def after_substep(self, record: SubstepRecord) -> None:
         """Keep the states of a substep until its step is recorded."""
@@ -196,9 +199,7 @@ class EpisodeRecorder:
         rows = np.flatnonzero(seen)
         slots = env_ids[rows]
         if len(slots):
-            substeps = np.stack(self._substeps, axis=1) if self._substeps else None
-            layout = self._layout or self._plan(record, substeps)
-            layout.write(record, substeps, slots, rows, self._lengths[slots])
+            self._write(record, slots, rows)
             self._lengths[slots] += 1
             self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
         self._end_episodes(record, env_ids)
@@ -264,11 +265,22 @@ class EpisodeRecorder:
         self._lengths = np.zeros(num_envs, np.int64)
         self._returns = np.zeros(num_envs)
 
-    def _plan(self, record: StepRecord, substeps: Array | None) -> StepLayout:
-        self._layout = StepLayout(self.cfg.fields, record, substeps, self._num_envs)
-        if self.store.entries:
-            self._layout.compare(self.store.path / self.store.entries[-1].file)
-        return self._layout
+    @property
+    def _running(self) -> list[RunningRows]:
+        return [part for part in (self._moments, self._acts) if part is not None]
+
+    def _write(self, record: StepRecord, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Copy one step: environments ``slots``, which are ``rows`` of the record."""
+        assert self._sources is not None
+        assert self._moments is not None
+        substeps = np.stack(self._substeps, axis=1) if self._substeps else None
+        found, lengths = self._sources.of_act(record, substeps), self._lengths[slots]
+        if self._acts is None:
+            self._acts = RunningRows(found, self._num_envs, with_first=False)
+            if self.store.entries:
+                _compare_fields(self._running, self.store.path / self.store.entries[-1].file)
+        self._acts.write(found, slots, rows, lengths)
+        self._moments.write(self._sources.of_moment(record), slots, rows, lengths + 1)
 
     def _end_episodes(self, record: StepRecord, env_ids: NDArray[np.int64]) -> None:
         done = as_array(record.step.terminated | record.step.truncated, "flags")[env_ids]
@@ -285,13 +297,12 @@ class EpisodeRecorder:
                 success = bool(ends.success[row]) if ends.success is not None else None
                 diverged = bool(ends.diverged[row])
             if self._lengths[slot]:
-                self._finish(record, slot, success, bool(diverged))
+                self._finish(slot, success, bool(diverged))
             elif self._episodes[slot] < 0:
                 self._report.begun_before += 1
             self._episodes[slot] = -1
 
-    def _finish(self, record: StepRecord, slot: int, success: bool | None, diverged: bool) -> None:
-        assert self._layout is not None
+    def _finish(self, slot: int, success: bool | None, diverged: bool) -> None:
         seed, episode_id = self._seeds[slot], int(self._episodes[slot])
         attempt = self._attempts.get((seed, episode_id), 0)
         self._attempts[seed, episode_id] = attempt + 1
@@ -310,9 +321,8 @@ class EpisodeRecorder:
                 FinishedEpisode(
                     meta=meta,
                     group="failed" if self.cfg.keep == "failed_apart" and not success else "episodes",
-                    fields=self._layout.fields,
-                    lanes=tuple((lane, lane.take(slot, meta.length)) for lane in self._layout.lanes),
-                    extras=self._layout.extra_rows(record, slot, self._first_states),
+                    lanes=tuple([taken for part in self._running for taken in part.take(slot, meta.length)]),
+                    empty=tuple([field for part in self._running for field in part.empty]),
                 )
             )
             self._report.finished += 1
@@ -344,14 +354,29 @@ class EpisodeRecorder:
             self._report.abandoned += 1
         self._lengths[slot] = 0
         self._returns[slot] = 0.0
-        if self._layout is not None:
-            for lane in self._layout.lanes:
+        for part in self._running:
+            for lane in part.lanes:
                 lane.drop(slot)
 
     def _drop_running(self) -> None:
         for slot in range(self._num_envs):
             self._forget(slot)
         self._episodes[:] = -1
+
+
+def _compare_fields(running: list[RunningRows], path: Path) -> None:
+    """Refuse to resume a dataset, of which ``path`` is an episode, with other fields."""
+    file = EpisodeFile(path)
+    there = {name: (file.field(name).dtype, file.field(name).shape) for name in file.names}
+    here = {field.name: (field.dtype, field.shape) for part in running for field in part.fields}
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            was, now = (
+                "absent" if kind is None else f"{kind[0]}{kind[1]}" for kind in (there.get(name), here.get(name))
+            )
+            raise ConfigError(
+                f"resume: {name} is {was} in the dataset and {now} now; record the same fields, or start a new dataset"
+            )
 
 
 def _instruction(record: ResetRecord, row: int) -> str:

@@ -51,7 +51,7 @@ def field_table(episode: Episode) -> Table:
         table.add_column(name)
     for name in sorted(episode.names):
         field = episode.field(name)
-        table.add_row(escape(name), str(field.dtype), str(field.shape), "T + 1" if field.extra else "T")
+        table.add_row(escape(name), str(field.dtype), str(field.shape), "T + 1" if field.with_first else "T")
     return table
 
 

@@ -89,7 +89,7 @@ def _check_episode(episode: Episode) -> Iterator[str]:
     for name in episode.names:
         field = episode.field(name)
         expected = name == "states" or name.startswith("obs/")
-        if (field.extra != "") != expected:
+        if field.with_first != expected:
             yield f"{where}{name} has {field.rows(episode.meta.length)} rows for {episode.meta.length} steps"
     if "terminated" in episode.names:
         done = episode.read("terminated") | episode.read("truncated")

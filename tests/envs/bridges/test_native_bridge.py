@@ -323,15 +323,15 @@ class _Watcher:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, list[int], list[int]]] = []
-        self.firsts: list[float] = []
+        self.shown: list[float] = []
 
     def after_reset(self, record: ResetRecord) -> None:
         self.seen.append(("reset", record.env_ids.tolist(), record.episode_ids.tolist()))
+        self.shown.append(record.obs["policy"][0, 0].item())
 
     def after_step(self, record: StepRecord) -> None:
         self.seen.append(("step", record.env_ids.tolist(), record.episode_ids.tolist()))
-        self.firsts.append(record.obs["policy"][0, 0].item())
-        self.last = record.step.obs["policy"][0, 0].item()
+        self.shown.append(record.step.obs["policy"][0, 0].item())
 
 
 def test_observers_see_the_steps_of_active_environments_then_the_resets() -> None:
@@ -348,8 +348,7 @@ def test_observers_see_the_steps_of_active_environments_then_the_resets() -> Non
         ("step", [0], [0]),
         ("reset", [0], [2]),
     ]
-    assert watcher.firsts == [0.0, 100.0]
-    assert watcher.last == 200.0
+    assert watcher.shown == [0.0, 100.0, 200.0, 0.0]
     assert step.obs["policy"][0].item() == 0.0
     env.detach(watcher)
     env.step(torch.zeros(2, dtype=torch.int64))

@@ -166,18 +166,15 @@ class BridgeEnv(EpisodicEnv):
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
         rows = self._episodes.everyone if ids is None else ids
-        before = (self._shown(), self._episodes.episode_ids.index_select(0, rows)) if self._observers else None
         write_actions(self.backend.exchange.actions, actions, ids)
         self.timer.start("envs")
         self._call_backend(lambda: self.backend.step(rows.tolist()))
         self.timer.stop()
         step, ended_ids = self._evaluate(rows, wanted)
         try:
-            if before is not None:
-                obs, acted_in = before
-                record = StepRecord(
-                    env_ids=rows, episode_ids=acted_in, obs=obs, actions=actions, step=step, states=None
-                )
+            if self._observers:
+                acted_in = self._episodes.episode_ids.index_select(0, rows)
+                record = StepRecord(env_ids=rows, episode_ids=acted_in, actions=actions, step=step, states=None)
                 for observer in self._observers:
                     observer.after_step(record)
         finally:
