@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
+from headrace.bench._alike import DIFFERENCES, Difference
 from headrace.bench._bundle_files import bundle_paths, read_bundles
-from headrace.bench._comparison import DIFFERENCES, CompareCfg, Comparison, Difference
+from headrace.bench._comparison import CompareCfg, Comparison
 from headrace.bench._comparison import compare as compare_bundles
 from headrace.bench._schema import BUNDLES, Bundle
 from headrace.errors import ConfigError, HeadraceError, UnknownNameError
@@ -18,9 +19,10 @@ from headrace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from headrace.bench._sweep import Outcome, Side, Sweep
+    from headrace.rollout import Evaluation
 
-Runs: TypeAlias = "str | Path | Bundle | Iterable[str | Path | Bundle]"
-"""Bundles, bundle files, or directories of them; one or several."""
+Runs: TypeAlias = "str | Path | Bundle | Evaluation | Iterable[str | Path | Bundle | Evaluation]"
+"""Bundles, evaluations, files of either, or directories of them; one or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ def compare(
     """Compare two sets of runs, metric by metric. The design of the data chooses the test.
 
     Args:
-        before: bundles, bundle files or directories of them.
+        before: bundles, evaluations, files of either (also journals), or directories of them.
         after: likewise.
         min_effect: smallest change that matters.
         alpha: chance of any false verdict among the metrics of a comparison.
@@ -85,8 +87,8 @@ def compare(
         metrics=tuple(metrics),
         accept_drift=accept_drift,
     )
-    first, first_notes = _read(before)
-    second, second_notes = _read(after)
+    first, first_notes = _read(before, "A")
+    second, second_notes = _read(after, "B")
     return _compared(first, second, cfg, [*first_notes, *second_notes], names)
 
 
@@ -112,7 +114,7 @@ def report(
     """Put runs on one HTML page that needs no network; with ``versus``, the page has the verdicts as well.
 
     Args:
-        runs: bundles, bundle files or directories of them.
+        runs: bundles, evaluations, files of either, or directories of them.
         versus: the runs to compare with.
         output: the file, which must end in ``.html``.
         title: heading of the page.
@@ -126,11 +128,11 @@ def report(
     if output.suffix not in (".html", ".htm"):
         raise ConfigError(f"output (--output): expected a file that ends in .html, got {str(output)!r}")
     allowed = _allowed(allow)
-    bundles, notes = _read(runs)
+    bundles, notes = _read(runs, "A")
     comparisons: tuple[Comparison, ...] = ()
     sides: dict[str, str] = {}
     if versus is not None:
-        others, more = _read(versus)
+        others, more = _read(versus, "B")
         notes = [*notes, *more]
         sides = {run.run.run_id: names[0] for run in bundles} | {run.run.run_id: names[1] for run in others}
         try:
@@ -247,10 +249,19 @@ def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
     return frozenset(name for name in DIFFERENCES if name in names)
 
 
-def _read(runs: Runs) -> tuple[list[Bundle], list[str]]:
-    listed = [runs] if isinstance(runs, (str, Path, *BUNDLES.values())) else list(runs)
-    bundles = cast("list[Bundle]", [run for run in listed if not isinstance(run, (str, Path))])
-    paths = [run for run in listed if isinstance(run, (str, Path))]
+def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
+    from headrace.bench._evaluations import evaluation_bundle
+    from headrace.rollout import Evaluation
+
+    single = isinstance(runs, (str, Path, Evaluation, *BUNDLES.values()))
+    listed = [runs] if single else list(cast("Iterable[Bundle]", runs))
+    bundles: list[Bundle] = []
+    paths: list[str | Path] = []
+    for number, run in enumerate(listed, 1):
+        if isinstance(run, (str, Path)):
+            paths.append(run)
+        else:
+            bundles.append(evaluation_bundle(run, f"{side}{number}") if isinstance(run, Evaluation) else run)
     if not paths:
         return bundles, []
     found, notes = read_bundles(paths)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from headrace.bench import _isaaclab
+from headrace.bench import _isaaclab_reader
+from headrace.bench._evaluations import EVALUATION_FILES, is_evaluation, read_evaluation
 from headrace.bench._schema import BUNDLES, SCHEMA_VERSION, Bundle
 from headrace.bench._statistic import Statistic
 from headrace.errors import DataError
@@ -41,12 +42,13 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
     version = fields["schema_version"]
     if version == _BEFORE:
         fields = _effective_rates(fields)
-    elif version in _isaaclab.READ:
-        fields = _isaaclab.upgrade(fields)
+    elif version in _isaaclab_reader.READ:
+        fields = _isaaclab_reader.upgrade(fields)
     elif version != SCHEMA_VERSION:
         raise DataError(
             f"{source}: expected schema_version {SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
-            f"({', '.join(_isaaclab.READ)}), got {version!r}; if a newer headrace wrote it: pip install -U headrace"
+            f"({', '.join(_isaaclab_reader.READ)}), got {version!r}; if a newer headrace wrote it: "
+            "pip install -U headrace"
         )
     kind = fields.get("kind")
     if kind not in BUNDLES:
@@ -63,7 +65,7 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
 
 
 def read_bundle(path: Path | str) -> Bundle:
-    """A bundle from a file."""
+    """A bundle from a file; an evaluation or its journal as the bundle of a play."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -71,7 +73,7 @@ def read_bundle(path: Path | str) -> Bundle:
         raise DataError(f"{path}: expected the JSON of a benchmark bundle, got a file that is not text") from error
     except OSError as error:
         raise DataError(f"{path}: expected a benchmark bundle, got: {error.strerror or error}") from error
-    return parse_bundle(text, source=str(path))
+    return read_evaluation(path) if is_evaluation(text) else parse_bundle(text, source=str(path))
 
 
 def read_bundles(paths: Sequence[Path | str]) -> tuple[list[Bundle], list[str]]:
@@ -101,10 +103,10 @@ def bundle_paths(path: Path | str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path}: expected a bundle file or a directory of them, got nothing there")
-    found = sorted(file for kind in BUNDLES for file in path.rglob(f"{kind}.json"))
+    names = [f"{kind}.json" for kind in BUNDLES] + list(EVALUATION_FILES)
+    found = sorted(file for name in names for file in path.rglob(name))
     if not found:
-        names = ", ".join(f"{kind}.json" for kind in BUNDLES)
-        raise DataError(f"{path}: expected bundles in it ({names}), found none")
+        raise DataError(f"{path}: expected bundles in it ({', '.join(names)}), found none")
     return found
 
 

@@ -10,7 +10,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.bench._comparison import Comparison, MetricComparison, variation
+from headrace.bench._comparison import Comparison
+from headrace.bench._significance import Moments
+from headrace.bench._verdicts import MetricComparison
 
 _STYLES = {"improved": "green", "regressed": "bold red", "unchanged": "dim", "inconclusive": "yellow"}
 _COLUMNS = ("metric", "A", "B", "change", "95 % interval", "p", "n", "variation", "verdict")
@@ -27,7 +29,7 @@ def table(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> Table:
         path, before, after, change, interval, _, _, _, verdict = cells(row)
         sides = [
             center if spread is None else f"{center}\n[dim]± {spread:.1%}[/]"
-            for center, spread in zip((before, after), map(variation, (row.before, row.after)), strict=True)
+            for center, spread in zip((before, after), variations(row), strict=True)
         ]
         style = _STYLES.get(row.verdict or "", "dim")
         shown = change if row.low is None else f"{change}\n[dim]{interval}[/]"
@@ -99,16 +101,15 @@ def all_notes(comparison: Comparison) -> list[str]:
 
 def cells(row: MetricComparison) -> tuple[str, ...]:
     """The texts of a row: metric, both sides, change, interval, p, n, variation, verdict."""
-    spreads = [variation(side) for side in (row.before, row.after)]
-    noise = "–" if None in spreads else " / ".join(f"{spread:.1%}" for spread in spreads if spread is not None)
+    noise = ["–" if spread is None else f"{spread:.1%}" for spread in variations(row)]
     return (
         row.path,
         *(number(value, row.unit, percent=row.scale == "points") for value in row.centers),
         change(row),
         "–" if row.low is None or row.high is None else f"{_effect(row, row.low)} to {_effect(row, row.high)}",
         "–" if row.p is None else f"{row.p:.2g}",
-        f"{len(row.before):,} / {len(row.after):,}",
-        noise,
+        " / ".join(f"{count:,}" for count in row.n),
+        " / ".join(noise),
         row.verdict or "–",
     )
 
@@ -130,6 +131,12 @@ def number(value: float, unit: str | None, *, percent: bool = False) -> str:
                 return f"{value * factor:.3f} {name}"
     digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return digits if unit is None else f"{digits} {unit}"
+
+
+def variations(row: MetricComparison) -> list[float | None]:
+    """Standard deviation of each side relative to its mean; None where that says nothing, as for rates."""
+    sides = [Moments.of(side) for side in (row.before, row.after)]
+    return [side.std / abs(side.mean) if side.n > 1 and side.mean and row.scale != "points" else None for side in sides]
 
 
 def _effect(row: MetricComparison, effect: float) -> str:

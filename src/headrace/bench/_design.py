@@ -18,13 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.bench._metrics import Metric
 from headrace.bench._schema import Bundle, PlayBundle, StartupBundle
-from headrace.bench._significance import Moments
-from headrace.bench._statistic import Proportion, Statistic
 
-Unit = Literal["run", "seed", "policy", "episode"]
-_FEWEST_SHARED = 20
+Unit = Literal["run", "seed", "policy"]
 _DRIFT_BOUND = 0.25
 
 
@@ -40,15 +36,6 @@ class Layout:
     """Units that belong together; None where none do."""
     refused: str | None = None
     """Why no verdict can be given."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSample:
-    """One outcome over episodes: matched value by value, or only as two sets."""
-
-    pairs: list[tuple[float, float]] | None
-    before: Moments
-    after: Moments
 
 
 def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], *, accept_drift: bool) -> Layout:
@@ -95,25 +82,6 @@ def cut_short(runs: Iterable[Bundle]) -> str | None:
                 "play whole episodes with --episodes"
             )
     return None
-
-
-def episode_sample(metric: Metric, before: Sequence[Bundle], after: Sequence[Bundle]) -> EpisodeSample | str:
-    """An outcome of two sets of plays over their episodes; a text if there is none to be had."""
-    sides = [_values(metric, side) for side in (before, after)]
-    if all(sides):
-        shared = sides[0].keys() & sides[1].keys()
-        enough = max(_FEWEST_SHARED, 0.5 * max(len(sides[0]), len(sides[1])))
-        if len(shared) >= enough or sides[0].keys() == sides[1].keys():
-            pairs = [(sides[0][key], sides[1][key]) for key in sorted(shared)]
-            one, other = (_moments([pair[i] for pair in pairs]) for i in (0, 1))
-            return EpisodeSample(pairs=pairs, before=one, after=other)
-    found = [
-        _moments(list(values.values())) if values else _kept_moments(metric, side)
-        for values, side in zip(sides, (before, after), strict=True)
-    ]
-    if found[0] is None or found[1] is None:
-        return "the bundles keep neither episodes nor their number; play again with this version"
-    return EpisodeSample(pairs=None, before=found[0], after=found[1])
 
 
 def policy_of(run: Bundle) -> str:
@@ -174,51 +142,3 @@ def _grouped(runs: Sequence[Bundle], key: Callable[[Bundle], str]) -> dict[str, 
 def _settings(run: Bundle) -> str:
     library = getattr(run, "library", None)
     return f"{run.run.config.model_dump_json()} {'' if library is None else library.settings}"
-
-
-def _values(metric: Metric, runs: Sequence[Bundle]) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], float] = {}
-    for run in runs:
-        if not isinstance(run, PlayBundle) or run.per_episode is None:
-            return {}
-        rows = run.per_episode
-        columns: dict[str, Sequence[float | bool | None]] = {
-            "reward": rows.rewards,
-            "ep_length": rows.lengths,
-            "success_rate": rows.successes or [],
-        }
-        column = columns.get(metric.name, [])
-        if len(column) != len(rows.episode_ids):
-            return {}
-        found |= {
-            (run.run.seed, episode): float(value)
-            for episode, value in zip(rows.episode_ids, column, strict=True)
-            if value is not None
-        }
-    return found
-
-
-def _kept_moments(metric: Metric, runs: Sequence[Bundle]) -> Moments | None:
-    """From what bundles without episodes keep; runs of one seed repeat each other, so one of each counts."""
-    from headrace.bench._metrics import metrics
-
-    once = {run.run.seed: run for run in runs}
-    parts: list[Moments] = []
-    for run in once.values():
-        spread = next((found.spread for found in metrics(run) if found.path == metric.path), None)
-        if isinstance(spread, Proportion) and spread.n and spread.successes is not None:
-            rate = spread.successes / spread.n
-            parts.append(Moments(rate, math.sqrt(rate * (1 - rate)), spread.n))
-        elif isinstance(spread, Statistic) and spread.n and spread.n > 1 and spread.std is not None:
-            parts.append(Moments(spread.mean, spread.std, spread.n))
-        else:
-            return None
-    count = sum(part.n for part in parts)
-    mean = sum(part.mean * part.n for part in parts) / count
-    squares = sum((part.n - 1) * part.std**2 + part.n * (part.mean - mean) ** 2 for part in parts)
-    return Moments(mean, math.sqrt(squares / max(count - 1, 1)), count)
-
-
-def _moments(values: Sequence[float]) -> Moments:
-    data = np.asarray(values, dtype=np.float64)
-    return Moments(float(data.mean()), float(data.std(ddof=1)) if len(data) > 1 else 0.0, len(data))

@@ -86,7 +86,7 @@ class PolicyDescriptor(Record):
 
     kind: str = Field(description="checkpoint, torchscript, onnx, callable or chunk")
     name: str
-    deterministic: bool
+    deterministic: bool | None = Field(description="the mean action, not a sample; null where nobody said")
     recurrent: bool = False
     chunk_horizon: int | None = None
     chunk_execute: int | None = None

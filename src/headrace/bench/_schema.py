@@ -44,11 +44,11 @@ class GpuDeviceInfo(Record):
 class Hardware(Record):
     """The machine."""
 
-    hostname: str
+    hostname: str | None = Field(description="this and other fields of it are null for evaluations, which keep less")
     gpu_devices: list[GpuDeviceInfo]
     cpu_name: str
-    cpu_count: int = Field(description="logical cores of the machine")
-    ram_gb: float
+    cpu_count: int | None = Field(description="logical cores of the machine")
+    ram_gb: float | None
     cpu_physical: int | None = Field(default=None, description="physical cores of the machine")
     cpu_usable: int | None = Field(default=None, description="logical cores that this process may run on")
     cpu_governor: str | None = Field(default=None, description="frequency governor; null where it cannot be read")
@@ -83,6 +83,10 @@ class RunConfig(Record):
     device: str | None = None
     threads: int | None = Field(default=None, description="physics threads asked for; null for all cores")
     actions: Actions | None = None
+    playing: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="how an evaluation played the policy's chunks: execute, latency, strict_size, …; empty otherwise",
+    )
     environment: dict[str, str] = Field(
         default_factory=dict, description="environment variables that matter and were set, such as OMP_NUM_THREADS"
     )
@@ -199,6 +203,10 @@ class Resources(Record):
     ram_gb: Statistic | None
     sample_interval_s: float | None = None
     problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
+
+
+SAMPLED = ("gpu_util_pct", "gpu_mem_gb", "cpu_util_pct", "ram_gb")
+"""The fields of :class:`Resources` that are sampled."""
 
 
 class BundleBase(Record):

@@ -51,9 +51,12 @@ def rank_sum_p(first: Sequence[float], second: Sequence[float], *, censored: Seq
     return min(1.0, 2.0 * min(float(chances[: observed + 1].sum()), float(chances[observed:].sum())))
 
 
-def least_p(n_first: int, n_second: int) -> float:
-    """The smallest p-value that the rank-sum test of so many runs can give at all."""
-    return 2.0 / math.comb(n_first + n_second, n_first)
+def least_runs(alpha: float) -> int:
+    """The fewest runs per side with which the rank-sum test can give a p-value below ``alpha`` at all."""
+    count = 2
+    while 2.0 / math.comb(2 * count, count) >= alpha:
+        count += 1
+    return count
 
 
 def shift(first: Sequence[float], second: Sequence[float]) -> Shift:
@@ -168,6 +171,14 @@ class Moments(NamedTuple):
     mean: float
     std: float
     n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Moments:
+        """Of values; the deviation of fewer than two is 0, and the mean of none NaN."""
+        data = np.asarray(values, dtype=np.float64)
+        if not len(data):
+            return cls(math.nan, 0.0, 0)
+        return cls(float(data.mean()), float(data.std(ddof=1)) if len(data) > 1 else 0.0, len(data))
 
 
 def welch(first: Moments, second: Moments) -> tuple[float, Shift]:

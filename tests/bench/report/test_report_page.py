@@ -6,11 +6,13 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from report_bundles import a_set, varied
 
 import headrace
 from headrace._cli import main
+from headrace.bench import PerEpisode
 from headrace.bench._bundle_files import bundle_text
 from headrace.bench._comparison import compare
 from headrace.bench._schema import ProfileNode
@@ -106,6 +108,23 @@ def test_verdicts_are_shown_with_their_reasons() -> None:
     assert 'class="verdict regressed"' in page
     assert ">before</th>" in page
     assert ">after</th>" in page
+
+
+def test_a_reward_near_zero_changes_by_a_difference_not_by_thousands_of_percent() -> None:
+    noise = np.random.default_rng(0).normal(0, 1, 400)
+    sides = [
+        varied("play", number).model_copy(
+            update={
+                "per_episode": PerEpisode(
+                    episode_ids=list(range(400)), rewards=(mean + noise).tolist(), lengths=[5] * 400, successes=None
+                )
+            }
+        )
+        for number, mean in enumerate((0.01, 1.24))
+    ]
+    page = report_page(sides, [compare([sides[0]], [sides[1]])])
+    assert "<td>+1.23</td>" in page
+    assert "000%" not in page
 
 
 def test_coordinates_stand_for_the_data() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from headrace.bench._bundle_files import bundle_text
-from headrace.bench._isaaclab import isaaclab_text, json_text, omniperf_text, osmo_text
 from headrace.bench._schema import Bundle, Kind
 from headrace.bench._targets import load_attribute
+from headrace.bench.formatters._isaaclab import isaaclab_text
+from headrace.bench.formatters._measurements import json_text, omniperf_text, osmo_text
 from headrace.bench.formatters._summary import summary_text
 from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.errors import ConfigError, UnknownNameError

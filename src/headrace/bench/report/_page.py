@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from headrace.bench._comparison import Comparison
-from headrace.bench._schema import Bundle
+from headrace.bench._schema import Bundle, Hardware
 from headrace.bench.report import _sections as sections
 from headrace.errors import DataError
 
@@ -17,7 +17,7 @@ _EMPTY = {
     "split": "No run here says where its time went.",
     "memory": "No run here has its memory measured.",
     "startup": "No start-up here. Profile one with: headrace startup TASK",
-    "verdicts": "Nothing was compared. Compare two sides with: headrace report A vs B",
+    "verdicts": "Nothing was compared. Compare two sides with: headrace report A B",
 }
 
 
@@ -89,17 +89,21 @@ def _contents() -> str:
 
 
 def _facts(bundles: Sequence[Bundle]) -> str:
-    machines = {
-        f"{b.hardware.cpu_name}, {b.hardware.cpu_usable or b.hardware.cpu_count} cores, {b.hardware.ram_gb:.0f} GB"
-        + "".join(f", {gpu.name}" for gpu in b.hardware.gpu_devices)
-        for b in bundles
-    }
+    machines = {_machine(bundle.hardware) for bundle in bundles}
     ended = max(bundle.run.end_time_utc for bundle in bundles)
     plural = "" if len(bundles) == 1 else "s"
     unfinished = sum(bundle.run.status != "completed" for bundle in bundles)
     note = f"; {unfinished} did not complete" if unfinished else ""
     where = escape(" · ".join(sorted(machines)))
-    return f"<p>{len(bundles)} run{plural} on {where}; the last ended {escape(ended)}{note}.</p>"
+    last = f"; the last ended {escape(ended)}" if ended else ""
+    return f"<p>{len(bundles)} run{plural} on {where}{last}{note}.</p>"
+
+
+def _machine(hardware: Hardware) -> str:
+    cores = hardware.cpu_usable or hardware.cpu_count
+    parts = [hardware.cpu_name or "an unknown machine", f"{cores} cores" if cores else ""]
+    parts += [f"{hardware.ram_gb:.0f} GB" if hardware.ram_gb else "", *(gpu.name for gpu in hardware.gpu_devices)]
+    return ", ".join(filter(None, parts))
 
 
 def _filters(bundles: Sequence[Bundle]) -> str:

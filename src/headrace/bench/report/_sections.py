@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
-from headrace.bench._comparison import Comparison, MetricComparison
-from headrace.bench._comparison_output import all_notes
+from headrace.bench._comparison import Comparison
+from headrace.bench._comparison_output import all_notes, cells
 from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
+from headrace.bench._verdicts import MetricComparison
 from headrace.bench.report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
 
 _NONE = "–"
@@ -230,11 +231,13 @@ def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str |
     """A table per comparison."""
     tables: list[str] = []
     for comparison in comparisons:
-        heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "verdict")
+        heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "n", "verdict")
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
         rows = "".join(_verdict_row(row) for row in comparison.rows)
         notes = "".join(f"<li>{escape(note)}</li>" for note in all_notes(comparison))
-        title = f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}, medians over runs"
+        title = (
+            f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}; medians of runs, means of episodes"
+        )
         tables.append(
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
             f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
@@ -244,14 +247,11 @@ def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str |
 
 
 def _verdict_row(row: MetricComparison) -> str:
-    unit = f" {row.unit}" if row.unit else ""
-    sides = [f"{statistics.median(side):,.4g}{unit}" if side else _NONE for side in (row.before, row.after)]
-    interval = _NONE if row.low is None or row.high is None else f"{row.low:+.1%} to {row.high:+.1%}"
+    path, *shown, _, _ = cells(row)
     word = row.verdict or "shown only"
-    cells = (*sides, _figure(row.effect, "+.1%"), interval, _figure(row.p, ".3g"))
-    figures = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    figures = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
     return (
-        f'<tr><th scope="row">{escape(row.path)}</th>{figures}'
+        f'<tr><th scope="row">{escape(path)}</th>{figures}'
         f'<td><span class="verdict {word.replace(" ", "-")}" title="{escape(row.reason)}">{word}</span></td></tr>'
     )
 

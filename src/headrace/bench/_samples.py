@@ -1,0 +1,240 @@
+"""The values of a metric on both sides, arranged by the design of the data: what a test is given."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.bench._design import Layout, cut_short, one_policy_each, outcome_layout, time_layout, unsteady
+from headrace.bench._metrics import Metric, metrics
+from headrace.bench._schema import Bundle, PlayBundle
+from headrace.bench._significance import Moments
+from headrace.bench._statistic import Proportion, Statistic
+
+Scale = Literal["relative", "points", "absolute"]
+_FEWEST_SHARED = 20
+_PLURALS = {"run": "runs", "seed": "seeds", "policy": "policies"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """A metric on both sides."""
+
+    metric: Metric
+    before: list[float]
+    """One value per unit; empty where only :attr:`kept` is known."""
+    after: list[float]
+    unit: str
+    """Plural: runs, seeds, policies or episodes."""
+    paired: bool = False
+    kept: tuple[Moments, Moments] | None = None
+    """Moments of the sides where the bundles do not keep the values."""
+    censored: list[bool] | None = None
+    """Per value of both sides, whether the true one is only known to be larger; None where all are known."""
+    refused: str | None = None
+    """Why no verdict can be given."""
+
+    @property
+    def moments(self) -> tuple[Moments, Moments]:
+        """Mean, standard deviation and number of the units of each side."""
+        return self.kept or (Moments.of(self.before), Moments.of(self.after))
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether episodes are the units."""
+        return self.unit == "episodes"
+
+    @property
+    def scale(self) -> Scale:
+        """How a difference is meant."""
+        if isinstance(self.metric.spread, Proportion):
+            return "points"
+        positive = min((*self.before, *self.after), default=math.inf) > 0
+        return "relative" if positive and self.metric.role != "outcome" else "absolute"
+
+    @property
+    def centers(self) -> tuple[float, float]:
+        """What to show of the sides: medians of runs, means of episodes; NaN where there is nothing."""
+        one, other = self.moments
+        if not one.n or not other.n:
+            return math.nan, math.nan
+        if self.by_episode:
+            return one.mean, other.mean
+        return statistics.median(self.before), statistics.median(self.after)
+
+    @property
+    def sizes(self) -> str:
+        """How many units, in words."""
+        one, other = self.moments
+        return f"{one.n:,} pairs of {self.unit}" if self.paired else f"{one.n:,} and {other.n:,} {self.unit}"
+
+    def margin(self, min_effect: float) -> float:
+        """What matters, on the scale of the test: a log ratio, points, or a difference.
+
+        A difference matters relative to the larger of the centers or, near zero, to the spread of the units.
+        """
+        if self.scale == "relative":
+            return math.log1p(min_effect)
+        if self.scale == "points":
+            return min_effect
+        return min_effect * max(*map(abs, self.centers), statistics.fmean(side.std for side in self.moments))
+
+    def on_scale(self) -> tuple[list[float], list[float]]:
+        """The values as the test takes them."""
+        if self.scale == "relative":
+            return [math.log(value) for value in self.before], [math.log(value) for value in self.after]
+        return self.before, self.after
+
+    def differences(self) -> list[float]:
+        """Of the pairs, on the scale of the test."""
+        return [after - before for before, after in zip(*self.on_scale(), strict=True)]
+
+    def spread(self) -> float:
+        """Standard deviation of the difference of two units, on the scale of the test."""
+        if self.paired:
+            return Moments.of(self.differences()).std
+        sides = self.kept or tuple(map(Moments.of, self.on_scale()))
+        return math.hypot(*(side.std for side in sides))
+
+
+class Arrangement:
+    """Gives the sample of each metric; layouts are made once per role."""
+
+    def __init__(
+        self, before: list[Bundle], after: list[Bundle], notes: list[str], *, accept_drift: bool, per_frame: bool
+    ) -> None:
+        """Arrange the runs of two sides.
+
+        Args:
+            before: completed runs.
+            after: likewise.
+            notes: gets what a reader should know.
+            accept_drift: judge times also where the order of the runs, or a warm-up, speaks against it.
+            per_frame: whether the batches differ in size.
+        """
+        self._runs = (before, after)
+        self._metrics = {run.run.run_id: named_metrics([run], per_frame=per_frame) for run in (*before, *after)}
+        steady = [side if accept_drift else [run for run in side if not unsteady(run)] for side in self._runs]
+        shaky = len(before) + len(after) - sum(map(len, steady))
+        if shaky:
+            notes.append(
+                f"{shaky} runs did not reach a steady step time before measuring and are left out of times; use "
+                "longer --warmup-steps, or pass --accept-drift"
+            )
+        self._time = time_layout(steady[0], steady[1], accept_drift=accept_drift)
+        self._outcome = outcome_layout(before, after)
+        self._by_episode = one_policy_each(before, after)
+
+    def of(self, metric: Metric) -> Sample:
+        """The values of a metric on both sides."""
+        if metric.role == "outcome" and self._by_episode:
+            return self._episodes(metric)
+        return self._units(metric, self._outcome if metric.role == "outcome" else self._time)
+
+    def _episodes(self, metric: Metric) -> Sample:
+        sides = [_episode_values(metric, runs) for runs in self._runs]
+        sample = Sample(metric=metric, before=[], after=[], unit="episodes")
+        sample.refused = cut_short((*self._runs[0], *self._runs[1]))
+        if not all(sides):
+            kept = [_kept_moments(metric, runs) for runs in self._runs]
+            if kept[0] is None or kept[1] is None:
+                sample = self._units(metric, self._outcome)
+                sample.refused = "the bundles keep neither episodes nor their number; play again with this version"
+            else:
+                sample.kept = (kept[0], kept[1])
+            return sample
+        shared = sorted(sides[0].keys() & sides[1].keys())
+        enough = max(_FEWEST_SHARED, 0.5 * max(map(len, sides)))
+        sample.paired = len(shared) >= enough or sides[0].keys() == sides[1].keys()
+        chosen = (shared, shared) if sample.paired else sides
+        sample.before, sample.after = ([side[key] for key in keys] for side, keys in zip(sides, chosen, strict=True))
+        return sample
+
+    def _units(self, metric: Metric, layout: Layout) -> Sample:
+        sides = [self._numbers(metric.path, units) for units in (layout.before, layout.after)]
+        missing = [
+            f"{len(units) - len(found)} of {len(units)} {_PLURALS[layout.unit]} of side {name}"
+            for found, units, name in zip(sides, (layout.before, layout.after), "AB", strict=True)
+            if 0 < len(found) < len(units)
+        ]
+        censored = any(cut for side in sides for _, cut in side.values())
+        pairs = None if censored else layout.pairs
+        if pairs is not None:
+            pairs = [(one, other) for one, other in pairs if one in sides[0] and other in sides[1]]
+        keys = (list(sides[0]), list(sides[1])) if pairs is None else tuple(zip(*pairs, strict=True)) or ((), ())
+        chosen = [[side[key] for key in wanted] for side, wanted in zip(sides, keys, strict=True)]
+        before, after = ([value for value, _ in side] for side in chosen)
+        return Sample(
+            metric=metric,
+            before=before,
+            after=after,
+            unit=_PLURALS[layout.unit],
+            paired=pairs is not None,
+            censored=[cut for side in chosen for _, cut in side] if censored else None,
+            refused=f"missing in {' and '.join(missing)}" if missing else layout.refused,
+        )
+
+    def _numbers(self, path: str, units: Mapping[str, list[Bundle]]) -> dict[str, tuple[float, bool]]:
+        """Unit → its value, and whether that is censored."""
+        found: dict[str, tuple[float, bool]] = {}
+        for key, runs in units.items():
+            here = [self._metrics[run.run.run_id].get(path) for run in runs]
+            known = [metric for metric in here if metric is not None]
+            if known:
+                mean = statistics.fmean(metric.value for metric in known)
+                found[key] = (mean, any(metric.censored for metric in known))
+        return found
+
+
+def named_metrics(runs: Sequence[Bundle], *, per_frame: bool) -> dict[str, Metric]:
+    """Path → the metric of the first run that has it."""
+    found: dict[str, Metric] = {}
+    for run in runs:
+        for metric in metrics(run):
+            shown = metric.per_frame() if per_frame else metric
+            found.setdefault(shown.path, shown)
+    return found
+
+
+def _episode_values(metric: Metric, runs: Sequence[Bundle]) -> dict[tuple[int, int], float]:
+    """(seed, episode id) → the outcome of the episode; nothing where a run does not keep them."""
+    found: dict[tuple[int, int], float] = {}
+    for run in runs:
+        if not isinstance(run, PlayBundle) or run.per_episode is None:
+            return {}
+        rows = run.per_episode
+        columns: dict[str, Sequence[float | bool | None]] = {
+            "reward": rows.rewards,
+            "ep_length": rows.lengths,
+            "success_rate": rows.successes or [],
+        }
+        column = columns.get(metric.name, [])
+        if len(column) != len(rows.episode_ids):
+            return {}
+        found |= {
+            (run.run.seed, episode): float(value)
+            for episode, value in zip(rows.episode_ids, column, strict=True)
+            if value is not None
+        }
+    return found
+
+
+def _kept_moments(metric: Metric, runs: Sequence[Bundle]) -> Moments | None:
+    """From what bundles without episodes keep; runs of one seed repeat each other, so one of each counts."""
+    parts: list[Moments] = []
+    for run in {run.run.seed: run for run in runs}.values():
+        spread = next((found.spread for found in metrics(run) if found.path == metric.path), None)
+        if isinstance(spread, Proportion) and spread.n and spread.successes is not None:
+            rate = spread.successes / spread.n
+            parts.append(Moments(rate, math.sqrt(rate * (1 - rate)), spread.n))
+        elif isinstance(spread, Statistic) and spread.n and spread.n > 1 and spread.std is not None:
+            parts.append(Moments(spread.mean, spread.std, spread.n))
+        else:
+            return None
+    count = sum(part.n for part in parts)
+    mean = sum(part.mean * part.n for part in parts) / count
+    squares = sum((part.n - 1) * part.std**2 + part.n * (part.mean - mean) ** 2 for part in parts)
+    return Moments(mean, math.sqrt(squares / max(count - 1, 1)), count)

@@ -1,0 +1,225 @@
+"""Bundles as Isaac Lab's schema 1.2 has them, field by field.
+
+Its schema has no null where headrace has one: a number that was not measured is written as 0.0 there, a text as "".
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+from headrace.bench._learning_schema import LearningCurve
+from headrace.bench._schema import (
+    SAMPLED,
+    Bundle,
+    EnvironmentStepTiming,
+    Hardware,
+    PlayBundle,
+    Resources,
+    Runtime,
+    StartupBundle,
+    TrainingBundle,
+    Versions,
+)
+from headrace.bench._statistic import Statistic
+
+_WRITTEN = "1.2"
+Fields = dict[str, Any]
+_PACKAGES = {
+    "warp": "warp-lang",
+    "mjwarp": "mujoco-warp",
+    "rsl_rl": "rsl-rl-lib",
+    "rl_games": "rl-games",
+    "skrl": "skrl",
+    "sb3": "stable-baselines3",
+}
+_ABSENT = (
+    *("isaacsim", "kit", "newton"),
+    *("isaaclab_newton", "isaaclab_physx", "isaaclab_ov", "isaaclab_tasks", "isaaclab_rl", "ovrtx", "ovphysx"),
+)
+
+
+def isaaclab_text(bundle: Bundle) -> str:
+    """The bundle as Isaac Lab 1.2 writes it."""
+    return json.dumps(isaaclab_fields(bundle), indent=2, allow_nan=False) + "\n"
+
+
+def isaaclab_fields(bundle: Bundle) -> Fields:
+    """The fields of schema 1.2, in its order."""
+    about: Fields = {
+        "run": _run(bundle),
+        "versions": version_fields(bundle.versions),
+        "hardware": _hardware(bundle.hardware),
+    }
+    scalars = {name: value for name, value in bundle.extra.items() if isinstance(value, (bool, int, float, str))}
+    end: Fields = {"extra": scalars or None, "schema_version": _WRITTEN}
+    if isinstance(bundle, StartupBundle):
+        phases = {
+            name: {
+                "total_time_s": phase.total_time_s,
+                "top_functions": [function.model_dump() for function in phase.top_functions],
+            }
+            for name, phase in bundle.phases.items()
+        }
+        whitelist = bundle.config.whitelist
+        config = {"top_n": bundle.config.top_n, "whitelist": None if whitelist is None else json.dumps(whitelist)}
+        return {**about, "phases": phases, "config": config, **end}
+    about |= {"runtime": _runtime(bundle.runtime), "resources": _resources(bundle.resources)}
+    if isinstance(bundle, TrainingBundle):
+        learning = bundle.learning
+        about["learning"] = {
+            "ema_alpha": learning.ema_alpha,
+            "reward": _curve(learning.reward),
+            "ep_length": _curve(learning.ep_length),
+        }
+    if isinstance(bundle, (TrainingBundle, PlayBundle)):
+        about["success_rate"] = None if bundle.success_rate is None else bundle.success_rate.rate
+    if isinstance(bundle, PlayBundle):
+        about |= {"reward": mean_std(bundle.reward), "ep_length": mean_std(bundle.ep_length)}
+    if isinstance(bundle, (TrainingBundle, PlayBundle)):
+        about |= {"checkpoint_path": bundle.checkpoint_path, "video_path": bundle.video_path}
+    return {**about, **end}
+
+
+def mean_std(statistic: Statistic | None) -> Fields | None:
+    """``MeanStd``: the mean, the sample standard deviation (0.0 for one sample) and the peak."""
+    if statistic is None:
+        return None
+    return {"mean": statistic.mean, "std": statistic.std or 0.0, "peak": statistic.peak}
+
+
+def _rate(rate: float | None, seconds: Statistic | None, amount: float | None) -> Fields:
+    """An effective rate, with the spread of the rates of single samples around their own mean."""
+    if rate is None or seconds is None or not amount:
+        return {"mean": rate or 0.0, "std": 0.0, "peak": None}
+    rates = [amount / sample for sample in seconds.samples or () if sample > 0]
+    fastest = seconds.minimum if seconds.minimum else None
+    peak = max(rate, amount / fastest) if fastest else None
+    return {"mean": rate, "std": statistics.stdev(rates) if len(rates) > 1 else 0.0, "peak": peak}
+
+
+def _run(bundle: Bundle) -> Fields:
+    run = bundle.run
+    physics = "newton_mjwarp" if run.config.physics_backend == "warp" else run.config.physics_backend
+    return {
+        "run_id": run.run_id,
+        "framework": run.framework,
+        "config": {
+            "physics_backend": physics,
+            "rendering_backend": run.config.rendering_backend or "none",
+            "presets": list(run.config.presets),
+        },
+        "task": run.task,
+        "seed": run.seed,
+        "start_time_utc": run.start_time_utc,
+        "end_time_utc": run.end_time_utc,
+        "duration_s": run.duration_s,
+        "status": "interrupted" if run.status == "running" else run.status,
+        "num_envs": None if isinstance(bundle, StartupBundle) else run.num_envs,
+        "max_iterations": run.max_iterations,
+    }
+
+
+def version_fields(versions: Versions) -> Fields:
+    """Its block of versions: a field per package it knows."""
+    packages = versions.packages
+    found: Fields = {"isaaclab": packages.get("isaaclab", f"headrace {versions.headrace}")}
+    found |= dict.fromkeys(_ABSENT[:3])
+    found |= {"warp": packages.get(_PACKAGES["warp"]), "mjwarp": packages.get(_PACKAGES["mjwarp"])}
+    found["torch"] = versions.torch or ""
+    found |= {name: packages.get(_PACKAGES[name]) for name in ("rsl_rl", "rl_games", "skrl", "sb3")}
+    found |= {
+        "git_commit": versions.git_commit,
+        "git_branch": versions.git_branch,
+        "git_dirty": bool(versions.git_dirty),
+        "numpy": versions.numpy,
+    }
+    found |= dict.fromkeys(_ABSENT[3:])
+    return found | {"mujoco": versions.mujoco, "cuda_bindings": None, "usd_core": None, "isaaclab_release": None}
+
+
+def _hardware(hardware: Hardware) -> Fields:
+    return {
+        "hostname": hardware.hostname or "",
+        "gpu_devices": [{**gpu.model_dump(), "compute_cap": gpu.compute_cap or ""} for gpu in hardware.gpu_devices],
+        "cpu_name": hardware.cpu_name,
+        "cpu_count": hardware.cpu_physical or hardware.cpu_count or 0,
+        "ram_gb": hardware.ram_gb or 0.0,
+    }
+
+
+def _runtime(runtime: Runtime) -> Fields:
+    startup = runtime.startup_time_s
+    step = runtime.environment_step_timing
+    seconds, collecting = runtime.iteration_time_s, runtime.collection_time_s
+    if collecting is None and step is not None and step.environment_step_calls == runtime.iterations_completed:
+        collecting = step.environment_step_time_s
+    return {
+        "startup_time_s": {
+            "app_launch": startup.app_launch or 0.0,
+            "env_creation": startup.env_creation or 0.0,
+            "first_step": startup.first_step or 0.0,
+            "python_imports": startup.python_imports,
+            "task_config": startup.task_config,
+        },
+        "iterations_completed": runtime.iterations_completed,
+        "total_wall_time_s": runtime.total_wall_time_s,
+        "steps_per_iteration": runtime.steps_per_iteration or 0,
+        "iteration_time_s": mean_std(seconds) or {"mean": 0.0, "std": 0.0, "peak": None},
+        "collection_fps": _rate(runtime.collection_fps, collecting, runtime.steps_per_iteration),
+        "total_fps": _rate(runtime.total_fps, seconds, runtime.steps_per_iteration),
+        "iterations_per_s": _rate(runtime.iterations_per_s, seconds, 1),
+        "environment_step_timing": None if step is None else _timing(step),
+    }
+
+
+def _timing(step: EnvironmentStepTiming) -> Fields | None:
+    """Its two modes are all or nothing: host_return has no breakdown, serialized_synchronized has a whole one."""
+    frames = round(step.environment_step_fps * step.environment_step_time_s.mean)
+    found: Fields = {
+        "environment_step_time_s": mean_std(step.environment_step_time_s),
+        "environment_step_fps": _rate(step.environment_step_fps, step.environment_step_time_s, frames),
+        "simulation_step_time_s": None,
+        "outside_simulation_step_time_s": None,
+        "outside_simulation_step_fraction": None,
+        "environment_step_calls": step.environment_step_calls,
+        "simulation_step_calls": None,
+        "measurement_mode": "host_return",
+    }
+    if step.measurement_mode == "host_return":
+        return found
+    physics, calls = step.simulation_step_time_s, step.simulation_step_calls
+    if physics is None or not physics.mean or not calls:
+        return None
+    outside = max(step.environment_step_time_s.mean - physics.mean, 0.0)
+    spread = mean_std(step.outside_simulation_step_time_s) or {"std": 0.0, "peak": None}
+    return found | {
+        "simulation_step_time_s": mean_std(physics),
+        "outside_simulation_step_time_s": {**spread, "mean": outside},
+        "outside_simulation_step_fraction": outside / step.environment_step_time_s.mean,
+        "simulation_step_calls": calls,
+        "measurement_mode": "serialized_synchronized",
+    }
+
+
+def _resources(resources: Resources) -> Fields:
+    """Use has no peak in its schema: it is 100 % somewhere."""
+    nothing = {"mean": 0.0, "std": 0.0, "peak": None}
+    found = {name: mean_std(getattr(resources, name)) or nothing for name in SAMPLED}
+    return {name: value | {"peak": None} if name.endswith("_pct") else value for name, value in found.items()}
+
+
+def _curve(curve: LearningCurve | None) -> Fields:
+    """An iteration in which no episode ended keeps the value before it; the first ones get the first value."""
+    if curve is None:
+        return {"final_raw": 0.0, "final_ema": 0.0, "series_per_iter": None}
+    series = curve.series_per_iter
+    if series is not None:
+        last = next((value for value in series if value is not None), 0.0)
+        filled: list[float] = []
+        for value in series:
+            last = last if value is None else value
+            filled.append(last)
+        series = filled
+    return {"final_raw": curve.final_raw or 0.0, "final_ema": curve.final_ema or 0.0, "series_per_iter": series}
