@@ -254,6 +254,7 @@ def test_a_bad_observe_mask_is_refused_before_anything_steps(env) -> None:
         ({"num_envs": 1.5}, errors.ConfigError, r"num_envs: expected an integer, got 1\.5"),
         ({"num_envs": 10**9}, errors.ConfigError, "num_envs: expected at most"),
         ({"threads": 0}, errors.ConfigError, "threads: expected at least 1"),
+        ({"threads": 10**9}, errors.ConfigError, "threads: expected at most 4,096"),
         ({"threads": 1.5}, errors.ConfigError, r"threads: expected an integer, got 1\.5"),
         ({"episode_stride": 0}, errors.ConfigError, "episode_stride: expected at least 1"),
         ({"autoreset": "next_step"}, errors.UnknownNameError, "unknown autoreset mode 'next_step'"),

@@ -239,6 +239,20 @@ def test_a_partial_export_of_other_episodes_is_begun_again(recorded, tmp_path):
     assert verdict.episodes == len(EpisodeDataset(recorded, only="failed"))
 
 
+@pytest.mark.parametrize("kind", ["a file", "a directory"])
+def test_something_else_under_the_name_of_the_parts_is_refused_and_kept(recorded, tmp_path, kind):
+    other = tmp_path / "x.hdf5.partial"
+    if kind == "a file":
+        other.write_text("mine")
+    else:
+        other.mkdir()
+        (other / "notes.txt").write_text("mine")
+    before = [path.read_text() for path in ([other] if kind == "a file" else other.iterdir())]
+    with pytest.raises(ConfigError, match=r"x\.hdf5\.partial: expected the parts of an export.*move it away"):
+        export_dataset(recorded, tmp_path / "x.hdf5", "robomimic")
+    assert [path.read_text() for path in ([other] if kind == "a file" else other.iterdir())] == before == ["mine"]
+
+
 @pytest.mark.parametrize(("to", "name"), [("robomimic", "x.hdf5"), ("minari", "x-v0")])
 def test_failed_episodes_can_be_exported_apart(recorded, tmp_path, to, name):
     made = export_dataset(recorded, tmp_path / name, to, only="failed_apart", min_length=3)

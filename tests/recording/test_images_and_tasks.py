@@ -239,6 +239,19 @@ def test_an_append_cut_short_leaves_the_old_export_and_can_be_started_again(tmp_
     assert verify_dataset(target).problems == ()
 
 
+def test_what_a_kill_after_the_exchange_leaves_is_removed_by_the_next_append(tmp_path: Path, monkeypatch):
+    source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
+    export_dataset(source, target, "lerobot")
+    record_told(source, 20, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.recording._export.shutil.rmtree", lambda *_, **__: None)
+        export_dataset(source, target, "lerobot", append=True)
+    assert (tmp_path / "x.partial").is_dir()
+    export_dataset(source, target, "lerobot", append=True)
+    assert not (tmp_path / "x.partial").exists()
+    assert verify_dataset(target).problems == ()
+
+
 def test_what_does_not_belong_to_an_export_is_not_appended(tmp_path: Path):
     source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
     export_dataset(source, target, "lerobot")

@@ -22,6 +22,7 @@ SimName = Literal["mujoco", "warp"]
 SIMS: tuple[str, ...] = get_args(SimName)
 
 _MOST_ENVS = 1 << 24
+_MOST_THREADS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class EnvRecipe:
 
     def __post_init__(self) -> None:
         check_count("num_envs", self.num_envs, most=_MOST_ENVS)
-        for name in ("threads", "episode_stride", "workers"):
+        for name, most in (("threads", _MOST_THREADS), ("workers", _MOST_THREADS), ("episode_stride", None)):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                check_count(name, getattr(self, name), most=most)
         check_autoreset(self.autoreset)
         bridged = self.source.startswith(GYMNASIUM)
         other = "a Gymnasium environment" if bridged else "a task"

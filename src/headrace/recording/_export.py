@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Format = Literal["robomimic", "lerobot", "minari"]
 FORMATS: tuple[Format, ...] = ("robomimic", "lerobot", "minari")
 
+_PLAN = "plan.json"
+
 Progress = Callable[[int, int], None]
 """Called with (episodes done, episodes in all)."""
 
@@ -162,6 +164,7 @@ def _export(
         appended = Appended.read(target)
         dataset = _missing(dataset, target, appended.episodes)
         if not len(dataset):
+            _forget_partial(_partial(target))
             return target
     exporter = _make_exporter(dataset, to, options, appended)
     exporter.check(_common_fields(dataset), target)
@@ -200,7 +203,7 @@ def _missing(dataset: EpisodeDataset, target: Path, there: Mapping[tuple[int, in
 def _assemble(
     dataset: EpisodeDataset, target: Path, exporter: Exporter, plan: bytes, progress: Progress | None
 ) -> None:
-    partial = target.with_name(f"{target.name}.partial")
+    partial = _partial(target)
     _begin(partial, plan)
     done: list[Path] = []
     finished = 0
@@ -268,14 +271,30 @@ def _plan(dataset: EpisodeDataset, to: Format, exporter: Exporter, options: Expo
     return json.dumps(plan).encode()
 
 
+def _partial(target: Path) -> Path:
+    return target.with_name(f"{target.name}.partial")
+
+
 def _begin(partial: Path, plan: bytes) -> None:
-    file = partial / "plan.json"
-    if partial.exists() and (not file.exists() or file.read_bytes() != plan):
+    file = partial / _PLAN
+    if not file.exists() or file.read_bytes() != plan:
         # of another set of episodes, for example before more were recorded: begin again
-        shutil.rmtree(partial)
+        _forget_partial(partial)
     partial.mkdir(exist_ok=True)
     if not file.exists():
         write_whole(file, plan)
+
+
+def _forget_partial(partial: Path) -> None:
+    """Remove what an export that was cut short has left; what is not of an export is refused."""
+    if not partial.exists():
+        return
+    if not partial.is_dir() or (any(partial.iterdir()) and not (partial / _PLAN).exists()):
+        raise ConfigError(
+            f"{partial}: expected the parts of an export that was cut short, got something else under its name; "
+            "move it away, or choose another target"
+        )
+    shutil.rmtree(partial)
 
 
 def _split(dataset: EpisodeDataset, unit_bytes: int, start: Start) -> list[Unit]:

@@ -84,6 +84,10 @@ def test_a_worker_that_dies_in_the_middle_of_a_step_and_one_that_raises_are_told
     with pytest.raises(EnvError, match="SIGKILL"):
         env.step(torch.zeros(2, dtype=torch.int64))
     assert _gone(pids)
+    for call in (lambda: env.step(torch.zeros(2, dtype=torch.int64)), env.observe, env.reset):
+        with pytest.raises(LifecycleError, match=r"SIGKILL|its workers are gone") as caught:
+            call()
+        assert "before reset" not in str(caught.value)
 
 
 def _explode() -> Any:
