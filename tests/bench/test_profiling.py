@@ -40,7 +40,7 @@ def test_the_functions_that_cost_most_come_first() -> None:
     assert clock.name == "builtins:time.perf_counter"
     assert spin.name.endswith("test_profiling:_spin")
     assert spin.calls == 2
-    assert spin.cum_time_s == pytest.approx(0.08, rel=0.5)
+    assert spin.cum_time_s >= 0.08  # longer on a busy machine, never shorter
     assert len(top_functions(profiled(), 1)) == 1  # type: ignore[arg-type]  # entries of cProfile, which are untyped
 
 

@@ -153,7 +153,7 @@ def test_neighbors_are_dealt_out_to_all_workers_and_saved_in_order() -> None:
     env, alone = bridge("CartPole-v1", 5, executor="processes", workers=2), bridge("CartPole-v1", 5)
     env.reset(seed=1)
     alone.reset(seed=2)
-    assert [list(part) for part in env.backend._parts] == [[0, 2, 4], [1, 3]]
+    assert [list(worker.env_ids) for worker in env.backend.workers] == [[0, 2, 4], [1, 3]]
     alone.load_state_dict(env.state_dict())
     actions = torch.tensor([0, 1, 1, 0, 1])
     assert torch.equal(env.step(actions).obs["policy"], alone.step(actions).obs["policy"])

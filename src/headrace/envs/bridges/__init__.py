@@ -8,9 +8,10 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.envs.bridges._bridge_env import BridgeEnv
+    from headrace.envs.bridges._foreign import CHILD_FILE
     from headrace.envs.bridges._make import bridge
 
-__all__ = ["BridgeEnv", "bridge"]
+__all__ = ["CHILD_FILE", "BridgeEnv", "bridge"]
 
 # loaded on use: a worker process imports this package for its environments, and has no need of torch
 __getattr__, __dir__ = lazy_exports(
@@ -18,6 +19,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._bridge_env": ("BridgeEnv",),
+        "._foreign": ("CHILD_FILE",),
         "._make": ("bridge",),
     },
 )

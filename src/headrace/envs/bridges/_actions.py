@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.envs._actions import checked_actions
-from headrace.envs.bridges._exchange import Array
+from headrace.envs.bridges._exchange import Array, ExchangeLayout, observation_leaves
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
 ActionSpace: TypeAlias = "spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary"
@@ -25,6 +25,17 @@ def as_action_space(space: spaces.Space[Any]) -> ActionSpace:
     raise ConfigError(
         f"action space: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}; "
         "wrap the environment with gymnasium.wrappers.TransformAction"
+    )
+
+
+def exchange_layout(num_envs: int, observations: spaces.Space[Any], actions: spaces.Space[Any]) -> ExchangeLayout:
+    """What an exchange of environments with these spaces holds."""
+    action_space = as_action_space(actions)
+    return ExchangeLayout(
+        num_envs=num_envs,
+        leaves=observation_leaves(observations),
+        action_shape=tuple(action_space.shape or ()),
+        action_dtype=np.dtype(action_space.dtype),
     )
 
 

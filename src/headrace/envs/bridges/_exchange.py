@@ -85,6 +85,13 @@ class ExchangeLayout:
         yield "truncated", (n,), np.dtype(np.bool_)
         yield "success", (n,), np.dtype(np.int8)
 
+    def places(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any], int]]:
+        """Every array of the exchange with the offset, in bytes, at which it lies."""
+        offset = 0
+        for name, shape, dtype in self.fields():
+            yield name, shape, dtype, offset
+            offset += _padded(shape, dtype)
+
     @property
     def nbytes(self) -> int:
         """Bytes that an exchange needs."""
@@ -99,11 +106,9 @@ class Exchange:
         self.layout = layout
         block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
         arrays: dict[str, Array] = {}
-        offset = 0
-        for name, shape, dtype in layout.fields():
+        for name, shape, dtype, offset in layout.places():
             count = int(np.prod(shape, dtype=np.int64))
             arrays[name] = np.frombuffer(block, dtype, count, offset).reshape(shape)
-            offset += _padded(shape, dtype)
         self.obs: dict[str, Array] = {leaf.name: arrays[f"obs:{leaf.name}"] for leaf in layout.leaves}
         self.actions = arrays["actions"]
         """Of the action space's dtype; the rows of environments that act are valid during a step."""

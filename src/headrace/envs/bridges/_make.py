@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 import numpy as np
@@ -12,12 +12,13 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
-from headrace.envs.bridges._actions import as_action_space, idle_action
+from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
 from headrace.envs.bridges._bridge_env import BridgeEnv, environment_name
-from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout, observation_leaves
+from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout
 from headrace.envs.bridges._executors import Backend, InlineBackend, ThreadBackend, available_cores
+from headrace.envs.bridges._foreign import ForeignSource, foreign_backend
 from headrace.envs.bridges._group import AnyEnv, EnvFactory, EnvGroup
-from headrace.envs.bridges._processes import ProcessBackend
+from headrace.envs.bridges._processes import process_backend
 from headrace.envs.bridges._vector import AnyVectorEnv, Restore, Save, VectorBackend, resets_some
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 
@@ -25,7 +26,7 @@ _EXECUTORS = ("inline", "threads", "processes")
 
 
 def bridge(
-    source: str | Sequence[EnvFactory] | AnyVectorEnv,
+    source: str | Sequence[EnvFactory] | AnyVectorEnv | None = None,
     num_envs: int | None = None,
     *,
     seed: int = 0,
@@ -38,13 +39,18 @@ def bridge(
     restore: Restore | None = None,
     hold_action: Array | None = None,
     episode_stride: int | None = None,
+    entry: str | None = None,
+    python: str | None = None,
+    address: str | Sequence[str] | None = None,
+    timeout: float = 300.0,
 ) -> BridgeEnv:
     """Give Gymnasium environments the contract of :func:`headrace.make`: tensors, episode ids, suspend, resume.
 
     Args:
         source: a Gymnasium id; a list of functions that each make one environment; or a vector environment, which the
-            bridge takes over and closes. A ``SyncVectorEnv`` is taken apart: its single environments are used.
-        num_envs: how many environments, N; with an id only.
+            bridge takes over and closes. A ``SyncVectorEnv`` is taken apart: its single environments are used. None
+            with ``python`` or ``address``.
+        num_envs: how many environments, N; with an id or another interpreter only.
         seed: with an episode's id, all that its randomness depends on.
         autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
             environment is inactive until its reset.
@@ -52,14 +58,36 @@ def bridge(
         executor: who steps single environments: this thread (``inline``), a pool of ``threads``, or spawned worker
             ``processes`` with shared memory. Results do not depend on it.
         workers: how many threads or processes; None for one per core.
-        env_kwargs: further arguments for ``gymnasium.make``; with an id only.
+        env_kwargs: further arguments for ``gymnasium.make`` or the entry.
         save: ``save(vector_env, i)`` gives the whole state of environment i of a vector environment.
         restore: ``restore(vector_env, i, saved)`` puts it back. With both, suspended environments are stepped, then put
             back (``fidelity == "restore"``); without, they are held (``"hold"``).
         hold_action: what suspended environments of a vector environment play; None for zeros or the nearest allowed.
         episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
+        entry: ``module:name`` or ``file.py:name`` of a function that makes one environment in another interpreter.
+        python: that interpreter, ``…/bin/python``: Python 3.8 or newer with numpy, and no headrace.
+        address: ``tcp://host:port`` (one or several) where ``child.py --listen`` runs, instead of ``python``; the token
+            comes from the environment variable ``HEADRACE_TOKEN``.
+        timeout: seconds that a call to another interpreter may take, making the environments included.
     """
     check_autoreset(autoreset)
+    if python is not None or address is not None or entry is not None:
+        if source is not None or save is not None or restore is not None or hold_action is not None:
+            raise ConfigError(
+                "bridge: expected no source, save, restore or hold_action with another interpreter, whose environments "
+                "come from its entry"
+            )
+        return _foreign_bridge(
+            ForeignSource(python=python, address=address, entry=entry, kwargs=env_kwargs or {}, timeout=timeout),
+            1 if num_envs is None else num_envs,
+            workers=workers,
+            seed=seed,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
+    if source is None:
+        raise ConfigError("bridge: expected a source, or python= and entry= of another interpreter, got neither")
     if executor not in _EXECUTORS:
         raise UnknownNameError("executor", executor, _EXECUTORS)
     if workers is not None and (workers < 1 or executor == "inline"):
@@ -87,7 +115,7 @@ def bridge(
         probe: AnyEnv | AnyVectorEnv = source
         name = environment_name(source.envs[0]) if taken_apart else environment_name(source)
         spaces = source.single_observation_space, source.single_action_space
-        layout = _layout(source.num_envs, *spaces)
+        layout = exchange_layout(source.num_envs, *spaces)
         backend = _vector_backend(source, layout, autoreset, final_obs, save, restore, hold_action)
     else:
         factories = _factories(source, num_envs, env_kwargs)
@@ -95,7 +123,7 @@ def bridge(
         probe = factories[0]()
         name = environment_name(probe)
         spaces = probe.observation_space, probe.action_space
-        layout = _layout(len(factories), *spaces)
+        layout = exchange_layout(len(factories), *spaces)
         backend = _native_backend(factories, probe, layout, executor, workers)
     env = BridgeEnv(
         backend,
@@ -123,6 +151,33 @@ def bridge(
     return env
 
 
+def _foreign_bridge(
+    source: ForeignSource,
+    num_envs: int,
+    *,
+    workers: int | None,
+    seed: int,
+    autoreset: Autoreset,
+    final_obs: bool,
+    episode_stride: int | None,
+) -> BridgeEnv:
+    check_count("num_envs", num_envs)
+    if workers is not None:
+        check_count("workers", workers)
+    backend, hello = foreign_backend(source, num_envs, available_cores() if workers is None else workers)
+    return BridgeEnv(
+        backend,
+        name=hello.name,
+        observation_space=hello.observation_space,
+        action_space=hello.action_space,
+        render_mode=hello.render_mode,
+        seed=seed,
+        autoreset=autoreset,
+        final_obs=final_obs,
+        episode_stride=episode_stride,
+    )
+
+
 def _factories(
     source: str | Sequence[EnvFactory], num_envs: int | None, env_kwargs: Mapping[str, object] | None
 ) -> list[EnvFactory]:
@@ -144,23 +199,13 @@ def _factories(
     return factories
 
 
-def _layout(num_envs: int, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ExchangeLayout:
-    action_space = as_action_space(actions)
-    return ExchangeLayout(
-        num_envs=num_envs,
-        leaves=observation_leaves(observations),
-        action_shape=tuple(action_space.shape or ()),
-        action_dtype=np.dtype(action_space.dtype),
-    )
-
-
 def _native_backend(
     factories: list[EnvFactory], probe: AnyEnv, layout: ExchangeLayout, executor: Executor, workers: int | None
 ) -> Backend:
     count = min(len(factories), available_cores() if workers is None else workers)
     if executor == "processes":
         probe.close()
-        return ProcessBackend(factories, layout, probe.action_space, count)
+        return process_backend(factories, layout, probe.action_space, count)
     exchange = Exchange(layout)
     envs = [probe]
     try:

@@ -1,0 +1,158 @@
+"""Single environments dealt out to workers in turn, whatever a worker is: a spawned process, another interpreter."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from headrace.envs.bridges._exchange import Exchange
+from headrace.envs.bridges._executors import Fidelity
+from headrace.errors import ConfigError, EnvError, HeadraceError, LifecycleError, UnsupportedError
+
+# errors that keep their type when they cross from a worker
+_ERRORS: dict[str, type[HeadraceError]] = {error.__name__: error for error in (ConfigError, EnvError, UnsupportedError)}
+
+
+class WorkerFailedError(Exception):
+    """An environment of a worker raised; the worker goes on."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.error = _ERRORS.get(kind, EnvError)(message)
+
+
+class WorkerLostError(Exception):
+    """A worker is dead, hangs, or says what nobody can read; the text says how."""
+
+
+class Worker(Protocol):
+    """Has the environments of some rows of an exchange. One call at a time: ``send``, then ``receive``."""
+
+    env_ids: range
+    """The rows whose environments it has."""
+    pid: int | None
+    """Of its process; None for one on another machine."""
+
+    def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
+        """Begin ``reset`` (more: seeds), ``step``, ``save``, ``restore`` (more: states) or ``render``."""
+        ...
+
+    def receive(self, call: str) -> list[Any]:
+        """Wait for what the call gives, one entry per environment; raises WorkerFailedError or WorkerLostError."""
+        ...
+
+    def ask_to_end(self) -> None:
+        """Tell it to close its environments; no answer is waited for."""
+        ...
+
+    def end(self) -> None:
+        """Wait until it is gone; end it by force if that takes too long."""
+        ...
+
+
+class WorkerBackend:
+    """Environments dealt out in turn, so that any run of neighbors is work for all; rows lie in the exchange."""
+
+    fidelity: Fidelity = "native"
+    reseeds = True
+
+    def __init__(self, exchange: Exchange, workers: Sequence[Worker]) -> None:
+        """Own ``workers``, which have made their environments: ``close`` ends them."""
+        self.exchange = exchange
+        self.workers = workers
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers of this machine."""
+        return [worker.pid for worker in self.workers if worker.pid is not None]
+
+    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
+        """Start an episode in each environment."""
+        seed_of = dict(zip(env_ids, seeds, strict=True))
+        told = self._command("reset", env_ids, lambda mine: [seed_of[env_id] for env_id in mine])
+        return [str(told[env_id]) for env_id in env_ids]
+
+    def step(self, env_ids: Sequence[int]) -> None:
+        """Step each environment."""
+        self._command("step", env_ids, lambda _: [])
+
+    def save(self) -> list[object]:
+        """The state of every environment as bytes."""
+        everyone = range(self.exchange.layout.num_envs)
+        saved = self._command("save", everyone, lambda _: [])
+        return [saved[env_id] for env_id in everyone]
+
+    def restore(self, states: Sequence[object]) -> None:
+        """Put every environment back."""
+        self._command("restore", range(len(states)), lambda mine: [states[env_id] for env_id in mine])
+
+    def render(self) -> list[object]:
+        """One picture per environment."""
+        everyone = range(self.exchange.layout.num_envs)
+        drawn = self._command("render", everyone, lambda _: [])
+        return [drawn[env_id] for env_id in everyone]
+
+    def close(self) -> None:
+        """End the workers; none is left when this returns."""
+        if not self._closed:
+            self._closed = True
+            end_workers(self.workers)
+
+    def _command(self, call: str, env_ids: Sequence[int], more: Callable[[list[int]], list[Any]]) -> dict[int, object]:
+        """Have every worker that has some of ``env_ids`` (ascending) do something, all at once; answers by env id."""
+        if self._closed:
+            raise LifecycleError("environment: its workers are gone; make a new one")
+        asked: list[tuple[Worker, list[int]]] = []
+        results: dict[int, object] = {}
+        failure: WorkerFailedError | None = None
+        try:
+            for worker in self.workers:
+                if mine := [env_id for env_id in env_ids if env_id in worker.env_ids]:
+                    worker.send(call, mine, more(mine))
+                    asked.append((worker, mine))
+            for worker, mine in asked:
+                try:
+                    results.update(zip(mine, worker.receive(call), strict=False))
+                except WorkerFailedError as error:
+                    failure = failure or error
+        except WorkerLostError as lost:
+            self._give_up(lost)
+        except KeyboardInterrupt:
+            # an answer that is under way would be taken for that of the next command
+            self.close()
+            raise
+        if failure is not None:
+            raise failure.error
+        return results
+
+    def _give_up(self, lost: WorkerLostError) -> NoReturn:
+        """End everything: rows of the lost worker are gone, and their neighbors' are half written."""
+        self.close()
+        raise EnvError(f"{lost}; the other workers were closed: make a new environment") from lost
+
+
+def dealt(num_envs: int, workers: int) -> list[range]:
+    """The env ids of each worker."""
+    return [range(first, num_envs, workers) for first in range(workers)]
+
+
+def how_ended(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "closed its pipe"
+    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+
+
+def of_environments(env_ids: range) -> str:
+    """The env ids of a worker as words of an error."""
+    return ", ".join(map(str, env_ids[:8])) + (", …" if len(env_ids) > 8 else "")
+
+
+def end_workers(workers: Sequence[Worker]) -> None:
+    """End all of them, at once."""
+    for worker in workers:
+        worker.ask_to_end()
+    for worker in workers:
+        worker.end()

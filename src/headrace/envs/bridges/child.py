@@ -1,0 +1,444 @@
+"""The child of the other-interpreter bridge: one file that steps a simulator's environments for headrace.
+
+It needs Python 3.8 or newer and numpy, and nothing of headrace: copy it into any virtual environment or container.
+headrace starts it by itself (``headrace.bridge(python=…, entry=…)``). On another machine start it by hand::
+
+    HEADRACE_TOKEN=secret python child.py --listen 0.0.0.0:7000 --entry my_envs:make
+
+An entry is a function that makes one environment, with Gymnasium's interface: ``reset(seed=…) -> (obs, info)``,
+``step(action) -> (obs, reward, terminated, truncated, info)``, ``observation_space`` and ``action_space`` (Gymnasium's
+or Gym's own, or plain dicts such as ``{"type": "box", "shape": [7], "dtype": "float32", "low": -1, "high": 1}``), and
+where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``.
+
+A frame is 16 bytes (``HRC1``, length of the head, length of the body), a head of JSON and a body of raw bytes. Rows
+pass through memory that both processes see, or, over a socket, in the bodies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hmac
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import pickle
+import platform
+import secrets
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+
+PROTOCOL = 1
+_FRAME = struct.Struct(">4sIQ")
+_MAGIC = b"HRC1"
+_LARGEST_HEAD = 1 << 24
+_LARGEST_BODY = 1 << 32
+_NO_SUCCESS_MEASURE = -1
+_RESULTS = ("reward", "terminated", "truncated", "success")
+
+
+class RefusedError(Exception):
+    """What the caller did wrong, or what this simulator cannot do; the text alone is told, without a traceback."""
+
+
+# --- frames -----------------------------------------------------------------------------------------------------
+
+
+def read_frame(stream: Any) -> tuple[dict[str, Any], bytes]:
+    """The next head and body; EOFError when the other side is gone."""
+    magic, head_size, body_size = _FRAME.unpack(_exactly(stream, _FRAME.size))
+    if magic != _MAGIC or head_size > _LARGEST_HEAD or body_size > _LARGEST_BODY:
+        raise EOFError("expected a frame of headrace, got something else")
+    head = json.loads(_exactly(stream, head_size).decode())
+    return head, _exactly(stream, body_size)
+
+
+def write_frame(stream: Any, head: dict[str, Any], body: bytes = b"") -> None:
+    """Send one frame."""
+    text = json.dumps(head).encode()
+    stream.write(_FRAME.pack(_MAGIC, len(text), len(body)) + text + body)
+    stream.flush()
+
+
+def _exactly(stream: Any, size: int) -> bytes:
+    data = stream.read(size) if size else b""
+    if data is None or len(data) < size:
+        raise EOFError("the other side is gone")
+    return data
+
+
+# --- spaces as JSON ---------------------------------------------------------------------------------------------
+
+
+def space_to_json(space: Any) -> dict[str, Any]:
+    """A space of Gymnasium or Gym, known by the name of its class, or a plain dict that describes one."""
+    if isinstance(space, dict):
+        return _described(space)  # pyright: ignore[reportUnknownArgumentType]  # checked there
+    kinds = [kind.__name__ for kind in type(space).__mro__]
+    if "Box" in kinds:
+        return _box(space.low, space.high, np.dtype(space.dtype))
+    if "Discrete" in kinds:
+        return {"type": "discrete", "n": int(space.n), "start": int(getattr(space, "start", 0))}
+    if "MultiDiscrete" in kinds:
+        nvec = np.asarray(space.nvec)
+        start = np.broadcast_to(np.asarray(getattr(space, "start", 0)), nvec.shape)
+        return {
+            "type": "multi_discrete",
+            "nvec": nvec.tolist(),
+            "start": start.tolist(),
+            "dtype": np.dtype(space.dtype).str,
+        }
+    if "MultiBinary" in kinds:
+        return {"type": "multi_binary", "shape": list(space.shape)}
+    if "Text" in kinds:
+        return {"type": "text", "max_length": int(space.max_length)}
+    if "Dict" in kinds:
+        return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in _items(space.spaces)]}
+    if "Tuple" in kinds:
+        return {"type": "tuple", "spaces": [space_to_json(part) for part in space.spaces]}
+    raise RefusedError(
+        "space: expected Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple or a dict with a type, got "
+        + repr(space)
+    )
+
+
+def _described(space: dict[str, Any]) -> dict[str, Any]:
+    """A plain dict that describes a space, with what it leaves out."""
+    if space.get("type") == "dict":
+        return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in _items(space["spaces"])]}
+    if space.get("type") != "box":
+        return space
+    shape, dtype = tuple(space["shape"]), np.dtype(space.get("dtype", "float32"))
+    whole = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low = space.get("low", -np.inf if whole is None else whole.min)
+    high = space.get("high", np.inf if whole is None else whole.max)
+    return _box(np.broadcast_to(np.asarray(low), shape), np.broadcast_to(np.asarray(high), shape), dtype)
+
+
+def _items(spaces: Any) -> Any:
+    return spaces.items() if hasattr(spaces, "items") else spaces
+
+
+def _box(low: Any, high: Any, dtype: Any) -> dict[str, Any]:
+    if dtype.kind not in "biuf":
+        raise RefusedError("space: expected a Box of numbers, got dtype " + str(dtype))
+    return {
+        "type": "box",
+        "shape": list(np.shape(low)),
+        "dtype": dtype.str,
+        "low": _bound(np.asarray(low).astype(dtype)),
+        "high": _bound(np.asarray(high).astype(dtype)),
+    }
+
+
+def _bound(bound: Any) -> str:
+    """The raw numbers; of a uniform bound just one, since an image has a million equal ones."""
+    flat = np.ascontiguousarray(bound).reshape(-1)
+    uniform = flat.size > 0 and bool((flat == flat[0]).all())
+    return base64.b64encode((flat[:1] if uniform else flat).tobytes()).decode()
+
+
+# --- environments -----------------------------------------------------------------------------------------------
+
+
+def load_entry(entry: str) -> Any:
+    """The function that ``module:name`` or ``path/to/file.py:name`` names."""
+    where, _, name = entry.rpartition(":")
+    if not where:
+        raise RefusedError("entry: expected module:name or path/to/file.py:name, got " + repr(entry))
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("headrace_entry", where)
+        if spec is None or spec.loader is None or not os.path.isfile(where):
+            raise RefusedError("entry: expected a Python file, found none at " + os.path.abspath(where))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
+    for part in name.split("."):
+        if not hasattr(module, part):
+            raise RefusedError("entry: " + where + " has no " + repr(name))
+        module = getattr(module, part)
+    return module
+
+
+class Group:
+    """The environments of some rows. Owns them: ``close`` closes each."""
+
+    def __init__(self, entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
+        make = load_entry(entry)
+        self.envs: dict[int, Any] = {}
+        self.pickles = pickles
+        self.arrays: dict[str, Any] = {}
+        self.leaves: list[Any] = []
+        self.text_path: Any = None
+        self.instruction_keys: list[str] = []
+        self.texts: dict[int, str] = {}
+        self.memory: Any = None
+        spaces: Any = None
+        for env_id in env_ids:
+            self.envs[env_id] = env = make(**kwargs)
+            found = (space_to_json(env.observation_space), space_to_json(env.action_space))
+            if spaces is not None and found != spaces:
+                raise RefusedError(
+                    f"environment {env_id}: expected the spaces of environment {env_ids[0]}, got observations "
+                    f"{env.observation_space} and actions {env.action_space}; an entry must make "
+                    "environments of one kind"
+                )
+            spaces = found
+        self.spaces = spaces
+
+    def hello(self) -> dict[str, Any]:
+        """What these environments are and can do."""
+        env = next(iter(self.envs.values()))
+        spec = getattr(env, "spec", None)
+        saves = self.pickles and hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+        return {
+            "name": getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__,
+            "observation_space": self.spaces[0],
+            "action_space": self.spaces[1],
+            "render_mode": getattr(env, "render_mode", None),
+            "abilities": {"native": True, "reseed": True, "save": saves},
+        }
+
+    def lay_out(self, head: dict[str, Any], memory_fd: Any) -> None:
+        """Lay the rows over memory: the parent's where there is such, else our own."""
+        size = max(int(head["nbytes"]), 1)
+        self.memory = bytearray(size) if memory_fd is None else mmap.mmap(memory_fd, size)
+        for name, shape, dtype, offset in head["fields"]:
+            count = int(np.prod(shape, dtype=np.int64))
+            self.arrays[name] = np.frombuffer(self.memory, np.dtype(dtype), count, offset).reshape(shape)
+        self.leaves = [
+            (name, path, self.arrays["obs:" + name], self.arrays["obs:" + name].shape[1:])
+            for name, path in head["leaves"]
+        ]
+        self.text_path, self.instruction_keys = head["text_path"], head["instruction_keys"]
+
+    def reset(self, env_ids: list[int], seeds: list[int]) -> list[str]:
+        """Start an episode in each environment; its instruction, "" where there is none."""
+        told = []
+        for env_id, seed in zip(env_ids, seeds):  # noqa: B905  (strict= is not in Python 3.8)
+            answer = self.envs[env_id].reset(seed=seed)
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise RefusedError(f"environment {env_id}: expected reset() to give (obs, info), got {type(answer)}")
+            obs, info = answer
+            self.write_obs(env_id, obs)
+            text = "" if self.text_path is None else str(_at(obs, self.text_path))
+            self.texts[env_id] = text
+            said = [info[key] for key in self.instruction_keys if isinstance(info.get(key), str)]
+            told.append(said[0] if said else text)
+        return told
+
+    def step(self, env_ids: list[int]) -> None:
+        """Step each environment with the action of its row; the results go to its row."""
+        reward, terminated, truncated, success = (self.arrays[name] for name in _RESULTS)
+        for env_id in env_ids:
+            answer = self.envs[env_id].step(self.arrays["actions"][env_id].copy())
+            if not isinstance(answer, tuple) or len(answer) != 5:
+                raise RefusedError(
+                    f"environment {env_id}: expected step() to give (obs, reward, terminated, truncated, info), got "
+                    f"{len(answer) if isinstance(answer, tuple) else type(answer)}"
+                )
+            obs, value, ended, cut, info = answer
+            self.write_obs(env_id, obs)
+            if self.text_path is not None and str(_at(obs, self.text_path)) != self.texts[env_id]:
+                raise RefusedError(
+                    f"environment {env_id}: expected the instruction {self.texts[env_id]!r} for the whole episode, got "
+                    f"{str(_at(obs, self.text_path))!r} in a step; begin a new episode with a new instruction"
+                )
+            reward[env_id], terminated[env_id], truncated[env_id] = float(value), bool(ended), bool(cut)
+            success[env_id] = _success(info) if ended or cut else _NO_SUCCESS_MEASURE
+
+    def write_obs(self, env_id: int, obs: Any) -> None:
+        """Copy one observation into its row, with its shape and dtype checked."""
+        for name, path, rows, shape in self.leaves:
+            value = np.asarray(_at(obs, path))
+            if value.shape != shape or not np.can_cast(value.dtype, rows.dtype, "same_kind"):
+                raise RefusedError(
+                    f"observation {name!r} of environment {env_id}: expected {rows.dtype} {shape} as its space says, "
+                    f"got {value.dtype} {value.shape}"
+                )
+            with np.errstate(over="ignore"):
+                rows[env_id] = value
+
+    def save(self, env_id: int) -> bytes:
+        """The state of one environment, from its own ``state_dict``."""
+        env = self.envs[env_id]
+        if not self.pickles or not hasattr(env, "state_dict") or not hasattr(env, "load_state_dict"):
+            raise RefusedError(
+                "state_dict: expected state_dict() and load_state_dict(state) of the environment, in a child that "
+                "headrace started itself; give it both, or do without snapshots"
+            )
+        return pickle.dumps(env.state_dict(), protocol=4)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs.values():
+            if hasattr(env, "close"):
+                env.close()
+
+
+def _at(obs: Any, path: list[Any]) -> Any:
+    for key in path:
+        obs = obs[key]
+    return obs
+
+
+def _success(info: Any) -> int:
+    for key in ("is_success", "success"):
+        if info.get(key) is not None:
+            return int(bool(info[key]))
+    return _NO_SUCCESS_MEASURE
+
+
+# --- answering --------------------------------------------------------------------------------------------------
+
+
+def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, token: str | None) -> None:
+    """Greet, make the environments, and answer calls until told to close or left alone."""
+    nonce = secrets.token_hex(16)
+    greeting = {"protocol": PROTOCOL, "python": platform.python_version(), "numpy": np.__version__, "nonce": nonce}
+    write_frame(outgoing, greeting)
+    group = None
+    shared = memory_fd is not None
+    try:
+        while True:
+            head, body = read_frame(incoming)
+            call = head.get("call")
+            if call == "close":
+                return
+            try:
+                if call == "make":
+                    proof = proof_of(token or "", nonce)
+                    if token is not None and not hmac.compare_digest(str(head.get("proof")), proof):
+                        raise RefusedError("token: expected the one that the child was started with, got another")
+                    group = Group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
+                    answer: dict[str, Any] = group.hello()
+                    reply = b""
+                elif group is None:
+                    raise RefusedError("expected the call make first, got " + repr(call))
+                else:
+                    answer, reply = _answer(group, head, body, memory_fd)
+            except RefusedError as error:
+                answer, reply = {"error": "RefusedError", "message": str(error)}, b""
+            except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it, with this traceback)
+                trace = traceback.format_exc().rstrip()
+                answer = {"error": type(error).__name__, "message": str(error), "traceback": trace}
+                reply = b""
+            write_frame(outgoing, answer, reply)
+    except (EOFError, OSError):  # the parent is gone
+        pass
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> tuple[dict[str, Any], bytes]:
+    call, env_ids = head["call"], head.get("env_ids", [])
+    if call == "layout":
+        group.lay_out(head, memory_fd)
+    elif call == "reset":
+        return {"told": group.reset(env_ids, head["seeds"])}, _rows(group, env_ids, memory_fd, ())
+    elif call == "step":
+        if memory_fd is None:
+            actions = group.arrays["actions"]
+            actions[env_ids] = np.frombuffer(body, actions.dtype).reshape(len(env_ids), *actions.shape[1:])
+        group.step(env_ids)
+        return {}, _rows(group, env_ids, memory_fd, _RESULTS)
+    elif call == "save":
+        states = [group.save(env_id) for env_id in env_ids]
+        return {"sizes": [len(state) for state in states]}, b"".join(states)
+    elif call == "restore":
+        if not group.pickles:
+            raise RefusedError(
+                "restore: expected a child that headrace started itself, got one that listens at a socket"
+            )
+        offset = 0
+        for env_id, size in zip(env_ids, head["sizes"]):  # noqa: B905  (strict= is not in Python 3.8)
+            group.envs[env_id].load_state_dict(pickle.loads(body[offset : offset + size]))
+            offset += size
+    elif call == "render":
+        images = [np.ascontiguousarray(group.envs[env_id].render(), dtype=np.uint8) for env_id in env_ids]
+        return {"shapes": [list(image.shape) for image in images]}, b"".join(image.tobytes() for image in images)
+    else:
+        raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {call!r}")
+    return {}, b""
+
+
+def _rows(group: Group, env_ids: list[int], memory_fd: Any, results: tuple[str, ...]) -> bytes:
+    """The rows that were written, for a parent that does not see our memory."""
+    if memory_fd is not None:
+        return b""
+    parts = [rows[env_ids].tobytes() for _, _, rows, _ in group.leaves]
+    return b"".join(parts + [group.arrays[name][env_ids].tobytes() for name in results])
+
+
+def proof_of(token: str, nonce: str) -> str:
+    """What shows that both sides know the token, without sending it."""
+    return hmac.new(token.encode(), nonce.encode(), "sha256").hexdigest()
+
+
+# --- starting ---------------------------------------------------------------------------------------------------
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process when the parent's end of a pipe closes, also in the middle of a long call."""
+    while True:
+        if not os.read(lifeline, 1):
+            os._exit(1)
+
+
+def _listen(address: str, entry: str, token: str, once: bool) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host or "127.0.0.1", int(port))) as server:
+        print(f"headrace child: {entry} listens at port {server.getsockname()[1]}", flush=True)
+        while True:
+            connection, peer = server.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            print(f"headrace child: serving {peer[0]}", flush=True)
+            with connection, connection.makefile("rb") as incoming, connection.makefile("wb") as outgoing:
+                serve(incoming, outgoing, entry, None, token)
+            if once:
+                return
+
+
+def main() -> None:
+    """Serve the parent that started us, or listen at an address."""
+    parser = argparse.ArgumentParser(description="Steps a simulator's environments for headrace.", prog="child.py")
+    parser.add_argument(
+        "--fds", nargs=4, type=int, metavar="FD", help="used by headrace, which starts this file itself"
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="wait for headrace.bridge(address=…) at this address")
+    parser.add_argument("--entry", metavar="MODULE:NAME", help="with --listen: the function that makes an environment")
+    parser.add_argument("--once", action="store_true", help="with --listen: end after one client")
+    args = parser.parse_args()
+    # not the folder of this file, whose other modules are none of the simulator's
+    sys.path[0] = os.getcwd()
+    if args.listen:
+        token = os.environ.get("HEADRACE_TOKEN", "")
+        if not token or not args.entry:
+            parser.error("--listen needs --entry, and a token in the environment variable HEADRACE_TOKEN")
+        _listen(args.listen, args.entry, token, args.once)
+        return
+    if not args.fds:
+        parser.error("expected --listen HOST:PORT; headrace.bridge(python=…, entry=…) starts this file by itself")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    incoming, outgoing, lifeline, memory = args.fds
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    with os.fdopen(incoming, "rb") as reader, os.fdopen(outgoing, "wb") as writer:
+        serve(reader, writer, None, memory, None)
+
+
+if __name__ == "__main__":
+    main()
