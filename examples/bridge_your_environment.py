@@ -42,7 +42,7 @@ def main() -> None:
     folder = arguments.output or Path(tempfile.mkdtemp()) / "rooms"
 
     env = headrace.bridge([Thermostat] * 4)
-    info = DatasetInfo(env_name="thermostat", env_args={}, fps=1)
+    info = DatasetInfo(recipe={"source": "thermostat"}, fps=1)
     with EpisodeRecorder(folder, RecorderCfg(fields=("obs", "actions", "rewards")), info) as recorder:
         env.attach(recorder)
         obs, _ = env.reset(seed=0)

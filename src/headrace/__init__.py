@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace._jobs.evaluate import evaluate, merge
     from headrace._jobs.picture import PictureResult, picture
     from headrace._jobs.play import PlayResult, play
+    from headrace._jobs.request import RunOptions
     from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.train import TrainingResult, train
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
@@ -47,6 +48,7 @@ __all__ = [
     "PlayResult",
     "ReportResult",
     "Rows",
+    "RunOptions",
     "RunResult",
     "StackSpec",
     "Step",
@@ -85,6 +87,7 @@ __getattr__, __dir__ = lazy_exports(
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
         "headrace._jobs.picture": ("PictureResult", "picture"),
         "headrace._jobs.play": ("PlayResult", "play"),
+        "headrace._jobs.request": ("RunOptions",),
         "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +11,12 @@ import torch
 from examples import filled, origin
 from gymnasium import spaces
 
+from headrace._jobs.request import rendering_backend
 from headrace.bench import RuntimeBuilder
 from headrace.bench._step_times import StepTimes
 from headrace.bench._stepping import Stepper, WarmupRule, action_maker, warm_up
-from headrace.bench._targets import (
-    Target,
-    check_request,
-    make_target,
-    parse_target,
-    read_preset,
-    rendering_backend,
-    target_cfg,
-)
-from headrace.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
+from headrace.envs import EnvRecipe
+from headrace.errors import ConfigError, UnsupportedError
 
 CPU = torch.device("cpu")
 
@@ -87,9 +79,9 @@ def test_an_environment_that_does_not_tell_has_no_split() -> None:
 
 @pytest.mark.parametrize("text", ["cartpole", "cartpole-camera", "gym:CartPole-v1"])
 def test_a_loop_over_an_environment_measures_every_step(text: str) -> None:
-    target = parse_target(text)
+    recipe = EnvRecipe(text, num_envs=3, seed=1)
     builder = RuntimeBuilder(3)
-    with closing(make_target(target, target_cfg(target, {}), 3, seed=1)) as env:
+    with closing(recipe.make()) as env:
         actions = action_maker("random", env.single_action_space, 3, env.device, seed=1)
         stepper = Stepper(env, actions, builder)
         env.reset()
@@ -108,7 +100,7 @@ def test_a_loop_over_an_environment_measures_every_step(text: str) -> None:
     episodes = bundle.runtime.episodes
     assert episodes is not None
     assert episodes.unfinished == 3
-    if target.kind == "gym":
+    if recipe.bridged:
         assert episodes.completed > 0
         assert timing.simulation_step_time_s is None
         assert backend is None
@@ -147,78 +139,3 @@ def test_actions_are_in_their_space_seeded_and_fresh() -> None:
         assert not torch.equal(rest, zero())
     with pytest.raises(UnsupportedError, match="Box, Discrete"):
         action_maker("zero", spaces.Text(3), 2, CPU, seed=0)
-
-
-# --- targets ---
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("antt", "did you mean 'ant'"),
-        ("gym:CartPool-v1", "CartPole-v1"),
-        ("no_such_module:task", "cannot be imported"),
-    ],
-)
-def test_an_unknown_environment_is_refused_with_a_suggestion(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_target(text)
-
-
-def test_a_task_of_the_users_own_is_found_in_the_folder_one_is_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headrace.envs import _registry as registry
-
-    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_bench_tasks.py").write_text(
-        "from headrace.envs import TaskEntry, register_task\n"
-        "home = 'headrace.envs.tasks.cartpole'\n"
-        "register_task(TaskEntry(name='mine', task=f'{home}:Cartpole', cfg=f'{home}:CartpoleCfg', summary=''))\n"
-    )
-    target = parse_target("my_bench_tasks:mine")
-    assert target == Target(text="my_bench_tasks:mine", kind="task", name="mine", module="my_bench_tasks")
-    with pytest.raises(UnknownNameError, match="did you mean 'mine'"):
-        parse_target("my_bench_tasks:mime")
-
-
-def test_requests_that_cannot_work_are_refused() -> None:
-    task, gym = parse_target("ant"), parse_target("gym:CartPole-v1")
-    with pytest.raises(ConfigError, match="--num-envs: expected at least 1, got 0"):
-        check_request(task, num_envs=0, sim="mujoco", device="cpu")
-    with pytest.raises(UnknownNameError, match="did you mean 'warp'"):
-        check_request(task, num_envs=1, sim="wrap", device="cpu")
-    with pytest.raises(ConfigError, match="brings its own physics"):
-        check_request(gym, num_envs=1, sim="warp", device="cpu")
-    with pytest.raises(ConfigError, match=r"--device: expected cpu with 'gym:CartPole-v1', .*got 'cuda'"):
-        check_request(gym, num_envs=1, sim="mujoco", device="cuda")
-
-
-def test_a_preset_is_a_file_of_settings(tmp_path: Path) -> None:
-    path = tmp_path / "quick.yaml"
-    path.write_text("episode_length: 50\nrewards:\n  alive.weight: 2.0\nrange: [0, 1]\n")
-    assert read_preset(path) == {"episode_length": 50, "rewards.alive.weight": 2.0, "range": [0, 1]}
-    path.write_text("- a list")
-    with pytest.raises(DataError, match="path: value"):
-        read_preset(path)
-    path.write_text("a: [")
-    with pytest.raises(DataError, match="expected YAML"):
-        read_preset(path)
-    with pytest.raises(DataError, match="No such file"):
-        read_preset(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("renderer", ["native", "drawn_by_hand"])
-def test_a_bundle_names_the_renderer_of_the_images(renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.sim import _camera_names
-
-    # a camera of our own, since not every machine has another one; it draws as the native one does
-    monkeypatch.setattr(_camera_names, "_CAMERAS", dict(_camera_names._CAMERAS))
-    _camera_names._CAMERAS["drawn_by_hand"] = _camera_names._CAMERAS["native"]
-    target = parse_target("cartpole-camera-terms")
-    cfg = target_cfg(target, {"pictures.policy.renderer": renderer})
-    with closing(make_target(target, cfg, 1, seed=0, threads=1)) as env:
-        assert rendering_backend(env) == renderer
-    with closing(make_target(parse_target("cartpole"), None, 1, seed=0, threads=1)) as env:
-        assert rendering_backend(env) is None

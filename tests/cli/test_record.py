@@ -23,7 +23,7 @@ def run(*arguments: object) -> int:
 @pytest.fixture(scope="module")
 def ants(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "ants"
-    info = DatasetInfo(env_name="ant", env_args={"overrides": {"episode_length": 8}}, fps=20)
+    info = DatasetInfo(recipe={"source": "ant", "overrides": {"episode_length": 8}}, fps=20)
     env = make("ant", 2, threads=1, overrides={"episode_length": 8})
     with EpisodeRecorder(path, RecorderCfg(fields=("obs", "actions", "rewards", "flags", "states")), info) as recorder:
         env.attach(recorder)
@@ -56,7 +56,9 @@ def test_verify_names_a_damaged_file_and_fails(ants, tmp_path, capsys):
 
 
 def test_show_of_a_dataset_without_episodes_has_no_mean(tmp_path, capsys):
-    with EpisodeRecorder(tmp_path / "empty", RecorderCfg(fields=("obs",)), DatasetInfo(env_name="ant", fps=20)):
+    with EpisodeRecorder(
+        tmp_path / "empty", RecorderCfg(fields=("obs",)), DatasetInfo(recipe={"source": "ant"}, fps=20)
+    ):
         pass
     assert run("info", tmp_path / "empty") == 0
     out = capsys.readouterr().out
@@ -97,7 +99,7 @@ def test_a_contact_sheet_needs_pictures(ants, tmp_path):
 
 
 def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_path, capsys):
-    info = DatasetInfo(env_name="ant", env_args={"overrides": {"episode_length": 8}}, fps=20)
+    info = DatasetInfo(recipe={"source": "ant", "overrides": {"episode_length": 8}}, fps=20)
     env = make("ant", 2, threads=1, overrides={"episode_length": 8})
     fields = ("obs", "actions", "rewards", "flags", "states")
     with EpisodeRecorder(tmp_path / "more", RecorderCfg(fields=fields), info) as recorder:
@@ -110,7 +112,7 @@ def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_pat
     assert "8 episodes of 2 datasets" in capsys.readouterr().out
     assert run("info", tmp_path / "both") == 0
     said = capsys.readouterr().out
-    assert "env_name: ant" in said
+    assert "recipe: {'source': 'ant'" in said
     assert "fps: 20" in said
     assert run("replay", tmp_path / "both") == 0
     assert "bit-exact: 8 episodes" in capsys.readouterr().out

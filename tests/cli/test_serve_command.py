@@ -43,7 +43,7 @@ def test_it_serves_the_shipped_policy_until_ctrl_c_and_evaluate_plays_with_it(tm
         (["cartpole"], "we ship none for 'cartpole'"),
         (["pusher-solid", "--fast", "--buckets", "4,x"], "expected sizes such as 4,16,64"),
         (["pusher-solid", "--max-rows", "0"], "expected max_rows >= 1"),
-        (["--policy", "no_such_module:policy"], "cannot be loaded"),
+        (["--policy", "no_such_module:policy"], "cannot be imported"),
     ],
 )
 def test_what_cannot_be_served_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,14 @@ def test_a_tuple_among_the_overrides_survives_json() -> None:
     again.close()
 
 
+def test_the_identity_of_a_recipe_is_what_decides_an_episode_and_nothing_else() -> None:
+    assert RECIPE.identity() == {"source": "cartpole", "overrides": {"episode_length": 4}}
+    elsewhere = RECIPE.replace(num_envs=7, seed=1, threads=2, autoreset="same_step", final_obs=False, episode_stride=9)
+    assert elsewhere.identity() == RECIPE.identity()
+    assert EnvRecipe("ant", sim="warp").identity() == {"source": "ant", "sim": "warp"}
+    assert EnvRecipe.from_json(RECIPE.identity()) == EnvRecipe("cartpole", overrides={"episode_length": 4})
+
+
 def test_an_environment_of_a_task_object_has_no_recipe() -> None:
     env = headrace.make(headrace.envs.make_task("cartpole"))
     assert env.recipe is None
@@ -65,6 +73,10 @@ def test_an_environment_of_a_task_object_has_no_recipe() -> None:
         (lambda: EnvRecipe("gym:X-v0", device="cuda"), errors.ConfigError, "device: .* a Gymnasium .* got 'cuda'"),
         (lambda: EnvRecipe("gym:X-v0", threads=3), errors.ConfigError, "threads: .*; executor= and workers= say"),
         (lambda: EnvRecipe("gym:X-v0", sim="warp"), errors.ConfigError, "sim: .* got 'warp'"),
+        (lambda: EnvRecipe("gym:X-v0", sim="warp"), errors.ConfigError, "it brings its own physics"),
+        (lambda: EnvRecipe("ant", sim="wrap"), errors.UnknownNameError, "did you mean 'warp'"),
+        (lambda: EnvRecipe("ant", overrides=5), errors.ConfigError, "overrides: expected a Mapping, got 5"),
+        (lambda: EnvRecipe.from_json({"source": "ant", "num_envs": 0}), errors.DataError, "recipe: num_envs: expected"),
         (lambda: EnvRecipe("ant", executor="threads"), errors.ConfigError, "executor: .* a task, got 'threads'"),
         (lambda: RECIPE.replace(workers=2), errors.ConfigError, "workers: .* a task, got 2; threads= says"),
     ],

@@ -43,7 +43,7 @@ def record_docs_example(folder: Path) -> Path:
 
 def record_counting(folder: Path) -> Path:
     """Nested observations of many dtypes, episodes of all lengths, success."""
-    info = DatasetInfo(env_name="", fps=20, instruction="count to the end")
+    info = DatasetInfo(fps=20, instruction="count to the end")
     with EpisodeRecorder(folder / "counting", RecorderCfg(fields=FIELDS), info) as recorder:
         env = SmoothEnv(4, [recorder])
         env.reset()

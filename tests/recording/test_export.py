@@ -26,7 +26,7 @@ FIELDS = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "counting"
-    info = DatasetInfo(env_name="counting", env_args={"sim": "none"}, fps=20, instruction="count to the end")
+    info = DatasetInfo(recipe={"source": "counting", "sim": "none"}, fps=20, instruction="count to the end")
     with EpisodeRecorder(path, RecorderCfg(fields=FIELDS), info) as recorder:
         env = CountingEnv(4, [recorder], image=32)
         env.reset(seed=3)

@@ -135,7 +135,7 @@ class ToldEnv(CountingEnv):
 
 
 def record_told(path: Path, steps: int, seed: int = 0) -> Path:
-    info = DatasetInfo(env_name="told", fps=20, instruction="whatever")
+    info = DatasetInfo(recipe={"source": "told"}, fps=20, instruction="whatever")
     with EpisodeRecorder(path, RecorderCfg(fields=FIELDS), info, resume=path.exists()) as recorder:
         env = ToldEnv(4, [recorder])
         env.reset(seed)
@@ -305,14 +305,14 @@ def test_what_must_not_be_merged_is_refused_and_leaves_nothing(tmp_path: Path):
     a, again = record_told(tmp_path / "a", 20), record_told(tmp_path / "again", 20)
     with pytest.raises(DataError, match=r"of seed 0 .* is in .*/a and in .*/again"):
         merge_datasets([a, again], tmp_path / "m")
-    with EpisodeRecorder(tmp_path / "other", info=DatasetInfo(env_name="else")) as recorder:
+    with EpisodeRecorder(tmp_path / "other", info=DatasetInfo(recipe={"source": "else"})) as recorder:
         env = CountingEnv(2, [recorder])
         env.reset(5)
         for _ in range(20):
             env.step()
-    with pytest.raises(ConfigError, match=r"env_name is 'told' in .* and 'else' in"):
+    with pytest.raises(ConfigError, match=r"recipe is {'source': 'told'} in .* and {'source': 'else'} in"):
         merge_datasets([a, tmp_path / "other"], tmp_path / "m")
-    info = DatasetInfo(env_name="told", fps=20, instruction="whatever")
+    info = DatasetInfo(recipe={"source": "told"}, fps=20, instruction="whatever")
     with EpisodeRecorder(tmp_path / "less", RecorderCfg(fields=("obs", "actions")), info) as recorder:
         env = ToldEnv(4, [recorder])
         env.reset(9)
@@ -382,7 +382,7 @@ def test_what_an_environment_says_of_itself_survives_json(tmp_path: Path):
         pass
     again = EpisodeDataset(tmp_path / "d").info
     assert again == info
-    assert (again.env_name, again.env_args) == ("cartpole-camera", {"overrides": {"episode_length": 9}})
+    assert again.recipe == {"source": "cartpole-camera", "overrides": {"episode_length": 9}}
     assert again.stack("obs/policy") == env.task.pictures["policy"].stack
     assert again.fps == pytest.approx(1 / env.task.dt)
     env.close()

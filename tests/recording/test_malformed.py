@@ -114,7 +114,7 @@ def test_a_bad_description_is_named(recorded: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("env_args", []), ("fps", "fast"), ("fps", -1), ("stacks", {"obs/camera": {"frames": 0}}), ("stacks", {"a": {}})],
+    [("recipe", []), ("fps", "fast"), ("fps", -1), ("stacks", {"obs/camera": {"frames": 0}}), ("stacks", {"a": {}})],
 )
 def test_a_bad_entry_of_the_description_is_named(recorded: Path, name: str, value: object) -> None:
     file = recorded / "dataset.json"
@@ -279,7 +279,7 @@ def test_bad_spaces_are_named_before_anything_is_exported(recorded: Path, spaces
     assert not recorded.with_name("x-v0.partial").exists()
 
 
-@pytest.mark.parametrize("info", [{"fps": float("inf")}, {"instruction": "a\0b"}, {"env_args": {"x": object()}}])
+@pytest.mark.parametrize("info", [{"fps": float("inf")}, {"instruction": "a\0b"}, {"recipe": {"x": object()}}])
 def test_a_description_that_could_not_be_read_back_is_refused(tmp_path: Path, info: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="JSON"):
         EpisodeRecorder(tmp_path / "d", info=DatasetInfo(**info))

@@ -176,7 +176,7 @@ def test_a_second_recorder_on_one_dataset_is_refused(tmp_path):
 def test_resuming_with_other_fields_or_settings_is_refused(tmp_path):
     record(tmp_path / "d")
     with pytest.raises(ConfigError, match="DatasetInfo"):
-        EpisodeRecorder(tmp_path / "d", info=DatasetInfo(env_name="ant"), resume=True)
+        EpisodeRecorder(tmp_path / "d", info=DatasetInfo(recipe={"source": "ant"}), resume=True)
     with EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=("actions",)), resume=True) as recorder:
         env = CountingEnv(4, [recorder])
         env.reset()

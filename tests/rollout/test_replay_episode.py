@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs import make, make_task
+from headrace.envs import EnvRecipe, make, make_task
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.rollout import make_replay_env, replay_episode
@@ -16,7 +16,7 @@ SHORT = {"episode_length": 12}
 
 
 def record_ants(path, *, num_envs=3, fraction=None, seed=7, steps=30):
-    info = DatasetInfo(env_name="ant", env_args={"overrides": SHORT}, fps=20)
+    info = DatasetInfo(recipe={"source": "ant", "overrides": SHORT}, fps=20)
     env = make("ant", num_envs, seed=seed, threads=1, overrides=SHORT)
     chance = torch.Generator().manual_seed(0)
     with EpisodeRecorder(path, RecorderCfg(fields=FIELDS), info) as recorder:
@@ -89,7 +89,7 @@ def test_a_replay_says_where_it_first_differs(ants, tmp_path):
 
 def test_a_replay_in_a_changed_task_notices_the_other_length(ants):
     dataset = EpisodeDataset(ants)
-    info = DatasetInfo(env_name="ant", env_args={"overrides": {"episode_length": 20}})
+    info = DatasetInfo(recipe={"source": "ant", "overrides": {"episode_length": 20}})
     env = make_replay_env(info)
     result = replay_episode(dataset[0], env)
     assert not result.exact
@@ -187,14 +187,21 @@ def test_a_dataset_cannot_have_a_module_imported(tmp_path, monkeypatch):
     (tmp_path / "planted.py").write_text("import pathlib; pathlib.Path(__file__).with_suffix('.ran').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="a file must not decide which module is imported"):
-        make_replay_env(DatasetInfo(env_name="planted:cartpole"))
+        make_replay_env(DatasetInfo(recipe={"source": "planted:cartpole"}))
     assert not (tmp_path / "planted.ran").exists()
 
 
-@pytest.mark.parametrize("arguments", [{"overrides": 5}, {"num_envs": 3}, {"evil": 1}])
-def test_arguments_that_a_dataset_must_not_give_are_named(arguments):
-    with pytest.raises(DataError, match="env_args"):
-        make_replay_env(DatasetInfo(env_name="cartpole", env_args=arguments))
+@pytest.mark.parametrize("arguments", [{"overrides": 5}, {"num_envs": 0}, {"evil": 1}, {"source": 3}])
+def test_a_recipe_of_a_dataset_that_cannot_be_is_refused(arguments):
+    with pytest.raises(DataError, match=f"recipe: .*{next(iter(arguments))}"):
+        make_replay_env(DatasetInfo(recipe={"source": "cartpole"} | arguments))
+
+
+def test_a_dataset_does_not_decide_how_many_environments_replay_it():
+    recipe = EnvRecipe("cartpole", num_envs=3, overrides={"episode_length": 9}, autoreset="same_step")
+    env = make_replay_env(DatasetInfo(recipe=recipe.to_json()))
+    assert (env.num_envs, env.task.cfg.episode_length, env.recipe.autoreset) == (1, 9, "disabled")
+    env.close()
 
 
 def test_another_instruction_is_not_the_same_episode(ants, monkeypatch):

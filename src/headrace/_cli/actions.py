@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from headrace._named import load
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,13 +33,6 @@ def action_source(name: str, env: BatchEnv, seed: int) -> Policy:
         if name == "zero":
             return lambda _: torch.zeros((count, *box.shape), device=env.device)
         return lambda _: low + (high - low) * torch.rand((count, *box.shape), generator=generator, device=env.device)
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(f"--policy: expected random, zero or module:function, got {name!r}")
-    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return cast("Policy", getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"--policy: {name!r} cannot be loaded: {error}") from error
+    return cast("Policy", load(name, "--policy"))

@@ -220,12 +220,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     one = arguments.episode is not None
     episodes = [dataset.find(arguments.episode, arguments.seed)] if one else list(dataset)
     console = Console()
-    task = None
-    if arguments.task is not None:
-        from headrace.bench._targets import parse_target
-
-        task = parse_target(arguments.task).name
-    env = make_replay_env(dataset.info, task)
+    env = make_replay_env(dataset.info, arguments.task)
     differ = steps = 0
     compared: tuple[str, ...] = ()
     try:

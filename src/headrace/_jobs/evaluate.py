@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace._jobs.request import agreed_settings, check_video
+from headrace._jobs.request import check_video, recipe_of
+from headrace._named import load_made
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable
@@ -198,16 +199,12 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
         env: as for :func:`evaluate`.
         **settings: fields of the recipe; None where nothing was said.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(env, str):
-        return EnvRecipe(env).replace(**{"num_envs": _NUM_ENVS} | given)
-    if not isinstance(env, EnvRecipe):
-        given.pop("seed", None)  # of the episodes, which are begun here
-        for name, value in given.items():
+    if isinstance(env, (str, EnvRecipe)):
+        return recipe_of(env, _NUM_ENVS, **settings)
+    for name, value in settings.items():
+        if value is not None and name != "seed":  # of the episodes, which are begun here
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")
-        return None
-    agreed_settings(env, **given)
-    return env
+    return None
 
 
 def _check_remote(
@@ -232,14 +229,13 @@ def _check_remote(
 def _rule(admission: Admission | str) -> Admission:
     """A rule, by its registered name, or from ``module:name``: an object, or a class made without arguments."""
     from headrace.chunking import admission_names, make_admission
-    from headrace.rollout._policy_source import import_named
 
     if not isinstance(admission, str):
         return admission
     module, _, attribute = admission.partition(":")
     if module in admission_names() or not attribute.isidentifier():
         return make_admission(admission)
-    return cast("Admission", import_named("--admission", module, attribute))
+    return cast("Admission", load_made(admission, "--admission"))
 
 
 def _fitted(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunRequest, check_video
+from headrace._jobs.request import RunOptions, RunRequest, check_video
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,81 +39,52 @@ def play(
     library: str | None = None,
     episodes: int | None = None,
     num_steps: int | None = None,
-    num_envs: int | None = None,
-    seed: int | None = None,
     deterministic: bool = True,
     trust_checkpoint: bool = False,
     video: str | Path | None = None,
     renderer: str = "native",
-    overrides: Mapping[str, object] | None = None,
-    presets: Sequence[str | Path] = (),
-    threads: int | None = None,
-    device: str | None = None,
-    sim: str | None = None,
-    output: str | Path | None = None,
-    formatters: Sequence[str] = ("schema",),
-    label: str | None = None,
     on_note: Callable[[str], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
+    **options: Unpack[RunOptions],
 ) -> PlayResult:
     """Play a policy on a task of ours and write ``play.json``, also after Ctrl-C or a crash.
 
     Args:
-        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments: an
-            argument that says something else is refused.
+        task: a task name, ``module:NAME``, or a recipe.
         checkpoint: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
             of a function of the observation groups or of a chunk policy; None for the newest training in ``runs/``,
             else the published one.
         library: only checkpoints of this library; None for any.
         episodes: how many, with ids from 0, each to its end and counted once; None for one per environment.
         num_steps: play so many steps of the batch instead; episodes still running then are counted nowhere.
-        num_envs: environments in the batch (64).
-        seed: of the episodes (0).
         deterministic: the policy's mean action; False to sample.
         trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
         video: film the first environments into this file.
         renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
-        overrides: task settings by path, beside those that the policy was trained with.
-        presets: YAML files of overrides, applied before ``overrides``.
-        threads: physics threads; None for all cores.
-        device: of the tensors (``cpu``).
-        sim: the physics: ``mujoco`` (as usual) or ``warp``.
-        output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
-        formatters: forms of the result; ``schema`` is the bundle.
-        label: a name for this run in comparisons and reports.
         on_note: called with what a user may want to know: which checkpoint was found, a plan that is too short.
         on_progress: called with the episodes, or steps, that are done.
+        **options: of the environments and the result: see :class:`headrace.RunOptions`. Overrides come on top of those
+            that the policy was trained with.
     """
     from headrace.adapters import library as library_of
     from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
-    from headrace.bench._targets import target_cfg
 
-    request = RunRequest.of(
-        task,
-        num_envs=num_envs,
-        seed=seed,
-        threads=threads,
-        device=device,
-        sim=sim,
-        overrides=overrides,
-        presets=presets,
-        output=output,
-        formatters=formatters,
-        label=label,
-    )
-    target = request.target(ours_for="play")
+    request = RunRequest.of(task, ours_for="play", **options)
     _check_amounts(episodes, num_steps)
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
     check_video(film, renderer)
     notes = on_note or _ignore
-    found, file = _find(request.task, None if checkpoint is None else str(checkpoint), library, trust_checkpoint, notes)
-    changed = ({} if file is None else file.overrides) | request.all_overrides()
-    cfg = target_cfg(target, changed)
+    recipe = request.recipe
+    wanted_file = None if checkpoint is None else str(checkpoint)
+    found, file = _find(recipe.source, wanted_file, library, trust_checkpoint, notes)
+    if file is not None:
+        recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
+    cfg = recipe.cfg()
     assert cfg is not None
-    directory, forms = request.checked_output(target, "play")
-    wanted = None if num_steps is not None else episodes or request.num_envs
+    directory, forms = request.checked_output("play")
+    wanted = None if num_steps is not None else episodes or recipe.num_envs
     short = num_steps is not None and num_steps < cfg.episode_length
     if short:
         notes(
@@ -129,18 +99,16 @@ def play(
         max_episode_length=cfg.episode_length,
         shorter_than_episode=short,
     )
-    builder = PlayBuilder(request.num_envs, plan=plan)
-    settings = dataclasses.replace(
-        request.settings(request.config(target, changed)), framework=None if file is None else file.library
-    )
+    builder = PlayBuilder(recipe.num_envs, plan=plan)
+    settings = request.settings(recipe, framework=None if file is None else file.library)
     with Benchmark(builder, settings, output=directory, formatters=forms) as run:
         with builder.startup.phase("env_creation"):
-            env = cast("BatchEnv", request.make_env(target, cfg, changed, for_plan=True))
+            env = cast("BatchEnv", recipe.make(autoreset="disabled", final_obs=False))
         with closing(env), ExitStack() as stack:
             from headrace.adapters._policies import callable_policy, load_policy
             from headrace.adapters._torch_state import library_run
 
-            stack.enter_context(library_run(seed=request.seed))
+            stack.enter_context(library_run(seed=recipe.seed))
             if file is None:
                 policy = callable_policy(str(checkpoint), env)
             else:

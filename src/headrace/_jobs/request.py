@@ -1,195 +1,206 @@
-"""What every measured job is asked for: an environment to run on, and where the result goes."""
+"""What every measured job is asked for: the recipe of its environments, and where the result goes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from headrace.errors import ConfigError, require_extra
+from headrace._gymnasium_ids import GYMNASIUM
+from headrace.envs import EnvRecipe
+from headrace.errors import ConfigError, UnknownNameError, require_extra
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from headrace.bench import RunConfig, RunSettings
+    from headrace.bench import RunSettings
     from headrace.bench._schema import Actions, Kind
     from headrace.bench._step_times import StartupClock
-    from headrace.bench._targets import AnyEnv, Target
-    from headrace.envs import EnvRecipe, TaskCfg
+    from headrace.envs._recipe import AnyEnv
+
+_NUM_ENVS = 64
+
+
+class RunOptions(TypedDict, total=False):
+    """What ``train``, ``play``, ``runtime`` and ``startup`` have in common. None is as if nothing were said.
+
+    Where the task is given as a recipe, that says everything about the environments, and a setting here that says
+    something else is refused, also one that says what is usual without a recipe.
+    """
+
+    num_envs: int | None
+    """Environments in the batch (64)."""
+    seed: int | None
+    """Of episodes, actions, networks and library (0)."""
+    overrides: Mapping[str, object] | None
+    """Task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``."""
+    presets: Sequence[str | Path]
+    """YAML files of overrides, applied before :attr:`overrides`."""
+    threads: int | None
+    """Physics threads (all cores); of a Gymnasium environment, threads that step it (one)."""
+    device: str | None
+    """Of the tensors (``cpu``)."""
+    sim: str | None
+    """The physics: ``mujoco`` (as usual) or ``warp``."""
+    output: str | Path | None
+    """Directory of the result, which is never overwritten (``runs/<run id>``)."""
+    formatters: Sequence[str]
+    """Forms of the result (``schema``, the bundle)."""
+    label: str | None
+    """A name for this run in comparisons and reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """An environment by name, with its settings, and the files of the result."""
+    """What to run on, and the files of the result."""
 
-    task: str
-    """A task name, ``module:NAME``, or ``gym:ID``."""
-    num_envs: int = 64
-    seed: int = 0
-    threads: int | None = None
-    device: str = "cpu"
-    sim: str = "mujoco"
-    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
-    presets: Sequence[Path] = ()
-    """YAML files of overrides, applied before :attr:`overrides`."""
-    output: Path | None = None
-    """Directory of the result; None for ``runs/<run id>``."""
-    formatters: Sequence[str] = ("schema",)
-    label: str | None = None
+    recipe: EnvRecipe
+    """With the settings of the presets, and a source that is known to exist."""
+    presets: tuple[str, ...]
+    """Their names."""
+    output: Path | None
+    formatters: Sequence[str]
+    label: str | None
 
     @classmethod
-    def of(
-        cls,
-        task: str | EnvRecipe,
-        *,
-        presets: Sequence[str | Path] = (),
-        output: str | Path | None = None,
-        formatters: Sequence[str] = ("schema",),
-        label: str | None = None,
-        **settings: Any,
-    ) -> RunRequest:
-        """The request for a task by name, or for a recipe, as :func:`agreed_settings` has it.
+    def of(cls, task: str | EnvRecipe, *, ours_for: str | None = None, **options: Unpack[RunOptions]) -> RunRequest:
+        """The request for a task by name, or for a recipe. Nothing heavy is imported for it.
 
-        What a job cannot use of a recipe is refused: another ``autoreset`` than ``same_step``, no final observations,
-        strides of episodes, and executors of a bridge other than a number of threads.
+        What the jobs decide themselves is refused in a recipe: another ``autoreset`` than ``same_step``, no final
+        observations, strides of episodes.
 
         Args:
             task: a name or a recipe.
-            presets: YAML files of overrides.
-            output: directory of the result.
-            formatters: forms of the result.
-            label: a name for the run.
-            **settings: of the environments, by the names of our fields; None where nothing was said.
+            ours_for: the job, where it takes tasks of ours only.
+            **options: of the job.
         """
-        said = agreed_settings(task, **settings)
-        if not isinstance(task, str):
-            said = {name: getattr(task, name) for name in settings}
-            unused = ["autoreset", "final_obs", "episode_stride"]
-            if task.executor == "threads" and task.workers is not None:
-                said["threads"] = task.workers
-            else:
-                unused += ["executor", "workers"]
-            plain = type(task)(task.source)
-            for name in unused:
-                if getattr(task, name) != getattr(plain, name):
-                    raise ConfigError(
-                        f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(task, name)!r}; "
-                        "use recipe.replace(…)"
-                    )
+        from headrace.envs._overrides import read_preset
+
+        for name in options:
+            if name not in RunOptions.__annotations__:
+                raise UnknownNameError("argument", name, RunOptions.__annotations__)
+        names = ("num_envs", "seed", "overrides", "threads", "device", "sim")
+        recipe = recipe_of(task, _NUM_ENVS, **{name: options.get(name) for name in names}).resolve()
+        plain = EnvRecipe(recipe.source)
+        for name in ("autoreset", "final_obs", "episode_stride"):
+            if getattr(recipe, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(recipe, name)!r}; "
+                    "use recipe.replace(…)"
+                )
+        if ours_for is not None and recipe.bridged:
+            raise ConfigError(f"{ours_for}: expected a task of headrace, got {recipe.source!r}; see 'headrace tasks'")
+        presets = [Path(preset) for preset in options.get("presets", ())]
+        preset_settings: dict[str, object] = {}
+        for preset in presets:
+            preset_settings |= read_preset(preset)
+        output = options.get("output")
         return cls(
-            task=task if isinstance(task, str) else task.source,
-            presets=[Path(preset) for preset in presets],
+            recipe=recipe.replace(overrides=preset_settings | dict(recipe.overrides)),
+            presets=tuple(preset.stem for preset in presets),
             output=None if output is None else Path(output),
-            formatters=formatters,
-            label=label,
-            **said,
+            formatters=options.get("formatters", ("schema",)),
+            label=options.get("label"),
         )
 
-    def target(self, *, ours_for: str | None = None) -> Target:
-        """What to run on; raises an error if no environment could be made of it. Nothing heavy is imported.
+    def settings(
+        self, recipe: EnvRecipe, *, actions: Actions | None = None, framework: str | None = None, **known: Any
+    ) -> RunSettings:
+        """The identity of the run, as far as it is known before.
 
         Args:
-            ours_for: the job, where it takes tasks of ours only.
+            recipe: ours, or ours with settings that a checkpoint adds.
+            actions: what acts, where it is not a policy.
+            framework: the RL library.
+            **known: further fields of ``RunSettings``.
         """
-        from headrace.bench._targets import check_request, parse_target
+        from headrace.bench import RunConfig, RunSettings, environment_variables
 
-        target = parse_target(self.task)
-        check_request(target, num_envs=self.num_envs, sim=self.sim, device=self.device)
-        if ours_for is not None and target.kind == "gym":
-            raise ConfigError(f"{ours_for}: expected a task of headrace, got {target.text!r}; see 'headrace tasks'")
-        return target
-
-    def all_overrides(self) -> dict[str, object]:
-        """Settings of the presets, then the overrides."""
-        from headrace.bench._targets import read_preset
-
-        found: dict[str, object] = {}
-        for preset in self.presets:
-            found |= read_preset(preset)
-        return found | dict(self.overrides)
-
-    def config(self, target: Target, overrides: Mapping[str, object], *, actions: Actions | None = None) -> RunConfig:
-        """The settings that a comparison holds two runs to."""
-        from headrace.bench import RunConfig, environment_variables
-
-        return RunConfig(
-            physics_backend=self.sim if target.kind == "task" else target.physics,
+        overrides = {path: _plain(value) for path, value in sorted(recipe.overrides.items())}
+        config = RunConfig(
+            physics_backend=self.physics,
             rendering_backend=None,
-            presets=[preset.stem for preset in self.presets],
-            overrides={path: _plain(value) for path, value in sorted(overrides.items())},
-            device=self.device,
-            threads=self.threads,
+            presets=list(self.presets),
+            overrides=overrides,
+            device=recipe.device,
+            threads=recipe.workers if recipe.bridged else recipe.threads,
+            executor=recipe.executor if recipe.bridged else None,
             actions=actions,
             environment=environment_variables(),
         )
-
-    def settings(self, config: RunConfig) -> RunSettings:
-        """The identity of the run, as far as it is known before."""
-        from headrace.bench import RunSettings
-
-        return RunSettings(task=self.task, num_envs=self.num_envs, seed=self.seed, config=config, label=self.label)
-
-    def make_env(
-        self, target: Target, cfg: TaskCfg | None, overrides: Mapping[str, object], *, for_plan: bool = False
-    ) -> AnyEnv:
-        """The environment, with the settings of ``target_cfg``; ``for_plan``, one that plays a plan of episodes."""
-        from headrace.bench._targets import make_target
-
-        return make_target(
-            target,
-            cfg,
-            self.num_envs,
-            seed=self.seed,
-            threads=self.threads,
-            device=self.device,
-            sim=self.sim,
-            overrides=overrides,
-            autoreset="disabled" if for_plan else "same_step",
-            final_obs=not for_plan,
+        return RunSettings(
+            task=recipe.source,
+            num_envs=recipe.num_envs,
+            seed=recipe.seed,
+            config=config,
+            recipe=recipe.replace(overrides=overrides).to_json(),
+            framework=framework,
+            label=self.label,
+            **known,
         )
 
-    def checked_output(
-        self, target: Target, kind: Kind, *, framework: str | None = None
-    ) -> tuple[Path, tuple[str, ...]]:
+    @property
+    def physics(self) -> str:
+        """For results: what computes it."""
+        return "gymnasium" if self.recipe.bridged else self.recipe.sim
+
+    def checked_output(self, kind: Kind, *, framework: str | None = None) -> tuple[Path, tuple[str, ...]]:
         """Where the result goes and in which forms; raises an error if it could not be written there."""
         from headrace.bench._benchmark import check_output, run_id
 
-        physics = self.sim if target.kind == "task" else target.physics
+        recipe = self.recipe
         name = run_id(
-            framework=framework or kind, physics=physics, task=self.task, seed=self.seed, began=datetime.now(UTC)
+            framework=framework or kind,
+            physics=self.physics,
+            task=recipe.source,
+            seed=recipe.seed,
+            began=datetime.now(UTC),
         )
         directory = Path("runs") / name if self.output is None else self.output
         return directory, check_output(directory, kind, self.formatters)
 
 
-def agreed_settings(source: str | EnvRecipe, **settings: Any) -> dict[str, Any]:
-    """The settings of environments that were said; a recipe says everything, so that one that differs is refused.
+def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvRecipe:
+    """What to make: the recipe given, or one of a name and what was said.
+
+    A recipe says everything, so that a setting that says something else is refused.
 
     Args:
         source: a name, or a recipe.
+        usual_envs: environments in the batch, where neither says.
         **settings: fields of a recipe; None where nothing was said.
     """
     said = {name: value for name, value in settings.items() if value is not None}
-    if not isinstance(source, str):
-        for name, value in said.items():
-            if source.replace(**{name: value}) != source:
-                raise ConfigError(
-                    f"{name}: expected that of the recipe, {getattr(source, name)!r}, got {value!r}; "
-                    f"use recipe.replace({name}=…)"
-                )
-    return said
+    if isinstance(source, str):
+        threads = said.pop("threads", None) if source.startswith(GYMNASIUM) else None
+        if threads is not None and threads != 1:
+            said |= {"executor": "threads", "workers": threads}
+        return EnvRecipe(source).replace(**{"num_envs": usual_envs} | said)
+    for name, value in said.items():
+        if source.replace(**{name: value}) != source:
+            raise ConfigError(
+                f"{name}: expected that of the recipe, {getattr(source, name)!r}, got {value!r}; "
+                f"use recipe.replace({name}=…)"
+            )
+    return source
 
 
-def imports_phase(startup: StartupClock, target: Target) -> AbstractContextManager[None]:
-    """Time the imports of ``target``; not, and null in the bundle, where this process has done them before."""
-    from headrace.bench._targets import environments_module
+def imports_phase(startup: StartupClock, recipe: EnvRecipe) -> AbstractContextManager[None]:
+    """Time the imports of ``recipe``; not, and null in the bundle, where this process has done them before."""
+    return nullcontext() if recipe.maker in sys.modules else startup.phase("python_imports")
 
-    done = environments_module(target) in sys.modules
-    return nullcontext() if done else startup.phase("python_imports")
+
+def rendering_backend(env: AnyEnv) -> str | None:
+    """Which renderers draw the images of an environment; None where it has none, or does not tell."""
+    from headrace.envs import BatchEnv
+
+    if not isinstance(env, BatchEnv) or not env.task.pictures:
+        return None
+    return ", ".join(sorted({spec.renderer for spec in env.task.pictures.values()}))
 
 
 def check_video(path: Path | None, renderer: str = "native") -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
-from headrace._jobs.request import RunRequest, imports_phase
+from headrace._jobs.request import RunOptions, RunRequest, imports_phase, rendering_backend
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench import RuntimeBuilder, RuntimeBundle, StartupBundle
     from headrace.bench._schema import TimingMode
     from headrace.bench._stepping import WarmupRule
-    from headrace.bench._targets import AnyEnv
     from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import AnyEnv
 
 B = TypeVar("B", "RuntimeBundle", "StartupBundle")
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -38,81 +39,47 @@ class RunResult(Generic[B]):
 def runtime(
     task: str | EnvRecipe,
     *,
-    num_envs: int | None = None,
     num_steps: int = 1000,
     warmup_steps: int = 50,
     actions: Literal["random", "zero"] = "random",
     timing: TimingMode = "host_return",
-    seed: int | None = None,
-    overrides: Mapping[str, object] | None = None,
-    presets: Sequence[str | Path] = (),
-    threads: int | None = None,
-    device: str | None = None,
-    sim: str | None = None,
-    output: str | Path | None = None,
-    formatters: Sequence[str] = ("schema",),
-    label: str | None = None,
     progress: ProgressBar | None = None,
+    **options: Unpack[RunOptions],
 ) -> RunResult[RuntimeBundle]:
     """Measure how fast an environment steps. ``runtime.json`` is written also after Ctrl-C or a crash.
 
     Args:
-        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, which then says everything about the environments:
-            an argument that says something else is refused.
-        num_envs: environments in the batch (64).
+        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe.
         num_steps: measured steps of the batch.
         warmup_steps: steps before measuring, at least; more until the step time is steady.
         actions: what acts.
         timing: ``host_return`` until ``env.step`` returns; ``synchronized`` until the device has done the work.
-        seed: of episodes and actions (0).
-        overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
-        presets: YAML files of overrides, applied before ``overrides``.
-        threads: physics threads; None for all cores.
-        device: of the tensors (``cpu``).
-        sim: the physics: ``mujoco`` or ``warp``.
-        output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
-        formatters: forms of the result; ``schema`` is the bundle.
-        label: a name for this run in comparisons and reports.
         progress: draws progress; None for nothing.
+        **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.bench import Benchmark, RuntimeBuilder, RuntimeBundle
     from headrace.bench._stepping import WarmupRule
-    from headrace.bench._targets import import_environments, rendering_backend, target_cfg
 
     # everything that can be refused without importing torch comes first
-    request = RunRequest.of(
-        task,
-        num_envs=num_envs,
-        seed=seed,
-        threads=threads,
-        device=device,
-        sim=sim,
-        overrides=overrides,
-        presets=presets,
-        output=output,
-        formatters=formatters,
-        label=label,
-    )
-    target = request.target()
+    request = RunRequest.of(task, **options)
+    recipe = request.recipe
     if num_steps < 1:
         raise ConfigError(f"--num-steps: expected at least 1, got {num_steps}")
     rule = WarmupRule(steps=warmup_steps)
-    directory, forms = request.checked_output(target, "runtime")
-    changed = request.all_overrides()
-    config = request.config(target, changed, actions=actions)
-    builder = RuntimeBuilder(request.num_envs, mode=timing)
-    settings = request.settings(config)
+    directory, forms = request.checked_output("runtime")
+    builder = RuntimeBuilder(recipe.num_envs, mode=timing)
+    settings = request.settings(recipe, actions=actions)
     with Benchmark(builder, settings, output=directory, formatters=forms) as run:
-        with imports_phase(builder.startup, target):
-            import_environments(target)
+        with imports_phase(builder.startup, recipe):
+            importlib.import_module(recipe.maker)
         with builder.startup.phase("task_config"):
-            cfg = target_cfg(target, changed)
+            recipe.cfg()
         with builder.startup.phase("env_creation"):
-            env = request.make_env(target, cfg, changed)
-        drawn_by = config.model_copy(update={"rendering_backend": rendering_backend(env)})
+            env = recipe.make()
+        drawn_by = settings.config.model_copy(update={"rendering_backend": rendering_backend(env)})
         run.settings = dataclasses.replace(settings, config=drawn_by)
         with closing(env):
-            _measure(env, builder, actions, request.seed, rule, num_steps, progress or _no_bar)
+            _measure(env, builder, actions, recipe.seed, rule, num_steps, progress or _no_bar)
     assert isinstance(run.bundle, RuntimeBundle)
     return RunResult(directory=directory, bundle=run.bundle, paths=tuple(run.paths))
 
@@ -120,59 +87,27 @@ def runtime(
 def startup(
     task: str | EnvRecipe,
     *,
-    num_envs: int | None = None,
     top_n: int = 20,
     whitelist: str | Path | Mapping[str, Sequence[str]] | None = None,
-    seed: int | None = None,
-    overrides: Mapping[str, object] | None = None,
-    presets: Sequence[str | Path] = (),
-    threads: int | None = None,
-    device: str | None = None,
-    sim: str | None = None,
-    output: str | Path | None = None,
-    formatters: Sequence[str] = ("schema",),
-    label: str | None = None,
     progress: ProgressBar | None = None,
+    **options: Unpack[RunOptions],
 ) -> RunResult[StartupBundle]:
     """Profile what happens before the first step, in fresh processes; writes ``startup.json``.
 
     Args:
-        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe, which then says everything about the environments:
-            an argument that says something else is refused.
-        num_envs: environments in the batch (64).
+        task: a task name, ``module:NAME``, ``gym:ID``, or a recipe.
         top_n: functions to keep of each phase.
         whitelist: phase → fnmatch patterns of the functions to keep instead, or a YAML file of that.
-        seed: of episodes and actions (0).
-        overrides: as for :func:`runtime`, as are the arguments below.
-        presets: YAML files of overrides.
-        threads: physics threads.
-        device: of the tensors.
-        sim: the physics.
-        output: directory of the result.
-        formatters: forms of the result.
-        label: a name for this run.
-        progress: draws progress.
+        progress: draws progress; None for nothing.
+        **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.bench import Benchmark, StartupBuilder, StartupBundle
     from headrace.bench._profiling import checked_whitelist, read_whitelist
     from headrace.bench._schema import StartupConfig
-    from headrace.bench._startup import StartupRequest, profile_startup
-    from headrace.bench._targets import target_cfg
+    from headrace.bench._startup import profile_startup
 
-    request = RunRequest.of(
-        task,
-        num_envs=num_envs,
-        seed=seed,
-        threads=threads,
-        device=device,
-        sim=sim,
-        overrides=overrides,
-        presets=presets,
-        output=output,
-        formatters=formatters,
-        label=label,
-    )
-    target = request.target()
+    request = RunRequest.of(task, **options)
+    recipe = request.recipe
     if top_n < 1:
         raise ConfigError(f"--top-n: expected at least 1, got {top_n}")
     patterns = None
@@ -182,26 +117,17 @@ def startup(
             if isinstance(whitelist, Mapping)
             else read_whitelist(Path(whitelist))
         )
-    directory, forms = request.checked_output(target, "startup")
-    changed = request.all_overrides()
-    if changed:
-        target_cfg(target, changed)  # a wrong path is an error before three processes find it
+    directory, forms = request.checked_output("startup")
+    if recipe.overrides:
+        recipe.cfg()  # a wrong path is an error before three processes find it
     builder = StartupBuilder(StartupConfig(top_n=top_n, whitelist=patterns))
-    settings = request.settings(request.config(target, changed))
+    settings = request.settings(recipe)
     with (
         Benchmark(builder, settings, output=directory, formatters=forms) as run,
         (progress or _no_bar)("starting processes", 3) as update,
     ):
         profile_startup(
-            StartupRequest(
-                target=target,
-                num_envs=request.num_envs,
-                seed=request.seed,
-                threads=request.threads,
-                device=request.device,
-                sim=request.sim,
-                overrides=changed,
-            ),
+            recipe,
             builder,
             top_n=top_n,
             whitelist=patterns,

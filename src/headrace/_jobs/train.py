@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from headrace._jobs.request import RunRequest, imports_phase
+from headrace._jobs.request import RunOptions, RunRequest, imports_phase
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
     from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
     from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
-    from headrace.bench._targets import AnyEnv
     from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import AnyEnv
     from headrace.rollout import PPOCfg
 
 
@@ -42,106 +43,71 @@ def train(
     *,
     library: str = "headrace",
     iterations: int = 100,
-    num_envs: int | None = None,
-    seed: int | None = None,
     settings: PPOCfg | None = None,
     stop: SuccessRule | None = None,
     resume: str | Path | None = None,
-    overrides: Mapping[str, object] | None = None,
-    presets: Sequence[str | Path] = (),
-    threads: int | None = None,
-    device: str | None = None,
-    sim: str | None = None,
-    output: str | Path | None = None,
-    formatters: Sequence[str] = ("schema",),
-    label: str | None = None,
     ema_alpha: float = 0.1,
     series: bool = True,
     on_begin: Callable[[Path], None] | None = None,
     on_iteration: Callable[[Iteration], None] | None = None,
+    **options: Unpack[RunOptions],
 ) -> TrainingResult:
     """Train PPO on a task. Checkpoints and ``training.json`` are written also after Ctrl-C or a crash.
 
     Args:
         task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
-            environment over a bridge; or a recipe, which then says everything about the environments: an argument
-            below that says something else is refused, also one that says what is usual without a recipe.
+            environment over a bridge; or a recipe.
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
         iterations: rollouts to learn from.
-        num_envs: environments in the batch (64).
-        seed: of environments, networks and library (0).
         settings: of PPO; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
         resume: directory of an earlier run to continue.
-        overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
-        presets: YAML files of overrides, applied before ``overrides``.
-        threads: physics threads; None for all cores.
-        device: of the tensors (``cpu``).
-        sim: the physics: ``mujoco`` (as usual) or ``warp``.
-        output: directory of the result, which is never overwritten; None for ``runs/<run id>``.
-        formatters: forms of the result; ``schema`` is the bundle.
-        label: a name for this run in comparisons and reports.
         ema_alpha: weight of the newest value in the smoothed curves.
         series: False to keep only the final values of the curves.
         on_begin: called with the output directory once everything is checked.
         on_iteration: called after each iteration.
+        **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.adapters import library as library_of
     from headrace.adapters._checkpoint import plain_settings
     from headrace.adapters._training import INDEX, resumable
     from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
     from headrace.bench._schema import ResumedFrom
-    from headrace.bench._targets import import_environments, target_cfg
 
-    request = RunRequest.of(
-        task,
-        num_envs=num_envs,
-        seed=seed,
-        threads=threads,
-        device=device,
-        sim=sim,
-        overrides=overrides,
-        presets=presets,
-        output=output,
-        formatters=formatters,
-        label=label,
-    )
-    target = request.target()
+    request = RunRequest.of(task, **options)
+    recipe = request.recipe
     if iterations < 1:
         raise ConfigError(f"iterations (--iterations): expected at least 1, got {iterations}")
     builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
     spec = library_of(library)
-    with imports_phase(builder.startup, target):
+    with imports_phase(builder.startup, recipe):
         spec.require()
-        import_environments(target)
+        importlib.import_module(recipe.maker)
     with builder.startup.phase("task_config"):
-        changed = request.all_overrides()
-        cfg = target_cfg(target, changed)
-    ppo = _checked_settings(spec, settings, request)
-    resumption = None if resume is None else resumable(Path(resume), spec.name, request.task)
-    directory, forms = request.checked_output(target, "training", framework=spec.name)
+        recipe.cfg()
+    ppo = _checked_settings(spec, settings, recipe)
+    resumption = None if resume is None else resumable(Path(resume), spec.name, recipe.source)
+    directory, forms = request.checked_output("training", framework=spec.name)
     if (directory / INDEX).exists():
         raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
     if on_begin is not None:
         on_begin(directory)
     builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
-    described = dataclasses.replace(
-        request.settings(request.config(target, changed)), framework=spec.name, max_iterations=iterations
-    )
+    described = request.settings(recipe, framework=spec.name, max_iterations=iterations)
     with Benchmark(builder, described, output=directory, formatters=forms) as run:
         if resumption is not None:
             run.resumed_from = ResumedFrom(
                 path=str(resumption.last),
                 run_id=None,
                 iteration=resumption.meta.iteration,
-                changed=resumption.changed(ppo, changed),
+                changed=resumption.changed(ppo, recipe.overrides),
             )
         with builder.startup.phase("env_creation"):
-            env = request.make_env(target, cfg, changed)
+            env = recipe.make()
         with closing(env):
             training = _Training(builder, env, spec, ppo, on_iteration)
-            keeper = training.run(directory, request.task, changed, iterations, resumption)
+            keeper = training.run(directory, recipe, iterations, resumption)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
     bundle = run.bundle
@@ -151,17 +117,17 @@ def train(
     )
 
 
-def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, request: RunRequest) -> PPOCfg:
+def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, recipe: EnvRecipe) -> PPOCfg:
     from headrace.rollout import PPOCfg
 
     given = settings or PPOCfg()
-    if given.seed not in (PPOCfg.seed, request.seed):
+    if given.seed not in (PPOCfg.seed, recipe.seed):
         raise ConfigError(
-            f"settings.seed: expected that of the run, {request.seed}, or none, got {given.seed}; pass "
+            f"settings.seed: expected that of the run, {recipe.seed}, or none, got {given.seed}; pass "
             f"seed={given.seed} to train, or in the recipe: it seeds environments, networks and library"
         )
-    ppo = dataclasses.replace(given, seed=request.seed)
-    ppo.minibatch_size(request.num_envs)
+    ppo = dataclasses.replace(given, seed=recipe.seed)
+    ppo.minibatch_size(recipe.num_envs)
     spec.check_settings(ppo)
     return ppo
 
@@ -177,12 +143,7 @@ class _Training:
     on_iteration: Callable[[Iteration], None] | None
 
     def run(
-        self,
-        directory: Path,
-        task: str,
-        overrides: Mapping[str, object],
-        iterations: int,
-        resumption: Resumption | None,
+        self, directory: Path, recipe: EnvRecipe, iterations: int, resumption: Resumption | None
     ) -> CheckpointKeeper:
         from headrace.adapters import library_run, make_learner
         from headrace.adapters._training import CheckpointKeeper, resume_from, train_iterations
@@ -191,7 +152,9 @@ class _Training:
         self._check_success_measure()
         with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
             first = 0 if resumption is None else resume_from(it, resumption)
-            keeper = CheckpointKeeper(directory, it, task, overrides, resumable=isinstance(self.env, BatchEnv))
+            keeper = CheckpointKeeper(
+                directory, it, recipe.source, recipe.overrides, resumable=isinstance(self.env, BatchEnv)
+            )
             self.builder.begin()
             try:
                 train_iterations(it, keeper, iterations, lambda done: self._after(done, keeper), first=first)

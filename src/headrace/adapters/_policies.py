@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from headrace._named import load_made
 from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
 from headrace.adapters._learner import CheckpointMeta, Memory
 from headrace.adapters._library import library as library_of
@@ -23,7 +24,6 @@ from headrace.envs import BatchEnv, make
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
 from headrace.rollout._chunk_loop import action_size
-from headrace.rollout._policy_source import import_named
 from headrace.types import Obs
 
 _SPARE = 2
@@ -87,8 +87,7 @@ def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: 
 
 def callable_policy(name: str, env: BatchEnv) -> ChunkPolicy:
     """A policy from ``module:name``: a function of the observation groups, a class of such, or a chunk policy."""
-    module, _, attribute = name.partition(":")
-    policy = import_named("--checkpoint", module, attribute)
+    policy = load_made(name, "--checkpoint")
     if not callable(policy):
         raise ConfigError(f"--checkpoint {name}: expected something that can be called, got {type(policy).__name__}")
     size = action_size(env.single_action_space)

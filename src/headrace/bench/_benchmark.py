@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from pydantic import JsonValue
+
 from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._bundle_files import bundle_text
@@ -39,6 +41,8 @@ class RunSettings:
     num_envs: int
     seed: int
     config: RunConfig
+    recipe: dict[str, JsonValue] | None = None
+    """The JSON form of what the environments are made of, where they are made of a recipe."""
     framework: str | None = None
     max_iterations: int | None = None
     label: str | None = None
@@ -183,6 +187,7 @@ class Benchmark(Generic[B]):
             duration_s=duration,
             status=status,
             num_envs=settings.num_envs,
+            recipe=settings.recipe,
             max_iterations=settings.max_iterations,
             status_reason=reason,
             error=details,

@@ -81,7 +81,10 @@ class RunConfig(Record):
     presets: list[str] = Field(default_factory=list)
     overrides: dict[str, JsonValue] = Field(default_factory=dict, description="task settings changed with --set")
     device: str | None = None
-    threads: int | None = Field(default=None, description="physics threads asked for; null for all cores")
+    threads: int | None = Field(
+        default=None, description="physics threads, or workers of a bridge, asked for; null for all cores"
+    )
+    executor: str | None = Field(default=None, description="what steps a bridged environment")
     actions: Actions | None = None
     playing: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -126,6 +129,9 @@ class RunIdentity(Record):
         description="an early stop is completed, with a status_reason; running: not ended yet, or ended without a word"
     )
     num_envs: int | None = Field(description="null only in bundles of Isaac Lab")
+    recipe: dict[str, JsonValue] | None = Field(
+        default=None, description="what makes the environments again, as `EnvRecipe.from_json` reads it"
+    )
     max_iterations: int | None
     status_reason: str | None = None
     error: RunError | None = None

@@ -6,20 +6,18 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._profiling import Entry, Whitelist, call_tree, import_tree, top_functions, whitelisted
 from headrace.bench._schema import ProfileNode, StartupPhase, StartupTime
-from headrace.bench._targets import environments_module
 from headrace.errors import EnvError
 
 if TYPE_CHECKING:
     from headrace.bench._builders import StartupBuilder
-    from headrace.bench._targets import Target
+    from headrace.envs import EnvRecipe
 
 _LAST_WORDS = 12
 
@@ -30,38 +28,8 @@ class _Answer(TypedDict):
     entries: list[Entry] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartupRequest:
-    """What to start."""
-
-    target: Target
-    num_envs: int
-    seed: int
-    threads: int | None
-    device: str
-    sim: str
-    overrides: Mapping[str, object]
-
-    def as_json(self, answer: Path, *, profiled: bool) -> str:
-        """For the worker's standard input."""
-        target = self.target
-        return json.dumps(
-            {
-                "text": target.text,
-                "kind": target.kind,
-                "name": target.name,
-                "module": target.module,
-                "num_envs": self.num_envs,
-                "overrides": dict(self.overrides),
-                "options": {"seed": self.seed, "threads": self.threads, "device": self.device, "sim": self.sim},
-                "answer": str(answer),
-                "profiled": profiled,
-            }
-        )
-
-
 def profile_startup(
-    request: StartupRequest,
+    recipe: EnvRecipe,
     builder: StartupBuilder,
     *,
     top_n: int,
@@ -73,7 +41,7 @@ def profile_startup(
     Phases that a process finished before it failed are in the builder all the same.
     """
     with tempfile.TemporaryDirectory() as folder:
-        plain = _run(request, Path(folder) / "plain", profiled=False, answered=_ignore)
+        plain = _run(recipe, Path(folder) / "plain", profiled=False, answered=_ignore)
         builder.unprofiled = StartupTime(**{answer["phase"]: answer["seconds"] for answer in plain})
         progress(1)
 
@@ -90,10 +58,10 @@ def profile_startup(
                 chosen = whitelisted(entries, patterns, phase)
                 builder.phases[phase] = builder.phases[phase].model_copy(update={"top_functions": chosen})
 
-        _run(request, Path(folder) / "profiled", profiled=True, answered=keep)
+        _run(recipe, Path(folder) / "profiled", profiled=True, answered=keep)
         progress(2)
     imports = builder.phases["python_imports"]
-    builder.phases["python_imports"] = imports.model_copy(update={"tree": _import_tree(request.target)})
+    builder.phases["python_imports"] = imports.model_copy(update={"tree": _import_tree(recipe)})
     progress(3)
 
 
@@ -101,14 +69,13 @@ def _ignore(answer: _Answer) -> None:
     del answer
 
 
-def _run(
-    request: StartupRequest, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None]
-) -> list[_Answer]:
+def _run(recipe: EnvRecipe, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None]) -> list[_Answer]:
     answer.touch()
     # -P: the worker's own folder is not where modules are looked for
     command = [sys.executable, "-P", startup_worker.__file__]
     try:
-        _, errors, code = _communicate(command, request.as_json(answer, profiled=profiled))
+        request = {"recipe": recipe.to_json(), "answer": str(answer), "profiled": profiled}
+        _, errors, code = _communicate(command, json.dumps(request))
     finally:
         answers: list[_Answer] = [json.loads(line) for line in answer.read_text().splitlines()]
         for found in answers:
@@ -116,12 +83,12 @@ def _run(
     if code:
         last = "\n".join(errors.strip().splitlines()[-_LAST_WORDS:])
         begun = answers[-1]["phase"] if answers else "the beginning"
-        raise EnvError(f"start-up of {request.target.text!r} failed after {begun}:\n{last}")
+        raise EnvError(f"start-up of {recipe.source!r} failed after {begun}:\n{last}")
     return answers
 
 
-def _import_tree(target: Target) -> ProfileNode:
-    module = environments_module(target)
+def _import_tree(recipe: EnvRecipe) -> ProfileNode:
+    module = recipe.maker
     _, errors, code = _communicate([sys.executable, "-X", "importtime", "-c", f"import {module}"], "")
     if code:
         raise EnvError(f"importing {module} failed: {errors.strip().splitlines()[-1]}")

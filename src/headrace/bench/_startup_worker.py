@@ -7,6 +7,7 @@ standard library is imported before the first phase: importing ours is what it m
 from __future__ import annotations
 
 import cProfile
+import importlib
 import json
 import pstats
 import sys
@@ -53,7 +54,6 @@ def main() -> None:
     """Run the phases of a request."""
     request: Entry = json.loads(sys.stdin.read())
     profiled: bool = request["profiled"]
-    overrides: Entry = request["overrides"]
     with open(request["answer"], "w", encoding="utf-8") as answer:
 
         def run(name: str, phase: Callable[[], Any]) -> Any:
@@ -63,30 +63,22 @@ def main() -> None:
             return result
 
         def imports() -> Any:
-            from headrace.bench import _targets as targets
+            from headrace.envs import EnvRecipe
 
-            target = targets.Target(text=request["text"], kind=request["kind"], name=request["name"])
-            if request["module"]:
-                targets.import_users_module(request["module"], request["text"])
-            targets.import_environments(target)
-            return targets, target
-
-        def configure() -> Any:
-            return targets.target_cfg(target, overrides) if target.kind == "task" else None
-
-        def create() -> Any:
-            return targets.make_target(target, cfg, request["num_envs"], overrides=overrides, **request["options"])
+            recipe = EnvRecipe.from_json(request["recipe"]).resolve()  # imports the user's module, if it names one
+            importlib.import_module(recipe.maker)
+            return recipe
 
         def first_step() -> None:
             from headrace.bench._stepping import action_maker
 
             space, count, device = env.single_action_space, env.num_envs, env.device
             env.reset()
-            env.step(action_maker("random", space, count, device, seed=request["options"]["seed"])())
+            env.step(action_maker("random", space, count, device, seed=recipe.seed)())
 
-        targets, target = run("python_imports", imports)
-        cfg = run("task_config", configure)
-        env = run("env_creation", create)
+        recipe = run("python_imports", imports)
+        run("task_config", recipe.cfg)
+        env = run("env_creation", recipe.make)
         try:
             run("first_step", first_step)
         finally:

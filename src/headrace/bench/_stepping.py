@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.bench._builders import RuntimeBuilder
-    from headrace.bench._targets import AnyEnv
+    from headrace.envs._recipe import AnyEnv
     from headrace.types import Step
 
 Progress = Callable[[int], None]

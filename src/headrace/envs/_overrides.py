@@ -7,9 +7,10 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar, cast
 
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError, DataError, UnknownNameError
 
 _T = TypeVar("_T")
 
@@ -38,6 +39,31 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
         except (ValueError, SyntaxError):
             parsed[path] = text
     return parsed
+
+
+def read_preset(path: Path) -> dict[str, object]:
+    """Overrides from a YAML file: ``path: value`` lines, nested or with dots."""
+    import yaml
+
+    try:
+        found: object = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise DataError(f"--preset {path}: expected a YAML file, got: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"--preset {path}: expected YAML, got: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"--preset {path}: expected settings as 'path: value' lines, got {type(found).__name__}")
+    return _flat(cast("Mapping[object, object]", found), "")
+
+
+def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= _flat(cast("Mapping[object, object]", value), f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _replaced(node: object, path: list[str], value: object, whole: str) -> object:

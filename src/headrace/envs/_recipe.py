@@ -6,13 +6,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
+    from headrace.envs._task import TaskCfg
     from headrace.envs.bridges._bridge_env import BridgeEnv
 
 Autoreset = Literal["same_step", "disabled"]
@@ -20,6 +21,8 @@ Executor = Literal["inline", "threads", "processes"]
 SimName = Literal["mujoco", "warp"]
 """The physics: MuJoCo on the CPU, or MuJoCo Warp."""
 SIMS: tuple[str, ...] = get_args(SimName)
+AnyEnv: TypeAlias = "BatchEnv | BridgeEnv"
+"""What a recipe makes."""
 
 _MOST_ENVS = 1 << 24
 _MOST_THREADS = 1 << 12
@@ -54,15 +57,23 @@ class EnvRecipe:
     """Threads or processes of the executor; None for one per core."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("source", str), ("overrides", Mapping)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name}: expected a {kind.__name__}, got {getattr(self, name)!r}")
         check_count("num_envs", self.num_envs, most=_MOST_ENVS)
         for name, most in (("threads", _MOST_THREADS), ("workers", _MOST_THREADS), ("episode_stride", None)):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), most=most)
         check_autoreset(self.autoreset)
-        bridged = self.source.startswith(GYMNASIUM)
-        other = "a Gymnasium environment" if bridged else "a task"
-        hint = "executor= and workers= say what steps it" if bridged else "threads= says what steps it"
-        for name in ("threads", "device", "sim") if bridged else ("executor", "workers"):
+        if self.sim not in SIMS:
+            raise UnknownNameError("sim", self.sim, SIMS)
+        other = "a Gymnasium environment" if self.bridged else "a task"
+        hint = (
+            "it brings its own physics, on the CPU; executor= and workers= say what steps it"
+            if self.bridged
+            else "threads= says what steps it"
+        )
+        for name in ("threads", "device", "sim") if self.bridged else ("executor", "workers"):
             if getattr(self, name) != _USUAL[name]:
                 raise ConfigError(f"{name}: expected none with {other}, got {getattr(self, name)!r}; {hint}")
         object.__setattr__(self, "overrides", dict(self.overrides))
@@ -74,13 +85,46 @@ class EnvRecipe:
             for entry in dataclasses.fields(self)
         )
 
-    def make(self, **changes: Any) -> BatchEnv | BridgeEnv:
+    @property
+    def bridged(self) -> bool:
+        """Whether it is a Gymnasium environment over a bridge, not a task of ours."""
+        return self.source.startswith(GYMNASIUM)
+
+    @property
+    def maker(self) -> str:
+        """The module that makes the environments; importing it takes most of the time before they are made."""
+        return "headrace.envs.bridges._make" if self.bridged else "headrace.envs._registry"
+
+    def resolve(self) -> EnvRecipe:
+        """The same with the name that the source is registered by; an unknown source is refused with a suggestion."""
+        from headrace.envs._sources import resolve_source
+
+        return self.replace(source=resolve_source(self.source))
+
+    def cfg(self) -> TaskCfg | None:
+        """The settings of the task, with the overrides, checked; None of a bridged environment."""
+        if self.bridged:
+            return None
+        from headrace.envs._registry import task_cfg
+
+        return task_cfg(self.source, self.overrides)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides an episode beside its seed and id, as JSON that :meth:`from_json` reads.
+
+        The source, its overrides and the physics, as far as they are not as usual; not how many environments there
+        are, nor what steps them.
+        """
+        said = self.to_json()
+        return {name: said[name] for name in ("source", "overrides", "sim") if said[name] not in ({}, _USUAL["sim"])}
+
+    def make(self, **changes: Any) -> AnyEnv:
         """Make the environments, with some fields of the recipe changed: ``recipe.make(num_envs=1)``."""
         recipe = self.replace(**changes)
         shared: dict[str, Any] = {
             name: getattr(recipe, name) for name in ("seed", "autoreset", "final_obs", "episode_stride")
         }
-        if recipe.source.startswith(GYMNASIUM):
+        if recipe.bridged:
             from headrace.envs.bridges._make import bridge
 
             return bridge(
@@ -125,7 +169,10 @@ class EnvRecipe:
         known = [entry.name for entry in dataclasses.fields(cls)]
         if not isinstance(data, Mapping) or "source" not in data or not set(data) <= set(known):  # pyright: ignore[reportUnknownArgumentType]  # checked here
             raise DataError(f"recipe: expected an object with source and any of {known[1:]}, got {data!r}")
-        return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
+        try:
+            return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
+        except ConfigError as error:
+            raise DataError(f"recipe: {error}") from error
 
 
 _USUAL = {entry.name: entry.default for entry in dataclasses.fields(EnvRecipe)}

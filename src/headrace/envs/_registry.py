@@ -7,17 +7,18 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 from typing import cast
 
 import torch
 
 from headrace._gymnasium_ids import GYMNASIUM
+from headrace._named import import_module
 from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
-from headrace.envs._recipe import SIMS, Autoreset, EnvRecipe, SimName
+from headrace.envs._recipe import Autoreset, EnvRecipe, SimName
+from headrace.envs._sources import ENTRY_POINTS, known_name
 from headrace.envs._task import Task, TaskCfg
-from headrace.errors import ConfigError, DeviceError, UnknownNameError
+from headrace.errors import ConfigError, DeviceError
 from headrace.sim import MujocoSim, Simulation
 from headrace.types import as_device
 
@@ -37,8 +38,6 @@ class TaskEntry:
 
 
 _TASKS: dict[str, TaskEntry] = {}
-ENTRY_POINTS = "headrace.tasks"
-"""Entry points by which installed packages add tasks: ``my-task = "my_package.tasks:MY_TASK"``, a ``TaskEntry``."""
 
 
 def register_task(entry: TaskEntry) -> None:
@@ -56,19 +55,18 @@ def task_names() -> list[str]:
 def task_entry(name: str) -> TaskEntry:
     """The entry of a task; an unknown name raises an error that suggests the nearest.
 
-    ``module:NAME`` imports the module first: NAME is a ``TaskEntry`` in it, or a task that it registers.
+    ``module:NAME`` imports the module first: NAME is a ``TaskEntry`` in it, or a task that it registers. A name may be
+    a Gymnasium id, or have a namespace before it or ``-Play`` after it, as Isaac Lab's have.
     """
     module, colon, own = name.rpartition(":")
     if colon:
-        found = getattr(_imported(module, name), own, None)
+        found = getattr(import_module(module, f"task {name!r}"), own, None)
         if isinstance(found, TaskEntry):
             return found
-        name = own
-    if name not in _TASKS and name in _entry_points():
-        _TASKS[name] = _loaded(_entry_points()[name])
-    if name not in _TASKS:
-        raise UnknownNameError("task", name, task_names())
-    return _TASKS[name]
+    known = known_name(own, task_names())
+    if known not in _TASKS:
+        _TASKS[known] = _loaded(_entry_points()[known])
+    return _TASKS[known]
 
 
 def task_cfg(name: str, overrides: Mapping[str, object] | None = None) -> TaskCfg:
@@ -146,16 +144,14 @@ def make(
     return env
 
 
-def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.device, sim: str) -> Simulation:
+def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.device, sim: SimName) -> Simulation:
     if sim == "mujoco":
         if device.type != "cpu":
             raise DeviceError(f'device: expected "cpu" for sim="mujoco", got {str(device)!r}; use sim="warp" on a GPU')
         return MujocoSim(task.model, num_envs, threads=threads)
-    if sim == "warp":
-        from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
+    from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
 
-        return MujocoWarpSim(task.model, num_envs, device=device)
-    raise UnknownNameError("sim", sim, SIMS)
+    return MujocoWarpSim(task.model, num_envs, device=device)
 
 
 @functools.cache
@@ -172,13 +168,6 @@ def _loaded(point: EntryPoint) -> TaskEntry:
     if not isinstance(entry, TaskEntry):
         raise ConfigError(f"{whose}: expected a TaskEntry, got {type(entry).__name__}")
     return entry
-
-
-def _imported(module: str, text: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"task {text!r}: module {module!r} cannot be imported: {error}") from error
 
 
 def _resolved(target: object) -> object:

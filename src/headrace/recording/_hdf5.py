@@ -146,7 +146,7 @@ class RobomimicExporter:
             file.attrs["format_version"] = FORMAT_VERSION
             data = file.create_group("data", track_order=True)
             data.attrs["total"] = sum(entry.length for entry in entries)
-            arguments = {"env_name": info.env_name, "type": GYM_TYPE, "env_kwargs": dict(info.env_args)}
+            arguments = {"env_name": info.source, "type": GYM_TYPE, "env_kwargs": info.arguments}
             data.attrs["env_args"] = json.dumps(arguments)
             join(units, file, "data")
             names = [f"demo_{number}" for number in range(len(entries))]
@@ -249,7 +249,7 @@ class MinariExporter:
             "jpeg_encoding": False,
             "dataset_id": self._name,
             "minari_version": MINARI_VERSION,
-            "description": info.instruction or info.env_name,
+            "description": info.instruction or info.source,
             "dataset_size": round((data / "main_data.hdf5").stat().st_size / 1e6, 1),
             **self._about,
         }
@@ -280,13 +280,13 @@ def _fits(space: Mapping[str, Any], field: Field) -> bool:
 
 def _env_spec(info: DatasetInfo) -> str | None:
     """The Gymnasium spec of the environment, from which Minari recovers it; None where it has no Gymnasium id."""
-    if info.env_name.startswith(GYMNASIUM):
-        found = gymnasium.registry.get(info.env_name.removeprefix(GYMNASIUM))
-        arguments: dict[str, Any] = dict(info.env_args.get("overrides", {}))
+    if info.source.startswith(GYMNASIUM):
+        found = gymnasium.registry.get(info.source.removeprefix(GYMNASIUM))
+        arguments: dict[str, Any] = dict(info.arguments.get("overrides", {}))
     else:
         ours = [spec for spec in gymnasium.registry.values() if spec.namespace == "headrace"]
-        found = next((spec for spec in ours if spec.kwargs.get("task") == info.env_name), None)
-        arguments = dict(info.env_args)
+        found = next((spec for spec in ours if spec.kwargs.get("task") == info.source), None)
+        arguments = info.arguments
     if found is None:
         return None
     spec = copy.deepcopy(found)

@@ -27,10 +27,8 @@ VERSION = 1
 class DatasetInfo:
     """Where the episodes of a dataset come from. Exports and replay read it; ``DatasetInfo.of(env)`` fills it in."""
 
-    env_name: str = ""
-    """Task name, as ``headrace.make`` takes it, or ``gym:ID`` of a bridged environment."""
-    env_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of ``headrace.make``; anything that JSON can say."""
+    recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the environment is, as ``EnvRecipe.from_json`` reads it: ``source``, and what else decides an episode."""
     fps: float | None = None
     """Environment steps per simulated second; LeRobot needs it."""
     instruction: str = ""
@@ -45,16 +43,9 @@ class DatasetInfo:
     def of(cls, env: Any, *, instruction: str = "", robot_type: str | None = None) -> DatasetInfo:
         """Describe an environment of ``headrace.make`` or ``headrace.bridge``: its recipe, rate, spaces and stacks."""
         recipe, task = getattr(env, "recipe", None), getattr(env, "task", None)
-        arguments: dict[str, Any] = {}
-        if recipe is not None:
-            said = recipe.to_json()
-            arguments = {
-                name: said[name] for name, usual in (("overrides", {}), ("sim", "mujoco")) if said[name] != usual
-            }
         images = cast("Mapping[str, Any]", getattr(task, "pictures", {}))
         return cls(
-            env_name=recipe.source if recipe is not None else "",
-            env_args=arguments,
+            recipe={} if recipe is None else recipe.identity(),
             fps=None if task is None else round(1 / task.dt, 6),
             instruction=instruction,
             robot_type=robot_type,
@@ -64,6 +55,16 @@ class DatasetInfo:
                 "observation": space_json(env.single_observation_space),
             },
         )
+
+    @property
+    def source(self) -> str:
+        """Task name, as ``headrace.make`` takes it, or ``gym:ID`` of a bridged environment; empty where not said."""
+        return str(self.recipe.get("source", ""))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of ``headrace.make``, beside the task's name: whatever else the recipe says."""
+        return {name: value for name, value in self.recipe.items() if name != "source"}
 
     def stack(self, name: str) -> StackSpec | None:
         """How the frames of an image group are stacked; None for single images."""
@@ -78,8 +79,7 @@ def _is_object(value: object) -> bool:
 _TEXT = (TEXT, is_text)
 _OBJECT = ("a JSON object", _is_object)
 _KINDS: Kinds = {
-    "env_name": _TEXT,
-    "env_args": _OBJECT,
+    "recipe": _OBJECT,
     "fps": (
         "a number above 0 or null",
         lambda value: value is None or (is_number(value) and 0 < value < math.inf),

@@ -193,7 +193,7 @@ class LeRobotExporter:
         if not math.isfinite(wanted) or wanted != int(wanted):
             raise ConfigError(f"LeRobot: fps is a whole number, got {wanted}; pass the one you train with (--fps)")
         self._fps = int(wanted)
-        usual = dataset.info.instruction or dataset.info.env_name or "task"
+        usual = dataset.info.instruction or dataset.info.source or "task"
         self._task_of = [entry.instruction or usual for entry in dataset.entries]
         known: list[str] = appended.about["tasks"] if appended is not None else []
         self._tasks = list(dict.fromkeys([*known, *self._task_of]))

@@ -23,7 +23,7 @@ _WORDS = {True: "yes", False: "no", None: "–"}
 
 def episode_table(dataset: EpisodeDataset, *, limit: int = 20) -> Table:
     """Episodes with their outcome: the first ``limit`` rows, and a line of totals."""
-    table = Table(title=escape(f"{dataset.path.name}: {dataset.info.env_name or 'episodes'}"))
+    table = Table(title=escape(f"{dataset.path.name}: {dataset.info.source or 'episodes'}"))
     for name in ("seed", "episode", "steps", "return", "MB"):
         table.add_column(name, justify="right")
     table.add_column("success")

@@ -134,12 +134,12 @@ def circumstances(env: object, engine: str) -> dict[str, Any]:
 
 
 def source_of(env: object) -> dict[str, Any]:
-    """What is evaluated on: the recipe's source and overrides, or the name of what was made by hand."""
+    """What is evaluated on: what the recipe says of an episode, or the name of what was made by hand."""
     recipe: Any = getattr(env, "recipe", None)
     if recipe is not None:
-        return {"source": recipe.source, "overrides": recipe.to_json()["overrides"]}
+        return recipe.identity()
     task: Any = getattr(env, "task", None)
-    return {"source": getattr(task, "identity", None) or getattr(env, "name", type(env).__name__), "overrides": {}}
+    return {"source": getattr(task, "identity", None) or getattr(env, "name", type(env).__name__)}
 
 
 def _processor() -> str:

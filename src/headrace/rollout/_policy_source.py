@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from pathlib import Path
 from typing import cast
 
+from headrace._named import load_made
 from headrace.chunking import PolicyLike, load_lerobot_policy
 from headrace.errors import ConfigError
 from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
@@ -34,19 +32,6 @@ def load_policy_source(source: str | None, *, task: str | None = None) -> Policy
         return load_chunk_policy(task)
     if source.startswith(_LEROBOT):
         return load_lerobot_policy(source.removeprefix(_LEROBOT))
-    module, colon, attribute = source.partition(":")
-    if not colon or Path(source).is_file():
+    if ":" not in source or Path(source).is_file():
         return load_chunk_policy(source)
-    return cast("PolicyLike", import_named("--policy", module, attribute))
-
-
-def import_named(option: str, module: str, attribute: str) -> object:
-    """What ``module:attribute`` names, looked for in the current directory, too; a class is made without arguments."""
-    # a script's own folder is on Python's path, that of an installed command is not: people mean where they are
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"{option}: '{module}:{attribute}' cannot be loaded: {error}") from error
-    return found() if isinstance(found, type) else found
+    return cast("PolicyLike", load_made(source, "--policy"))

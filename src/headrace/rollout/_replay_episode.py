@@ -5,21 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 
-from headrace._gymnasium_ids import GYMNASIUM
 from headrace._leaves import flatten
-from headrace.envs import BatchEnv, Task, make
+from headrace.envs import BatchEnv, EnvRecipe, Task, make
 from headrace.errors import ConfigError, DataError, UnsupportedError
 from headrace.recording import DatasetInfo, Episode
 from headrace.recording._fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord
-
-_ARGUMENTS = frozenset({"device", "final_obs", "overrides", "sim", "threads"})
-"""What a dataset may say of the environment that replays it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,26 +76,23 @@ def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchE
         info: of the dataset.
         task: where the dataset names none, or one that is not registered under its name here: a name or a task.
     """
-    chosen = task or info.env_name
-    if not chosen:
+    if isinstance(task, Task):
+        return make(task, 1, autoreset="disabled")
+    recipe = EnvRecipe.from_json({"source": "", **info.recipe} | ({} if task is None else {"source": task}))
+    if not recipe.source:
         raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo.of(env), or pass task")
-    if isinstance(chosen, str) and chosen.startswith(GYMNASIUM):
+    if recipe.bridged:
         raise UnsupportedError(
-            f"replay: expected a task of headrace.make, got {chosen!r}; a bridged environment shows no physics states, "
-            "and its episodes need not repeat"
+            f"replay: expected a task of headrace.make, got {recipe.source!r}; a bridged environment shows no physics "
+            "states, and its episodes need not repeat"
         )
-    module = info.env_name.rpartition(":")[0]
+    module = info.source.rpartition(":")[0]
     if task is None and module and module not in sys.modules:
         raise ConfigError(
-            f"replay: the dataset names {info.env_name!r}, and a file must not decide which module is imported; if you "
-            f"trust it, import {module} first, or pass the task (--task {info.env_name})"
+            f"replay: the dataset names {info.source!r}, and a file must not decide which module is imported; if you "
+            f"trust it, import {module} first, or pass the task (--task {info.source})"
         )
-    arguments = {} if isinstance(chosen, Task) else info.env_args
-    unknown = sorted(arguments.keys() - _ARGUMENTS)
-    if unknown or not isinstance(arguments.get("overrides", {}), Mapping):
-        what = f"{unknown[0]!r}" if unknown else f"overrides {arguments['overrides']!r}"
-        raise DataError(f"replay: env_args: expected {', '.join(sorted(_ARGUMENTS))} of headrace.make, got {what}")
-    return make(chosen, 1, autoreset="disabled", **arguments)
+    return cast("BatchEnv", recipe.make(num_envs=1, autoreset="disabled", episode_stride=None))
 
 
 def replay_episode(episode: Episode, env: BatchEnv) -> Replay:

@@ -47,7 +47,7 @@ def main(source: Source, export: Path) -> None:
         sys.exit("torchcodec finds no FFmpeg: run make system-packages")
     index = 0
     for number, (line, episode) in enumerate(source.episodes()):
-        text = line["instruction"] or source.info["instruction"] or source.info["env_name"]
+        text = line["instruction"] or source.info["instruction"] or source.info["recipe"]["source"]
         for step in range(line["length"]):
             item = dataset[index] if decodes else dataset.hf_dataset[index]
             assert int(item["episode_index"]) == number

@@ -33,7 +33,7 @@ def main(source: Source, export: Path) -> None:
         for name, value in row.items():
             assert dataset.observation_space[name].contains(value), name
         assert dataset.action_space.contains(found.actions[0])
-    assert dataset.env_spec is not None or not source.info["env_name"]
+    assert dataset.env_spec is not None or not source.info["recipe"].get("source")
     print(f"Minari reads {len(source.lines)} episodes, action space {dataset.action_space}")
 
 

@@ -46,7 +46,7 @@ def read_with_h5py(source: Source, export: Path) -> None:
         assert file.attrs["format_version"] == 1
         data = file["data"]
         assert list(data) == [f"demo_{number}" for number in range(len(source.lines))]
-        assert json.loads(data.attrs["env_args"])["env_name"] == source.info["env_name"]
+        assert json.loads(data.attrs["env_args"])["env_name"] == source.info["recipe"].get("source", "")
         for number, (line, episode) in enumerate(source.episodes()):
             demo = data[f"demo_{number}"]
             assert int(demo.attrs["num_samples"]) == line["length"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from headrace._named import load
 from headrace.bench._bundle_files import bundle_text
 from headrace.bench._schema import Bundle, Kind
-from headrace.bench._targets import load_attribute
 from headrace.bench.formatters._isaaclab import isaaclab_text
 from headrace.bench.formatters._measurements import json_text, omniperf_text, osmo_text
 from headrace.bench.formatters._summary import summary_text
@@ -70,9 +70,9 @@ def checked_formatters(names: Sequence[str]) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name in names:
-        module, colon, function = name.partition(":")
+        _, colon, function = name.partition(":")
         if colon:
-            make = cast("Callable[[Bundle], str]", load_attribute(module, function, "--formatter"))
+            make = cast("Callable[[Bundle], str]", load(name, "--formatter"))
             if function not in FORMATTERS:
                 register_formatter(function, Form(f"_{function}.txt", _text(make)))
             name = function

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace._gymnasium_ids import GYMNASIUM
+from headrace._named import import_module
 from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
 from headrace.envs.bridges._bridge_env import BridgeEnv, environment_name
@@ -47,9 +48,9 @@ def bridge(
     """Give Gymnasium environments the contract of :func:`headrace.make`: tensors, episode ids, suspend, resume.
 
     Args:
-        source: a Gymnasium id; a list of functions that each make one environment; or a vector environment, which the
-            bridge takes over and closes. A ``SyncVectorEnv`` is taken apart: its single environments are used. None
-            with ``python`` or ``address``.
+        source: a Gymnasium id, or ``module:ID`` of one that importing the module registers; a list of functions that
+            each make one environment; or a vector environment, which the bridge takes over and closes. A
+            ``SyncVectorEnv`` is taken apart: its single environments are used. None with ``python`` or ``address``.
         num_envs: how many environments, N; with an id or another interpreter only.
         seed: with an episode's id, all that its randomness depends on.
         autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
@@ -184,8 +185,11 @@ def _factories(
     if isinstance(source, str):
         count = 1 if num_envs is None else num_envs
         check_count("num_envs", count)
+        module, _, name = source.rpartition(":")
+        if module:  # gymnasium.make imports it again, in whichever process makes the environment
+            import_module(module, f"bridge({source!r})")
         try:
-            gymnasium.spec(source)
+            gymnasium.spec(name)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ConfigError(f"bridge: expected the id of a Gymnasium environment, got {source!r}: {error}") from error
         one = cast("EnvFactory", functools.partial(gymnasium.make, source, **(env_kwargs or {})))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import headrace
+from headrace._jobs.request import rendering_backend
 from headrace.errors import ConfigError, LifecycleError
 from headrace.files import lock
 
@@ -20,10 +22,6 @@ def test_a_recipe_is_measured_as_it_says_and_nothing_else_is_heard(tmp_path: Pat
         headrace.runtime(recipe, seed=0, output=tmp_path / "out", **QUICK)
     with pytest.raises(ConfigError, match="autoreset='same_step' here, got 'disabled'"):
         headrace.runtime(recipe.replace(autoreset="disabled"), output=tmp_path / "out", **QUICK)
-    with pytest.raises(ConfigError, match="executor='inline' here, got 'processes'"):
-        headrace.startup(
-            headrace.EnvRecipe("gym:CartPole-v1", executor="processes", workers=2), output=tmp_path / "out"
-        )
     result = headrace.runtime(recipe, num_envs=3, overrides=dict(overrides), output=tmp_path / "out", **QUICK)
     run = result.bundle.run
     assert (run.task, run.num_envs, run.seed, run.config.threads) == ("cartpole", 3, 6, 1)
@@ -31,21 +29,34 @@ def test_a_recipe_is_measured_as_it_says_and_nothing_else_is_heard(tmp_path: Pat
     assert result.bundle.runtime.frames == 12
     assert result.paths == (tmp_path / "out" / "runtime.json",)
     assert result.directory == tmp_path / "out"
+    assert headrace.EnvRecipe.from_json(run.recipe) == recipe, "the bundle says how to make the environments again"
 
 
-def test_the_threads_of_a_bridges_recipe_step_it(tmp_path: Path) -> None:
-    recipe = headrace.EnvRecipe("gym:CartPole-v1", num_envs=2, executor="threads", workers=2)
-    result = headrace.runtime(recipe, output=tmp_path / "out", **QUICK)
-    assert result.bundle.run.config.threads == 2
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_the_workers_of_a_bridges_recipe_step_it(tmp_path: Path, executor: str) -> None:
+    recipe = headrace.EnvRecipe("gym:CartPole-v1", num_envs=2, executor=executor, workers=2)  # pyright: ignore[reportArgumentType]  # a literal
+    run = headrace.runtime(recipe, output=tmp_path / "out", **QUICK).bundle.run
+    assert (run.config.executor, run.config.threads) == (executor, 2)
+    assert headrace.EnvRecipe.from_json(run.recipe) == recipe
 
 
-@pytest.mark.parametrize(
-    "name", ["headrace/Cartpole-v0", "cartpole-Play", "Isaac/cartpole", "headrace/Cartpole-Play-v0"]
-)
-def test_tasks_may_have_a_namespace_and_a_play_suffix(tmp_path: Path, name: str) -> None:
-    from headrace.bench._targets import parse_target
+@pytest.mark.parametrize("renderer", ["native", "drawn_by_hand"])
+def test_a_bundle_names_the_renderer_of_the_images(renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.sim import _camera_names
 
-    assert parse_target(name).name == "cartpole"
+    # a camera of our own, since not every machine has another one; it draws as the native one does
+    monkeypatch.setattr(_camera_names, "_CAMERAS", dict(_camera_names._CAMERAS))
+    _camera_names._CAMERAS["drawn_by_hand"] = _camera_names._CAMERAS["native"]
+    overrides = {"pictures.policy.renderer": renderer}
+    with closing(headrace.make("cartpole-camera-terms", threads=1, overrides=overrides)) as env:
+        assert rendering_backend(env) == renderer
+    with closing(headrace.make("cartpole", threads=1)) as env:
+        assert rendering_backend(env) is None
+
+
+def test_an_argument_that_no_job_has_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'num_envs'"):
+        headrace.runtime("cartpole", num_env=2)  # pyright: ignore[reportCallIssue]  # that is the point
 
 
 def test_two_runs_with_one_output_are_not_both_begun(tmp_path: Path) -> None:

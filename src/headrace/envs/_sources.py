@@ -1,0 +1,63 @@
+"""Names of what environments are made of, checked without importing anything heavy."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import entry_points
+
+from headrace._gymnasium_ids import GYMNASIUM, IDS
+from headrace._named import import_module
+from headrace.errors import ConfigError, UnknownNameError
+
+ENTRY_POINTS = "headrace.tasks"
+"""Entry points by which installed packages add tasks: ``my-task = "my_package.tasks:MY_TASK"``, a ``TaskEntry``."""
+
+
+def resolve_source(text: str) -> str:
+    """The source of a recipe under the name that it is registered by: ``headrace/Ant-v0`` and ``ant-Play`` are ``ant``.
+
+    An unknown name raises an error that suggests the nearest. A module in it (``module:task``, ``gym:module:Id-v0``) is
+    imported; for names of ours and of Gymnasium nothing heavy is.
+    """
+    module, colon, name = text.removeprefix(GYMNASIUM).rpartition(":")
+    if colon:
+        import_module(module, f"task {text!r}")
+    if text.startswith(GYMNASIUM):
+        _check_gym_id(name)
+        return text
+    if colon or "headrace.envs._registry" in sys.modules:  # this process may have registered tasks
+        from headrace.envs._registry import task_entry
+
+        found = task_entry(text).name
+        return f"{module}:{name}" if colon else found
+    known = list(IDS.values())
+    if not set(spellings(name)) & set(known):
+        known += [point.name for point in entry_points(group=ENTRY_POINTS)]
+    return known_name(name, known)
+
+
+def known_name(name: str, known: list[str]) -> str:
+    """Which of ``known`` a task's name means; an unknown one raises an error that suggests the nearest."""
+    found = next((spelled for spelled in spellings(name) if spelled in known), None)
+    if found is None:
+        raise UnknownNameError("task", name, known)
+    return found
+
+
+def spellings(name: str) -> list[str]:
+    """What a task may be called: its name, its Gymnasium id, either with a namespace before or ``-Play`` after it."""
+    played = re.sub(r"-Play(?=-v\d+$|$)", "", name)
+    plain = [name, played, played.rpartition("/")[2]]
+    return [*plain, *(IDS[spelled] for spelled in (played, f"headrace/{plain[-1]}") if spelled in IDS)]
+
+
+def _check_gym_id(name: str) -> None:
+    import gymnasium
+
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UnknownNameError("Gymnasium environment", name, gymnasium.registry) from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ConfigError(f"{name!r}: Gymnasium does not accept this id: {error}") from error
