@@ -15,11 +15,15 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
     from headrace._jobs.evaluate import evaluate, merge
+    from headrace._jobs.imitate import ImitationResult, imitate
     from headrace._jobs.picture import PictureResult, picture
     from headrace._jobs.play import PlayResult, play
     from headrace._jobs.request import RunOptions
+    from headrace._jobs.run import SteppingResult, run
     from headrace._jobs.runtime import RunResult, runtime, startup
+    from headrace._jobs.serve import serve
     from headrace._jobs.train import TrainingResult, train
+    from headrace._jobs.view import view
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
     from headrace.envs import (
         BatchEnv,
@@ -44,6 +48,7 @@ __all__ = [
     "ComparisonResult",
     "EnvRecipe",
     "EpisodeEnds",
+    "ImitationResult",
     "PictureResult",
     "PlayResult",
     "ReportResult",
@@ -52,6 +57,7 @@ __all__ = [
     "RunResult",
     "StackSpec",
     "Step",
+    "SteppingResult",
     "SweepResult",
     "Task",
     "TaskCfg",
@@ -63,6 +69,7 @@ __all__ = [
     "bridge",
     "compare",
     "evaluate",
+    "imitate",
     "kernel_threads",
     "make",
     "merge",
@@ -70,12 +77,15 @@ __all__ = [
     "play",
     "register_task",
     "report",
+    "run",
     "runtime",
+    "serve",
     "set_kernel_threads",
     "startup",
     "sweep",
     "task_names",
     "train",
+    "view",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -85,6 +95,10 @@ __getattr__, __dir__ = lazy_exports(
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
         "headrace._jobs.evaluate": ("evaluate", "merge"),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
+        "headrace._jobs.imitate": ("ImitationResult", "imitate"),
+        "headrace._jobs.run": ("SteppingResult", "run"),
+        "headrace._jobs.serve": ("serve",),
+        "headrace._jobs.view": ("view",),
         "headrace._jobs.picture": ("PictureResult", "picture"),
         "headrace._jobs.play": ("PlayResult", "play"),
         "headrace._jobs.request": ("RunOptions",),

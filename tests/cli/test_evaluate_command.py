@@ -113,7 +113,7 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
     [
         ([], "--policy: expected one, since we ship none for 'cartpole', only for pusher-solid"),
         (["--policy", "nowhere.pt"], "expected a checkpoint file or a task's name, got 'nowhere.pt': no such file"),
-        (["--policy", "nowhere:nothing"], "cannot be loaded"),
+        (["--policy", "nowhere:nothing"], "cannot be imported"),
         (["--policy", POLICY, "--admission", "periodic"], "periodic takes period, holds: missing a required"),
         (["--policy", POLICY, "--admission", "clock:3"], "unknown admission rule 'clock'"),
         (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: 'no_such_module:Rule' cannot be"),

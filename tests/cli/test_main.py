@@ -55,13 +55,13 @@ def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str])
     [
         (["run", "antt"], "did you mean 'ant'"),
         (["run", "ant", "--num-envs", "0"], "num_envs: expected at least 1, got 0"),
-        (["run", "ant", "--num-steps", "0"], "--num-steps: expected at least 1, got 0"),
+        (["run", "ant", "--num-steps", "0"], "(--num-steps): expected at least 1, got 0"),
         (["run", "ant", "--suspend-fraction", "2"], "expected a share from 0 to 1, got 2.0"),
         (["run", "ant", "--set", "ctrl_cost=1"], "did you mean 'ctrl_cost_weight'"),
         (["run", "ant", "--set", "decimation"], "expected path=value"),
-        (["run", "ant", "--policy", "nowhere:nothing"], "cannot be loaded"),
-        (["run", "ant", "--policy", ":nothing"], "cannot be loaded"),
-        (["run", "ant", "--policy", ".here:nothing"], "cannot be loaded"),
+        (["run", "ant", "--policy", "nowhere:nothing"], "cannot be imported"),
+        (["run", "ant", "--policy", ":nothing"], "expected module:name"),
+        (["run", "ant", "--policy", ".here:nothing"], "cannot be imported"),
         (["run", "ant", "--policy", "often"], "expected random, zero or module:function"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_name_of_an_extra_survives_in_an_error_message(
     def refuse(*_: object, **__: object) -> None:
         raise MissingExtraError("run: pip install 'headrace[warp]'")
 
-    monkeypatch.setattr("headrace.envs.make", refuse)
+    monkeypatch.setattr("headrace.EnvRecipe.make", refuse)
     assert main(["run", "cartpole"]) == 2
     assert capsys.readouterr().err.strip() == "error: run: pip install 'headrace[warp]'"
 

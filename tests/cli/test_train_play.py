@@ -447,7 +447,7 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
         (("train", "ant", "--check-success", "--iterations", "1"), "success measure"),
         (("train", "cartpole-discrete", "--iterations", "1"), "continuous actions"),
         (("play", "cartpole", "--checkpoint", "nothing.pt"), "nothing there"),
-        (("play", "cartpole", "--checkpoint", "no_such_module:f"), "cannot be loaded"),
+        (("play", "cartpole", "--checkpoint", "no_such_module:f"), "cannot be imported"),
         (("play", "cartpole", "--checkpoint", "http://127.0.0.1:9/x.pt"), "cannot be fetched"),
         (("play", "humanoid"), "--checkpoint"),
         (("play", "cartpole", "--checkpoint", "best"), "no training"),

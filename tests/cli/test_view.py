@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from headrace._cli import main
-from headrace._cli.view_page import Screen, png, serve
+from headrace._jobs.view_page import Screen, png, serve
 
 
 def test_pictures_are_encoded_without_loss() -> None:

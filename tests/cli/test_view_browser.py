@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headrace._cli.view_page import Screen, serve
+from headrace._jobs.view_page import Screen, serve
 
 pytestmark = pytest.mark.system
 

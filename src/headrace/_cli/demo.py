@@ -12,9 +12,9 @@ from rich.progress import track
 from rich.rule import Rule
 from rich.table import Table
 
+from headrace._cli import bench_options as options
 from headrace._cli.compiling import compile_bar
 from headrace._cli.options import add_option
-from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.replay import ReplayBuffer
@@ -121,44 +121,26 @@ def chunk_savings(console: Console, episodes: int, slots: int) -> list[Saving]:
 
 def pixel_savings(console: Console, output: Path, episodes: int, slots: int) -> list[Saving]:
     """The shipped pixel policy, each planned episode once. Who has nothing left to play is not drawn any more."""
-    import torch
-
     import headrace
-    from headrace.recording import VideoObserver
-    from headrace.rollout._actor_critic import load_actor_critic
-    from headrace.types import StackSpec
 
-    saved = load_actor_critic("cartpole-camera")
-    env = headrace.make(saved.task, slots, seed=1, autoreset="disabled", final_obs=False, overrides=saved.overrides)
     film = output / "play" / "cartpole-camera.mp4"
-    stack = StackSpec(frames=saved.overrides.get("frame_stack", 1))
-    returns: list[float] = []
-    batch_steps, begun = 0, slots
-    with VideoObserver(film, num_envs=4, stack=stack, fps=1 / env.task.dt) as video:
-        env.attach(video)
-        obs, _ = env.reset()
-        limit = -(-episodes // slots) * env.task.cfg.episode_length
-        for _ in track(range(limit), "playing", console=Console(stderr=True), transient=True):
-            step = env.step(saved.act(obs), observe=env.active)
-            batch_steps += 1
-            if "ends" in step.info:
-                ends = step.info["ends"]
-                returns += ends.returns.tolist()
-                again = torch.zeros(slots, dtype=torch.bool)
-                again[ends.env_ids[: max(0, episodes - begun)]] = True
-                begun += int(again.sum())
-                if again.any():
-                    env.reset(options={"reset_mask": again})
-            obs = env.observe() if "ends" in step.info else step.obs
-            if not env.active.any():
-                break
-    drawn = env.frames_drawn
-    env.close()
-    mean = sum(returns) / len(returns)
+    with options.progress_bar("playing", episodes) as update:
+        result = headrace.play(
+            "cartpole-camera",
+            checkpoint="published",
+            episodes=episodes,
+            num_envs=slots,
+            seed=1,
+            video=film,
+            output=film.parent,
+            on_progress=update,
+        )
+    reward, steps = result.bundle.reward, result.bundle.runtime.iterations_completed
+    assert reward is not None, "a plan of episodes was played to its end"
     console.print(
-        f"{len(returns)} episodes from pixels: mean return {mean:.1f} (a perfect run scores about 300); film: {film}"
+        f"{episodes} episodes from pixels: mean return {reward.mean:.1f} (a perfect run scores about 300); film: {film}"
     )
-    return [Saving("frames drawn", "every environment in every step", batch_steps * slots, drawn, "")]
+    return [Saving("frames drawn", "every environment in every step", steps * slots, result.frames_drawn, "")]
 
 
 def replay_savings(console: Console, steps: int) -> list[Saving]:
@@ -191,23 +173,24 @@ def _filled(steps: int) -> ReplayBuffer:
 
 
 def _report(output: Path, quick: bool) -> None:
-    """Bundles of a measured and two played runs, then the page."""
-    from headrace._cli.main import main
+    """Bundles of a measured and a played run, then the page."""
+    import headrace
 
-    counts, steps = ((4, 16), "20") if quick else ((16, 64, 256), "60")
-    measured = [
-        ["runtime", "ant", "--num-envs", str(n), "--num-steps", steps, "--output", str(output / f"ant-{n}")]
-        for n in counts
-    ]
+    for num_envs in (4, 16) if quick else (16, 64, 256):
+        measured = headrace.runtime(
+            "ant",
+            num_envs=num_envs,
+            num_steps=20 if quick else 60,
+            output=output / f"ant-{num_envs}",
+            progress=options.progress_bar,
+        )
+        options.show_bundle(measured.bundle, measured.paths)
     # not the newest of the user's own trainings, which play would take
-    published = ["--checkpoint", "published", "--episodes", "32", "--num-envs", "16"]
-    for command in (
-        *measured,
-        ["play", "cartpole", *published, "--output", str(output / "play-cartpole")],
-        ["report", str(output), "--output", str(output / "report.html"), "--title", "headrace demo"],
-    ):
-        if main(command) != 0:
-            raise ConfigError(f"headrace {' '.join(command)}: did not work; see above")
+    played = headrace.play(
+        "cartpole", checkpoint="published", episodes=32, num_envs=16, output=output / "play-cartpole"
+    )
+    options.show_bundle(played.bundle, played.paths)
+    headrace.report([output], output=output / "report.html", title="headrace demo")
 
 
 def _table(savings: list[Saving]) -> Table:

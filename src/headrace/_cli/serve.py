@@ -58,18 +58,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from headrace.chunking import Batching, as_chunk_policy
-    from headrace.rollout._policy_source import load_policy_source
-    from headrace.serving import PolicyServer, ServeCfg
+    from headrace._jobs.serve import serve
+    from headrace.chunking import Batching
+    from headrace.serving import ServeCfg
 
-    if arguments.task is None and arguments.policy is None:
-        raise ConfigError("serve: expected TASK or --policy; 'headrace serve pusher-solid' serves the policy we ship")
-    policy = as_chunk_policy(
-        load_policy_source(arguments.policy, task=arguments.task),
-        horizon=arguments.horizon,
-        action_dim=arguments.action_dim,
-        obs_steps=arguments.obs_steps,
-    )
     cfg = ServeCfg(
         host=arguments.host,
         port=arguments.port,
@@ -82,9 +74,17 @@ def _serve(arguments: argparse.Namespace) -> int:
         ),
         api_key=os.environ.get(_KEY) or None,
     )
+    made = serve(
+        arguments.task,
+        policy=arguments.policy,
+        cfg=cfg,
+        horizon=arguments.horizon,
+        action_dim=arguments.action_dim,
+        obs_steps=arguments.obs_steps,
+    )
     name = str(arguments.policy or arguments.task)
     console = Console()
-    with PolicyServer(policy, cfg, name=name) as server:
+    with made as server:
         line = LiveLine(server)
         try:
             console.print(f"serving {name} at {server.address}; Ctrl-C stops", highlight=False)

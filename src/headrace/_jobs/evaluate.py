@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace._jobs.request import check_video, recipe_of
+from headrace._jobs.request import check_video, film_env, recipe_of
 from headrace._named import load_made
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
@@ -134,7 +133,7 @@ def evaluate(
         else:
             fitted = _fitted(policy, made, horizon, action_size(made.single_action_space))
         if film is not None:
-            _film(made, film, renderer, stack)
+            film_env(made, film, renderer, stack)
         usual = 1 if ensemble_decay is not None else fitted.horizon - offset - latency
         if saved is not None and policy_id is None:
             policy_id = policy_hash(fitted)
@@ -285,16 +284,3 @@ def _connect(
             engine.close()
             raise
     return engine
-
-
-def _film(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> None:
-    """Film ``env`` until ``stack`` is closed."""
-    from headrace.envs import BatchEnv
-    from headrace.recording import VideoObserver
-
-    if not isinstance(env, BatchEnv):
-        raise ConfigError(f"video (--video): expected a task of ours to film, got {type(env).__name__}")
-    render = partial(env.render_each, renderer=renderer)
-    observer = stack.enter_context(VideoObserver(path, render=render, fps=1.0 / env.task.dt))
-    env.attach(observer)
-    stack.callback(env.detach, observer)

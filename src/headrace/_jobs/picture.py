@@ -15,9 +15,6 @@ from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from headrace.envs import BatchEnv
     from headrace.sim import CameraFrames
     from headrace.sim._camera import DataType
 
@@ -65,6 +62,7 @@ def picture(
         seed: of the episode.
         overrides: task settings by path.
     """
+    from headrace.bench._stepping import action_maker
     from headrace.envs import ImageSpec, make
     from headrace.envs._viewer import Viewer
     from headrace.sim import CameraSpec
@@ -89,9 +87,9 @@ def picture(
         spec = CameraSpec(name=camera or names[0], width=width, height=height, data_types=(kind,))
         with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
             env.reset()
-            zeros = _zero_action(env)
+            rest = action_maker("zero", env.single_action_space, 1, env.device, seed=seed)
             for _ in range(num_steps):
-                env.step(zeros)
+                env.step(rest())
             values = _values(viewer.frames(), kind)
         raw: Any = model
         far = float(raw.vis.map.zfar * raw.stat.extent)
@@ -99,16 +97,6 @@ def picture(
     if path is not None:
         _write(path, values, image)
     return PictureResult(values=values, image=image, path=path)
-
-
-def _zero_action(env: BatchEnv) -> Tensor:
-    import torch
-    from gymnasium import spaces
-
-    space = env.single_action_space
-    if isinstance(space, spaces.Discrete):
-        return torch.full((1,), int(space.start), device=env.device)
-    return torch.zeros((1, *(space.shape or ())), device=env.device)
 
 
 def _values(frames: CameraFrames, kind: str) -> NDArray[Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, check_video
+from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ class PlayResult:
     """Rewards, lengths, successes and times; the content of ``play.json``."""
     paths: tuple[Path, ...]
     """The files that the bundle was written to."""
+    frames_drawn: int
+    """Camera frames that were rendered for observations; those of a video are not among them."""
 
 
 def play(
@@ -115,13 +116,15 @@ def play(
                 policy = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
             _describe(builder, policy, str(checkpoint), deterministic, found, file)
             if film is not None:
-                from headrace.recording import VideoObserver
-
-                render = partial(env.render_each, renderer=renderer)
-                env.attach(stack.enter_context(VideoObserver(film, render=render, fps=1.0 / env.task.dt)))
+                film_env(env, film, renderer, stack)
                 builder.video_path = str(film)
             roll(env, policy, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
-    return PlayResult(directory=directory, bundle=cast("PlayBundle", run.bundle), paths=tuple(run.paths))
+    return PlayResult(
+        directory=directory,
+        bundle=cast("PlayBundle", run.bundle),
+        paths=tuple(run.paths),
+        frames_drawn=env.frames_drawn,
+    )
 
 
 def roll(

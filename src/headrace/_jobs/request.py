@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.bench._schema import Actions, Kind
     from headrace.bench._step_times import StartupClock
     from headrace.envs._recipe import AnyEnv
+    from headrace.rollout._chunk_loop import EvaluatedEnv
 
 _NUM_ENVS = 64
 
@@ -213,6 +215,19 @@ def check_video(path: Path | None, renderer: str = "native") -> None:
     require_extra("av", extra="record", purpose="video (--video)")
     if path.exists():
         raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
+
+
+def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> None:
+    """Film the first environments until ``stack`` is closed."""
+    from headrace.envs import BatchEnv
+    from headrace.recording import VideoObserver
+
+    if not isinstance(env, BatchEnv):
+        raise ConfigError(f"video (--video): expected a task of ours to film, got {type(env).__name__}")
+    render = partial(env.render_each, renderer=renderer)
+    observer = stack.enter_context(VideoObserver(path, render=render, fps=1.0 / env.task.dt))
+    env.attach(observer)
+    stack.callback(env.detach, observer)
 
 
 def _plain(value: object) -> JsonValue:

@@ -1,0 +1,189 @@
+"""``headrace.run``: step a task, and say how fast it was and how its episodes ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from headrace._jobs.request import recipe_of
+from headrace._named import load
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.types import Obs
+
+StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
+"""Actions (N, …) from the observation groups."""
+
+_NUM_ENVS = 64
+_FIELDS = ("obs", "actions", "rewards", "flags", "states")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteppingResult:
+    """What stepping a task showed."""
+
+    task: str
+    num_envs: int
+    suspended: int
+    """Environments that were frozen all the time."""
+    num_steps: int
+    seconds: float
+    """In ``env.step`` alone."""
+    stages: dict[str, float]
+    """Seconds of them by stage."""
+    episodes: int
+    """That finished."""
+    mean_return: float | None
+    mean_length: float | None
+    success_rate: float | None
+    """None where the task has no measure of it, or no episode finished; the same for the two above."""
+    divergences: int
+    suspension_cost: str
+    """What a suspended environment costs, in words."""
+    recorded: int | None = None
+    """Episodes in the dataset; None where nothing was recorded."""
+    abandoned: int = 0
+    """Unfinished episodes that were not recorded."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps, of those that were not suspended."""
+        return (self.num_envs - self.suspended) * self.num_steps / self.seconds
+
+
+def run(
+    task: str | EnvRecipe,
+    *,
+    policy: Literal["random", "zero"] | str | StepFunction = "random",
+    num_steps: int = 300,
+    suspend_fraction: float = 0.0,
+    frame_stack: int | None = None,
+    record: str | Path | None = None,
+    num_envs: int | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    overrides: Mapping[str, object] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> SteppingResult:
+    """Step a task of ours with random, zero or your own actions.
+
+    Args:
+        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function.
+        num_steps: steps of the batch.
+        suspend_fraction: share of the environments to freeze, 0 to 1.
+        frame_stack: frames in an observation of a camera task.
+        record: directory to record every finished episode in.
+        num_envs: environments in the batch (64).
+        seed: of episodes and actions (0).
+        threads: physics threads; None for all cores.
+        overrides: task settings by path.
+        on_progress: called with the steps that are done.
+    """
+    if not 0.0 <= suspend_fraction <= 1.0:
+        raise ConfigError(
+            f"suspend_fraction (--suspend-fraction): expected a share from 0 to 1, got {suspend_fraction}"
+        )
+    if num_steps < 1:
+        raise ConfigError(f"num_steps (--num-steps): expected at least 1, got {num_steps}")
+    recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
+    if recipe.bridged:
+        raise ConfigError(f"run: expected a task of headrace, got {recipe.source!r}; 'headrace runtime' takes it")
+    if frame_stack is not None:
+        recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
+    with ExitStack() as stack:
+        env = cast("BatchEnv", stack.enter_context(closing(recipe.make())))
+        act = step_function(policy, env, recipe.seed)
+        recorder = None
+        if record is not None:
+            from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
+
+            info = DatasetInfo.of(env)
+            recorder = stack.enter_context(EpisodeRecorder(record, RecorderCfg(fields=_FIELDS), info))
+            env.attach(recorder)
+        suspended = round(suspend_fraction * env.num_envs)
+        obs, _ = env.reset()
+        env.suspend(range(suspended))
+        env.timer.clear()  # what is measured begins here, without the first reset
+        found = _step(env, act, obs, num_steps, recipe.source, suspended, on_progress)
+    if recorder is None:
+        return found
+    return replace(found, recorded=recorder.committed, abandoned=recorder.report.abandoned)
+
+
+def step_function(policy: str | StepFunction, env: BatchEnv, seed: int) -> StepFunction:
+    """What acts in every step: random or zero actions of the right kind, or the user's own function."""
+    from headrace.bench._stepping import action_maker
+
+    if not isinstance(policy, str):
+        return policy
+    if policy == "random" or policy == "zero":
+        draw = action_maker(policy, env.single_action_space, env.num_envs, env.device, seed=seed)
+        return lambda _: draw()
+    if ":" not in policy:
+        raise ConfigError(f"policy (--policy): expected random, zero or module:function, got {policy!r}")
+    return cast("StepFunction", load(policy, "--policy"))
+
+
+def _stack_settings(task: str, frames: int) -> dict[str, object]:
+    """What sets the frame stack of a camera task, whether it is written as a class or as a table."""
+    from headrace.envs import TermTaskCfg, task_cfg
+
+    cfg = task_cfg(task)
+    if isinstance(cfg, TermTaskCfg):
+        paths = [f"pictures.{name}.frames" for name in cfg.pictures]
+    else:
+        paths = ["frame_stack"] if hasattr(cfg, "frame_stack") else []
+    if not paths:
+        raise ConfigError(
+            f"frame_stack (--frame-stack): expected a task seen by a camera, got {task!r}; try cartpole-camera"
+        )
+    return dict.fromkeys(paths, frames)
+
+
+def _step(
+    env: BatchEnv,
+    act: StepFunction,
+    obs: Obs,
+    num_steps: int,
+    task: str,
+    suspended: int,
+    on_progress: Callable[[int], None] | None,
+) -> SteppingResult:
+    seconds, episodes, returns, lengths, successes = 0.0, 0, 0.0, 0.0, 0.0
+    for done in range(1, num_steps + 1):
+        actions = act(obs)
+        begin = time.perf_counter()
+        obs, _, _, _, info = env.step(actions)
+        seconds += time.perf_counter() - begin
+        if "ends" in info:
+            ends = info["ends"]
+            episodes += len(ends)
+            returns += float(ends.returns.sum())
+            lengths += float(ends.lengths.sum())
+            successes += 0.0 if ends.success is None else float(ends.success.sum())
+        if on_progress is not None:
+            on_progress(done)
+    measured = env.task.success_measure is not None
+    return SteppingResult(
+        task=task,
+        num_envs=env.num_envs,
+        suspended=suspended,
+        num_steps=num_steps,
+        seconds=seconds,
+        stages=env.timer.seconds(),
+        episodes=episodes,
+        mean_return=returns / episodes if episodes else None,
+        mean_length=lengths / episodes if episodes else None,
+        success_rate=successes / episodes if episodes and measured else None,
+        divergences=env.divergences,
+        suspension_cost=env.sim.suspension_cost,
+    )
