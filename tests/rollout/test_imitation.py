@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import headrace
 from headrace._cli import imitate
 from headrace._interrupts import SignalInterrupt
 from headrace.chunking import ChunkContext
@@ -290,13 +291,31 @@ def test_the_command_writes_a_policy_and_prints_how_good_it_is(tmp_path: Path, c
     assert load_chunk_policy(out).cfg == ActCfg(obs_dim=23, action_dim=7)
 
 
+def test_the_job_gives_the_policy_and_its_evaluations_from_python(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    found = headrace.imitate(
+        *("pusher-solid", tmp_path / "policy.pt"),
+        demos=2,
+        updates=3,
+        episodes=4,
+        num_envs=4,
+        on_progress=lambda *what: told.append(what),
+    )
+    assert list(found.evaluations) == ["trained", "untrained", "mean action"]
+    assert all(len(result.episodes) == 4 for result in found.evaluations.values())
+    assert (found.demonstrations, found.interrupt) == (2, None)
+    assert {(stage.partition(",")[0], total) for stage, _, total in told} == {("recording", 2), ("training", 3)}
+    saved = load_chunk_policy(found.path)
+    assert all(torch.equal(value, found.policy.state_dict()[name]) for name, value in saved.state_dict().items())
+
+
 def test_the_command_refuses_a_task_without_an_expert_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="task with an expert"):
         run_command("ant", "--output", str(tmp_path / "policy.pt"))
     with pytest.raises(HeadraceError, match="expected a file to write"):
         run_command("pusher-solid", "--output", str(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(HeadraceError, match="--output: expected a place for a file"):
+    with pytest.raises(HeadraceError, match=r"\(--output\): expected a place for a file"):
         run_command("pusher-solid", "--output", str(tmp_path / "file" / "policy.pt"))
 
 
@@ -322,7 +341,7 @@ def test_a_signal_during_the_evaluation_ends_the_command_and_keeps_the_policy(
 
 @pytest.mark.parametrize(("option", "value"), [("--execute", "17"), ("--updates", "0"), ("--demos", "0")])
 def test_the_command_refuses_at_once_what_would_fail_after_training(tmp_path: Path, option, value) -> None:
-    with pytest.raises(HeadraceError, match=f"{option}: expected"):
+    with pytest.raises(HeadraceError, match=rf"\({option}\): expected"):
         run_command("pusher-solid", "--output", str(tmp_path / "policy.pt"), option, value)
 
 
