@@ -304,7 +304,7 @@ def test_the_job_gives_the_policy_and_its_evaluations_from_python(tmp_path: Path
     assert list(found.evaluations) == ["trained", "untrained", "mean action"]
     assert all(len(result.episodes) == 4 for result in found.evaluations.values())
     assert (found.demonstrations, found.interrupt) == (2, None)
-    assert {(stage.partition(",")[0], total) for stage, _, total in told} == {("recording", 2), ("training", 3)}
+    assert ("recording", 2, 2) in told
     saved = load_chunk_policy(found.path)
     assert all(torch.equal(value, found.policy.state_dict()[name]) for name, value in saved.state_dict().items())
 
