@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi check docs wheel bench bench-setup format clean
+.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi test-simulators check docs wheel bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -53,6 +53,10 @@ test-lerobot: $(STAMP)  ## LeRobot's own classes: we play its policies (its own 
 test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own environment: it needs numpy 1)
 	scripts/setup_openpi.sh
 	$(BIN)/python -m pytest tests/serving/openpi_client_check.py
+
+test-simulators: $(STAMP)  ## Simulators in interpreters of their own: robosuite
+	scripts/setup_simulators.sh
+	$(BIN)/python -m pytest -n 0 tests/envs/bridges/robosuite_check.py
 
 docs: $(STAMP)  ## Build the site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -42,6 +42,8 @@ class Lift:
             horizon=horizon,
             # else a reset compiles the model anew, for seconds
             hard_reset=False,
+            # the size of the cube is drawn when the model is loaded: the same one in every environment
+            seed=0,
             ignore_done=True,
         )
         self._horizon = horizon

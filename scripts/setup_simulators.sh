@@ -1,0 +1,13 @@
+#!/bin/sh
+# Makes the environments of foreign simulators from their lock files. Does nothing for those that are up to date.
+set -eu
+cd "$(dirname "$0")/.."
+for name in robosuite; do
+  venv=.venv-$name
+  if [ -f "$venv/.installed" ] && [ ! "requirements-$name.lock" -nt "$venv/.installed" ]; then
+    continue
+  fi
+  test -x "$venv/bin/python" || "${PYTHON:-python3.11}" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --no-deps -r "requirements-$name.lock"
+  touch "$venv/.installed"
+done
