@@ -20,6 +20,7 @@ IDS = {
     "headrace/PusherCamera-v0": "pusher-camera",
     "headrace/PusherGoal-v0": "pusher-goal",
     "headrace/PusherSolid-v0": "pusher-solid",
+    "headrace/PusherWords-v0": "pusher-words",
 }
 
 

@@ -200,3 +200,4 @@ _builtin("pusher", "pusher", "Pusher", "PusherCfg", "push a cylinder to a fixed 
 _builtin("pusher-camera", "pusher", "PusherCamera", "PusherCameraCfg", "pusher-goal seen by a camera")
 _builtin("pusher-goal", "pusher", "PusherGoal", "PusherGoalCfg", "push a cylinder to a random goal; ends on success")
 _builtin("pusher-solid", "pusher_solid", "PusherSolid", "PusherSolidCfg", "pusher-goal with an object that has weight")
+_builtin("pusher-words", "pusher_words", "PusherWords", "PusherWordsCfg", "pusher-solid with a goal named in words")

@@ -5,10 +5,11 @@ from headrace.rollout._actor_critic import Policy, SavedPolicy, load_actor_criti
 from headrace.rollout._collect import collect
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import evaluate
-from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
 from headrace.rollout._imitation import CloneCfg, Demonstrations, clone, record_demonstrations
 from headrace.rollout._ppo import PPO, PPOCfg
 from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_episode
+from headrace.rollout._words_policy import PusherWordsPolicy
 
 __all__ = [
     "PPO",
@@ -19,8 +20,10 @@ __all__ = [
     "EpisodePlan",
     "EpisodeResult",
     "Evaluation",
+    "InstructionResult",
     "PPOCfg",
     "Policy",
+    "PusherWordsPolicy",
     "Replay",
     "SavedPolicy",
     "clone",

@@ -35,6 +35,18 @@ class EpisodeResult:
     """The text that the policy was told; "" where there is none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionResult:
+    """The finished episodes of one instruction."""
+
+    instruction: str
+    episodes: int
+    success_rate: Interval | None
+    """With Wilson's 95 % interval; None where the task has no success measure."""
+    mean_reward: Interval
+    """With a bootstrap 95 % interval."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Counters:
     """What an evaluation cost. Filled while it runs."""
@@ -118,6 +130,16 @@ class Evaluation:
         """Steps per episode; None while the plan is not completed."""
         return None if self.unfinished else float(np.mean([episode.length for episode in self.episodes]))
 
+    def by_instruction(self) -> list[InstructionResult]:
+        """The figures of each instruction, in alphabetical order; empty while the plan is not completed, and where no
+        episode has an instruction."""
+        told: dict[str, list[EpisodeResult]] = {}
+        for episode in self.episodes:
+            told.setdefault(episode.instruction, []).append(episode)
+        if self.unfinished or not any(told):
+            return []
+        return [_of_instruction(text, told[text]) for text in sorted(told)]
+
     @property
     def idle_share(self) -> float:
         """Of the slots that play an episode: the share that was suspended while others stepped."""
@@ -173,6 +195,7 @@ class Evaluation:
 
     def summary(self) -> Table:
         """The figures as a table to print; without the cost where nothing was played, as after a merge of journals."""
+        from rich.markup import escape
         from rich.table import Table
 
         counters = self.counters
@@ -192,6 +215,9 @@ class Evaluation:
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
         ):
             table.add_row(name, value)
+        for told in self.by_instruction():
+            figure = _number(told.mean_reward) if told.success_rate is None else _percent(told.success_rate)
+            table.add_row(f"  {escape(told.instruction or '(none)')}", f"{figure}, {told.episodes:,} episodes")
         if not counters.batch_steps:
             return table
         for name, value in (
@@ -212,6 +238,16 @@ class Evaluation:
 
     def _rewards(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
+
+
+def _of_instruction(text: str, episodes: list[EpisodeResult]) -> InstructionResult:
+    known = [episode.success for episode in episodes if episode.success is not None]
+    return InstructionResult(
+        instruction=text,
+        episodes=len(episodes),
+        success_rate=wilson_interval(sum(known), len(known)) if known else None,
+        mean_reward=bootstrap_interval(np.array([episode.reward for episode in episodes])),
+    )
 
 
 def _percent(interval: Interval | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from headrace.errors import ConfigError, DataError
 from headrace.files import read_json
 from headrace.rollout._episode_plan import ids_of, ranges_of
-from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
 from headrace.rollout._journal import FORMAT as JOURNAL
 from headrace.rollout._journal import Header, check_same, header_from, read_journal, row_from
 
@@ -35,9 +35,20 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             "unfinished": evaluation.unfinished,
             **{name: None if found is None else found._asdict() for name, found in intervals.items()},
             "mean_length": evaluation.mean_length,
+            "instructions": [_figures(told) for told in evaluation.by_instruction()],
         },
         "counters": asdict(evaluation.counters),
         "episodes": [asdict(episode) for episode in evaluation.episodes],
+    }
+
+
+def _figures(told: InstructionResult) -> dict[str, Any]:
+    rate = told.success_rate
+    return {
+        "instruction": told.instruction,
+        "episodes": told.episodes,
+        "success_rate": None if rate is None else rate._asdict(),
+        "mean_reward": told.mean_reward._asdict(),
     }
 
 

@@ -9,8 +9,11 @@ from headrace._named import load_made
 from headrace.chunking import PolicyLike, load_lerobot_policy
 from headrace.errors import ConfigError
 from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
+from headrace.rollout._words_policy import PusherWordsPolicy
 
 _LEROBOT = "lerobot:"
+_WORDS = "pusher-words"
+"""A task whose shipped policy is that of another one, with the words read."""
 
 
 def load_policy_source(source: str | None, *, task: str | None = None) -> PolicyLike:
@@ -23,8 +26,10 @@ def load_policy_source(source: str | None, *, task: str | None = None) -> Policy
     """
     if source is None:
         shipped = shipped_policies()
+        if task == _WORDS:
+            return PusherWordsPolicy()
         if task not in shipped:
-            known = ", ".join(sorted(shipped))
+            known = ", ".join(sorted([*shipped, _WORDS]))
             raise ConfigError(
                 f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, "
                 "lerobot:DIR, or a checkpoint that 'headrace imitate' wrote"

@@ -61,6 +61,7 @@ class Model(Protocol):
     ncam: int
     opt: Option
     qpos0: NDArray[np.float64]
+    body_pos: NDArray[np.float64]
     jnt_type: NDArray[np.int32]
     jnt_qposadr: NDArray[np.int32]
     jnt_dofadr: NDArray[np.int32]

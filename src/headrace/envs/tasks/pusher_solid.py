@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import ClassVar
 
 from headrace.envs._task import Task
 from headrace.envs.tasks.pusher import PusherGoal, PusherGoalCfg
@@ -28,8 +29,11 @@ class PusherSolidCfg(PusherGoalCfg):
 class PusherSolid(PusherGoal):
     """Push a cylinder that has weight to a random goal; the episode ends when it is there."""
 
+    groups: ClassVar[dict[str, int]] = {"policy": 23}
+    """Sizes of the observation groups."""
+
     def __init__(self, cfg: PusherSolidCfg) -> None:
-        Task.__init__(self, cfg, _model(), {"policy": 23})
+        Task.__init__(self, cfg, _model(), self.groups)
         self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
 
 

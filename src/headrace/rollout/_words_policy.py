@@ -1,0 +1,48 @@
+"""A chunk policy that reads: the words of an instruction become the goal of the policy for ``pusher-solid``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headrace.chunking import ChunkContext
+from headrace.chunking._context import PADDING
+from headrace.envs import make_task
+from headrace.envs.tasks.pusher_words import INSTRUCTIONS, PusherWordsCfg, goal_offsets
+from headrace.errors import ConfigError
+from headrace.rollout._act_policy import load_chunk_policy
+from headrace.types import Obs
+
+
+class PusherWordsPolicy(nn.Module):
+    """Plays ``pusher-words``. Deterministic.
+
+    Args:
+        goal_range: that of the task.
+    """
+
+    obs_steps = 1
+
+    def __init__(self, goal_range: float = PusherWordsCfg.goal_range) -> None:
+        super().__init__()
+        self.act = load_chunk_policy("pusher-solid")
+        self.horizon, self.action_dim = self.act.horizon, self.act.action_dim
+        model = make_task("pusher-words").model
+        middle = torch.tensor(model.body_pos[model.body("goal").id], dtype=torch.float64)
+        goals = middle.repeat(len(INSTRUCTIONS), 1)
+        # the goal's joints are y first
+        goals[:, :2] += goal_offsets(range(len(INSTRUCTIONS)), goal_range).flip(1)
+        self.register_buffer("goals", goals.to(torch.float32))
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        """Plan float32 (n, horizon, action_dim) of ``policy`` (n, 20) and the instructions."""
+        filler = (context.episode_ids == PADDING).tolist()
+        chosen = [0 if fills else _number(text) for text, fills in zip(context.instructions, filler, strict=True)]
+        rows, goals = obs["policy"], self.get_buffer("goals")[torch.tensor(chosen, dtype=torch.int64)]
+        return self.act({"policy": torch.cat((rows, goals.to(rows)), dim=1)})
+
+
+def _number(text: str) -> int:
+    if text not in INSTRUCTIONS:
+        raise ConfigError(f"pusher-words: expected one of {', '.join(map(repr, INSTRUCTIONS))}, got {text!r}")
+    return INSTRUCTIONS.index(text)
