@@ -23,12 +23,24 @@ def check_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids
         raise DeviceError(f"{name}: expected a tensor with data, got one on device meta")
     if given.dtype == torch.bool:
         _check_mask(given, num_envs, name)
+        if given.is_cpu and device.type == "cpu":
+            return torch.from_numpy(np.flatnonzero(given.numpy()))  # a third of the time of torch's own
         return given.to(device).nonzero().squeeze(1)
     given = given.to(torch.int64)
     in_order = _check_indices(given, num_envs, name)
     if ascending and not in_order:
         given = given.sort().values
     return given.to(device)
+
+
+def check_mask(ids: Ids, num_envs: int, device: torch.device, *, name: str) -> Tensor:
+    """The same as bool (N,) on ``device``; a mask that is one already is given back as it is."""
+    if isinstance(ids, Tensor) and ids.dtype == torch.bool and ids.device == device and ids.dim() == 1:
+        _check_mask(ids, num_envs, name)
+        return ids
+    mask = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    mask[check_ids(ids, num_envs, device, name=name)] = True
+    return mask
 
 
 def check_seed(seed: int, *, of_all: bool = True) -> int:

@@ -96,13 +96,14 @@ class ScriptEnv:
         return Step(self._obs(), rewards.float(), done, torch.zeros_like(done), info)
 
     def observe(self, ids: Ids | None = None) -> Obs:
-        rows = torch.as_tensor(ids)
+        rows = torch.arange(self.num_envs) if ids is None else torch.as_tensor(ids)
         rows = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
         self._note(rows)
         return {name: values.index_select(0, rows) for name, values in self._obs().items()}
 
     def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
-        return tuple(f"count to {self.length_of(episode)}" for episode in self.episode[torch.as_tensor(ids)].tolist())
+        chosen = self.episode if ids is None else self.episode[torch.as_tensor(ids)]
+        return tuple(f"count to {self.length_of(episode)}" for episode in chosen.tolist())
 
     def suspend(self, ids: Ids) -> None:
         self.suspended[torch.as_tensor(ids)] = True

@@ -64,6 +64,16 @@ def _lengths(draw: st.DrawFn) -> dict[str, int]:
     obs_steps=1,
     inline=False,
 )
+@example(
+    # one action per chunk: everyone plays in step, without cursors, also when the plan runs out
+    num_envs=3,
+    ends=[5, 1, 9, 2, 3],
+    lengths={"horizon": 1, "execute": 1, "offset": 0, "latency": 0},
+    rule=Greedy(),
+    delays=[],
+    obs_steps=1,
+    inline=True,
+)
 def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
     num_envs: int,
     ends: list[int],

@@ -17,7 +17,8 @@ from headrace.files import check_writable
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, ChunkPolicy, Engine, PolicyLike
     from headrace.rollout import Evaluation
-    from headrace.rollout._chunk_loop import EvaluatedEnv, HoldAction
+    from headrace.rollout._chunk_loop import HoldAction
+    from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.serving import ImageCoding, RemoteEngine, WireMapping
 
 _NUM_ENVS = 16
@@ -103,8 +104,8 @@ def evaluate(
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
     from headrace.rollout import evaluate as play_plan
-    from headrace.rollout._chunk_loop import action_size
     from headrace.rollout._evaluate import restore_modes, training_modes
+    from headrace.rollout._evaluated_env import action_size
     from headrace.rollout._journal import policy_hash
 
     recipe = _recipe(env, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
@@ -261,7 +262,7 @@ def _connect(
     timeout: float | None,
 ) -> RemoteEngine:
     """The engine of a server; sizes that it does not say come from one answer."""
-    from headrace.rollout._chunk_loop import action_size
+    from headrace.rollout._evaluated_env import action_size
     from headrace.serving import RemoteCfg, RemoteEngine
 
     action_dim = action_size(env.single_action_space)

@@ -23,7 +23,7 @@ from headrace.chunking import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.envs import BatchEnv, make
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
-from headrace.rollout._chunk_loop import action_size
+from headrace.rollout._evaluated_env import action_size
 from headrace.types import Obs
 
 _SPARE = 2

@@ -22,7 +22,7 @@ class StepPolicy:
         """Plan one action per row."""
         del context
         actions = self.policy(obs)
-        return actions[:, None, None] if actions.dim() == 1 else actions[:, None]
+        return actions[:, None, None] if actions.dim() == 1 else actions.unsqueeze(1)
 
 
 class RecurrentStepPolicy(StepPolicy):
@@ -36,6 +36,8 @@ class RecurrentStepPolicy(StepPolicy):
         self._row_of: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
         self._rows: Memory | None = None
+        self._asked: tuple[Tensor, Tensor] | None = None
+        self._index = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, rows: EpisodeRows) -> None:
         """Give each episode a row of zeros."""
@@ -43,6 +45,7 @@ class RecurrentStepPolicy(StepPolicy):
             if not self._free:
                 self._grow()
             self._row_of[key] = self._free.pop()
+        self._asked = None
         if self._rows is not None:
             begun = torch.tensor([self._row_of[key] for key in rows.keys()])  # noqa: SIM118  (not a dict)
             for kept in self._rows:
@@ -55,8 +58,7 @@ class RecurrentStepPolicy(StepPolicy):
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         """Plan one action per row, each with the memory of its episode."""
-        keys = zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True)
-        index = torch.tensor([self._row_of.get(key, 0) for key in keys])
+        index = self._rows_of(context)
         self.policy.memory = None if self._rows is None else tuple(kept[:, index].contiguous() for kept in self._rows)
         plan = super().__call__(obs, context)
         after = self.policy.memory
@@ -68,6 +70,15 @@ class RecurrentStepPolicy(StepPolicy):
             kept[:, index] = part
             kept[:, 0] = 0.0
         return plan
+
+    def _rows_of(self, context: ChunkContext) -> Tensor:
+        """int64 (n,); looked up once for as long as the same episodes are asked about."""
+        asked = self._asked
+        if asked is None or asked[0] is not context.seeds or asked[1] is not context.episode_ids:
+            self._asked = context.seeds, context.episode_ids
+            keys = zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True)
+            self._index = torch.tensor([self._row_of.get(key, 0) for key in keys])
+        return self._index
 
     @property
     def _capacity(self) -> int:

@@ -87,8 +87,7 @@ def ask(
     if not count:
         return Answer(actions=torch.zeros((0, policy.horizon, policy.action_dim)), calls=0, padding=0)
     if batching.mode == "fast" and not batching.buckets:
-        everyone = torch.arange(count, device=context.env_ids.device)
-        return Answer(actions=checked_chunk(policy(obs, context), policy, context, everyone), calls=1, padding=0)
+        return Answer(actions=checked_chunk(policy(obs, context), policy, context, read=None), calls=1, padding=0)
     actions = torch.zeros((count, policy.horizon, policy.action_dim))
     strict = batching.mode == "strict"
     ids = context.episode_ids

@@ -42,8 +42,8 @@ class EpisodeRows:
 class ChunkContext:
     """What a policy gets beside the observation. Row i of everything belongs to the same environment.
 
-    The tensors are the policy's to keep; nothing in them depends on which other environments are in the batch.
-    The fields are the one list that processes and the wire use: see :meth:`to_arrays`.
+    The tensors are the policy's to keep, not to write into; nothing in them depends on which other environments are in
+    the batch. The fields are the one list that processes and the wire use: see :meth:`to_arrays`.
     """
 
     seeds: Tensor

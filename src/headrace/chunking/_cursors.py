@@ -58,6 +58,8 @@ class Cursors:
         """int64 (N,): the episode each slot plays; -1 for none."""
         self.chunk_index = np.zeros(num_envs, np.int64)
         """int64 (N,): chunks that were taken over in the current episode."""
+        self.anyone_runs = False
+        """Whether some slot plays an episode."""
         self._device = device
         # two places per environment: the chunk that is played, and the one that has arrived
         self._chunks = torch.zeros((num_envs * 2, lengths.horizon, action_dim), device=device)
@@ -97,6 +99,7 @@ class Cursors:
         self._left[ids] = 0
         self._arrived[ids] = False
         self._in_flight[ids] = False
+        self.anyone_runs = bool(self.running.any())
 
     def retire(self, ids: NDArray[np.int64]) -> None:
         """These slots play no episode any more (m,)."""

@@ -152,32 +152,39 @@ def _size(name: str, given: int | None, own: object, default: int | None = None)
     return size
 
 
-def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor) -> Tensor:
-    """The rows ``read`` (m,) of a policy's answer as float32 (m, horizon, A) on the host; errors name environments.
+def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor | None) -> Tensor:
+    """The rows ``read`` (m,; None: all) of a policy's answer as float32 (m, horizon, A) on the host, fresh.
 
-    The other rows are padding: whatever they hold, nobody looks at it.
+    The other rows are padding: whatever they hold, nobody looks at it. Errors name environments.
     """
-    expected = (len(context.env_ids), policy.horizon, policy.action_dim)
+    expected = (len(context), policy.horizon, policy.action_dim)
     if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu":
         actions = torch.from_numpy(cast("NDArray[np.generic]", actions).astype(np.float32))
     if not isinstance(actions, Tensor) or actions.is_complex():
         got = f"{actions.dtype} values" if isinstance(actions, Tensor | np.ndarray) else type(actions).__name__
         raise PolicyError(
-            f"policy: expected a tensor or array {expected} of real numbers, got {got}{_asked(context.rows(read))}"
+            f"policy: expected a tensor or array {expected} of real numbers, got {got}{_asked(_read(context, read))}"
         )
     if tuple(actions.shape) != expected:
         raise PolicyError(
             f"policy: expected actions {expected} (rows, horizon, size), got {tuple(actions.shape)}"
-            f"{_asked(context.rows(read))}"
+            f"{_asked(_read(context, read))}"
         )
-    chosen = actions.detach().to(device="cpu", dtype=torch.float32).index_select(0, read.cpu())
+    if read is None:
+        chosen = actions.detach().to(device="cpu", dtype=torch.float32, copy=True)
+    else:
+        chosen = actions.detach().to(device="cpu", dtype=torch.float32).index_select(0, read.cpu())
     # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
     if not math.isfinite(float(chosen.sum())):
         bad = (~torch.isfinite(chosen)).flatten(1).any(dim=1).nonzero().squeeze(1)
         if len(bad):
-            whose = context.rows(read).rows(bad.to(read.device))
+            whose = _read(context, read).rows(bad.to(context.env_ids.device))
             raise PolicyError(f"policy: expected finite actions, got NaN or infinity{_asked(whose)}")
     return chosen
+
+
+def _read(context: ChunkContext, rows: Tensor | None) -> ChunkContext:
+    return context if rows is None else context.rows(rows)
 
 
 def _asked(context: ChunkContext) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +22,20 @@ class ActiveSet:
         self._device = device
         self.suspended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.parked = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._anyone_parked = False
-        self.ids: Tensor | None = None
+        # views: numpy is quicker than torch on a handful of flags
+        self._masks = (self.suspended.numpy(), self.parked.numpy()) if device.type == "cpu" else None
+        self._anyone_parked = self._stale = False
+        self._ids: Tensor | None = None
+
+    @property
+    def ids(self) -> Tensor | None:
         """int64 (n,), ascending: the active environments; None when all are, for which every stage has a short way."""
+        if self._stale and self._masks is not None:
+            suspended, parked = self._masks
+            ids = np.flatnonzero(~(suspended | parked))
+            self._ids = None if len(ids) == self._num_envs else torch.from_numpy(ids)
+            self._anyone_parked, self._stale = bool(parked.any()), False
+        return self._ids
 
     @property
     def active(self) -> Tensor:
@@ -49,17 +61,24 @@ class ActiveSet:
 
     def park(self, ids: Tensor) -> None:
         """Keep environments whose episode ended from acting until :meth:`unpark`."""
-        self.parked[ids] = True
-        self.refresh()
+        self._set_parked(ids, True)
 
     def unpark(self, ids: Tensor) -> None:
         """Environments have begun new episodes."""
         if self._anyone_parked:
-            self.parked[ids] = False
-            self.refresh()
+            self._set_parked(ids, False)
+
+    def _set_parked(self, ids: Tensor, parked: bool) -> None:
+        if self._masks is None:
+            self.parked[ids] = parked
+        else:
+            self._masks[1][ids.numpy()] = parked
+        self.refresh()
 
     def refresh(self) -> None:
         """Follow a change of the masks."""
-        active = self.active
-        self.ids = None if bool(active.all()) else active.nonzero().squeeze(1)
-        self._anyone_parked = bool(self.parked.any())
+        self._stale = True
+        if self._masks is None:  # at once: the wait for the device belongs to the change, not to the next step
+            active = self.active
+            self._ids = None if bool(active.all()) else active.nonzero().squeeze(1)
+        self._anyone_parked = True if self._masks is not None else bool(self.parked.any())

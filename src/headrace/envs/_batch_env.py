@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace._kernels.threads import stop_workers
 from headrace.envs._actions import taken_actions
-from headrace.envs._compiled_rows import compiled_rows
+from headrace.envs._compiled_rows import compiled_rows, has_own_functions
 from headrace.envs._compiled_step import CompiledStep
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
@@ -24,7 +24,7 @@ from headrace.envs._rows import Rows
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs._task import Task
 from headrace.errors import LifecycleError
-from headrace.ids import check_ids, check_seed
+from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import MujocoSim, Simulation
 from headrace.types import (
     Ids,
@@ -143,7 +143,12 @@ class BatchEnv(EpisodicEnv):
             if seed is not None:
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
             ids = self._episodes.everyone if request.ids is None else request.ids
-            obs = self._begin(ids, request.episode_ids, request.observe) if len(ids) else self._held.copy()
+            if not len(ids):
+                obs = self._held.copy()
+            elif request.ids is not None and self._usable() is not None:
+                obs = self._begin_next(ids, request.episode_ids)
+            else:
+                obs = self._begin(ids, request.episode_ids, request.observe)
         finally:
             self._busy = False
         self._ready, self._failure = True, ""
@@ -167,18 +172,18 @@ class BatchEnv(EpisodicEnv):
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
+        wanted = None if observe is None else check_mask(observe, self.num_envs, self.device, name="observe")
+        compiled = self._usable() if ids is None or ids.shape[0] else None
         try:
-            done = self._step_compiled(actions, observe, ids)
+            done = None if compiled is None else compiled.step(actions, ids, self._wants_final_obs)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        if done is None:
+        if done is not None:
+            if wanted is not None:
+                done[0].info["observed"] = self._rows_to_read(ids, done[1], wanted)
+        else:
             actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
-            wanted = (
-                None
-                if observe is None
-                else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
-            )
             if ids is not None and not ids.shape[0]:
                 return self._idle_step(wanted)
             try:
@@ -197,15 +202,12 @@ class BatchEnv(EpisodicEnv):
             self.timer.stop()
         return step
 
-    def _step_compiled(
-        self, actions: Tensor, observe: Tensor | None, ids: Tensor | None
-    ) -> tuple[Step, Tensor | None] | None:
-        """The step by kernels, and the environments whose episodes ended; None where the general way must do it."""
-        if self._compiled is None or observe is not None or (ids is not None and not ids.shape[0]):
+    def _usable(self) -> CompiledStep | None:
+        """The compiled form of the task, where it is that of all the functions and nobody looks between substeps."""
+        compiled = self._compiled
+        if compiled is None or has_own_functions(self.task) or (self._observers and self._needs("substeps")):
             return None
-        if self._observers and self._needs("substeps"):
-            return None
-        return self._compiled.step(actions, ids, self._wants_final_obs)
+        return compiled
 
     def _step_rows(self, ids: Tensor | None, chosen: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
         """The step by the functions of the task, and the environments whose episodes ended."""
@@ -226,6 +228,8 @@ class BatchEnv(EpisodicEnv):
         tensors.
         """
         self._check_ready("observe")
+        if ids is None and not self._held.has_cameras:
+            return self._held.copy()
         rows = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         if self._held.has_cameras:
             with self.timer.measure("render"):
@@ -358,11 +362,12 @@ class BatchEnv(EpisodicEnv):
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
 
     def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
-        """bool (N,): active and wanted, or at the end of an episode."""
-        active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if ids is None else self._mask_of(ids)
-        read = active if wanted is None or self._needs("frames") else active & wanted
+        """bool (N,), fresh: active and wanted, or at the end of an episode."""
+        if wanted is None or self._needs("frames"):
+            wanted = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        read = wanted.clone() if ids is None else wanted & self._mask_of(ids)
         if ended_ids is not None:
-            read[ended_ids] = True
+            self._mark(read, ended_ids)
         return read
 
     def _draw(self, read: Tensor, ended_ids: Tensor | None) -> None:
@@ -416,17 +421,18 @@ class BatchEnv(EpisodicEnv):
             raise
         return self._show_beginning(everyone, self._held.copy())
 
-    def _begin_next(self, ended_ids: Tensor) -> Obs:
-        """Start the next episodes where one has just ended; all rows, fresh."""
-        if self._compiled is None:
-            return self._begin(ended_ids, None, None)
+    def _begin_next(self, ids: Tensor, episode_ids: Tensor | None = None) -> Obs:
+        """What :meth:`_begin` does to some, by the task's compiled form where it has one; all rows, fresh."""
+        compiled = self._usable()
+        if compiled is None:
+            return self._begin(ids, episode_ids, None)
         self.timer.start("reset")
         try:
-            obs = self._compiled.begin(ended_ids)
+            obs = compiled.begin(ids, episode_ids)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(ended_ids, obs)
+        return self._show_beginning(ids, obs)
 
     def _show_beginning(self, everyone: Tensor, obs: Obs) -> Obs:
         """Let the observers see episodes that begin in ``everyone`` (m,); returns ``obs``."""

@@ -108,23 +108,23 @@ class CompiledStep:
         step = Step(seen, torch.from_numpy(gain), torch.from_numpy(flags[0]), torch.from_numpy(flags[1]), info)
         return step, ended_ids
 
-    def begin(self, ended_ids: Tensor) -> Obs:
-        """Start the next episodes of ``ended_ids`` (m,), which are known to have ended; all rows, fresh."""
-        kernels, state, sim, ids = self._kernels, self._episodes, self._sim, ended_ids.numpy()
+    def begin(self, env_ids: Tensor, episode_ids: Tensor | None = None) -> Obs:
+        """Start episodes in ``env_ids`` (m,), their next ones or those given (m,); all rows, fresh."""
+        kernels, state, sim, ids = self._kernels, self._episodes, self._sim, env_ids.numpy()
         kernels.begin_rows(
             ids,
-            *(ids[:0], state.episode_stride),
+            *(ids[:0] if episode_ids is None else episode_ids.numpy(), state.episode_stride),
             *(self._episode_ids, self._next_ids, self._steps, self._returns),
         )
         if self._memory:
             kernels.clear_rows(ids, self._memory)
-        sim.reset(ended_ids)
+        sim.reset(env_ids)
         self._rows.reset(ids, state.seed)
-        sim.forward(ended_ids)
+        sim.forward(env_ids)
         first, shown = self._obs[: ids.shape[0]], np.empty(self._held.shape, np.float32)
         self._rows.observe(ids, first)
         kernels.hold_rows(ids, first, self._held, shown)
-        self._active_set.unpark(ended_ids)
+        self._active_set.unpark(env_ids)
         return {"policy": torch.from_numpy(shown)}
 
     def _end(

@@ -173,11 +173,14 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _mask_of(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._mark(mask, ids)
+        return mask
+
+    def _mark(self, mask: Tensor, ids: Tensor) -> None:
         if self.device.type == "cpu":
             mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own
         else:
             mask[ids] = True
-        return mask
 
     def _check_open(self) -> None:
         if self.closed:

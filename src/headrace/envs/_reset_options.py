@@ -63,6 +63,7 @@ def _checked_episode_ids(values: object, ids: Tensor | None, num_envs: int, devi
             f"episode_ids: expected one per reset environment ({count},) or one per environment ({num_envs},), "
             f"got {tuple(wanted.shape)}"
         )
-    if bool((chosen < 0).any()):
-        raise IdError(f"episode_ids: expected ids of at least 0, got {int(chosen.min())}")
+    lowest = int(chosen.min()) if chosen.numel() else 0
+    if lowest < 0:
+        raise IdError(f"episode_ids: expected ids of at least 0, got {lowest}")
     return chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -21,70 +21,32 @@ from headrace.chunking import (
     Cursors,
     Engine,
     EpisodeRows,
+    Greedy,
+    Immediate,
     ObsHistory,
     QueueState,
     Reply,
     Request,
+    Synchronized,
     TemporalEnsemble,
+    WholeBatchOnAny,
     has_memory,
 )
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
+from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._line_up import LineUp
 from headrace.rollout._progress import EpisodeProgress
-from headrace.timing import StageTimer
-from headrace.types import Chunk, EpisodeEnds, Ids, Obs, Step
+from headrace.types import Chunk, EpisodeEnds, Obs, Step
 
 HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
 """What environments play while they wait in a hold form: their last action, zeros, or a function of the current
 observation rows (n, …) and their last actions (n, A) that gives (n, A)."""
 
 
-class EvaluatedEnv(Protocol):
-    """What an evaluation uses of an environment: a ``BatchEnv``, or a bridge."""
-
-    num_envs: int
-    device: torch.device
-    timer: StageTimer
-
-    @property
-    def autoreset(self) -> str:
-        """As given to ``make``."""
-        ...
-
-    @property
-    def fidelity(self) -> str:
-        """How a suspended environment is kept: ``native``, ``restore`` or ``hold``."""
-        ...
-
-    @property
-    def single_action_space(self) -> spaces.Space[object]:
-        """Of one environment."""
-        ...
-
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> object:
-        """As ``BatchEnv.reset``."""
-        ...
-
-    def step(self, actions: Tensor, observe: Tensor | None = None) -> Step:
-        """As ``BatchEnv.step``."""
-        ...
-
-    def observe(self, ids: Ids | None = None) -> Obs:
-        """As ``BatchEnv.observe``."""
-        ...
-
-    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
-        """As ``BatchEnv.instructions``."""
-        ...
-
-    def suspend(self, ids: Ids) -> None:
-        """As ``BatchEnv.suspend``."""
-        ...
-
-    def resume(self, ids: Ids) -> None:
-        """As ``BatchEnv.resume``."""
-        ...
+_RULES_IN_STEP = (Greedy, Immediate, Synchronized, WholeBatchOnAny)
+"""Rules that infer everyone where all wait and nobody can act."""
 
 
 class ChunkLoop:
@@ -132,12 +94,22 @@ class ChunkLoop:
         if ensemble_decay is not None:
             rows = policy.horizon - lengths.offset
             self._ensemble = TemporalEnsemble(count, rows, policy.action_dim, decay=ensemble_decay, device=device)
+        # one action per chunk: everyone waits at every step, and there is nothing to schedule
+        in_step = (
+            lengths.horizon == 1
+            and not engine.overlaps
+            and self._history is None
+            and self._ensemble is None
+            and type(rule) in _RULES_IN_STEP
+            and not rule.holds
+        )
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
         self._suspended = np.zeros(count, np.bool_)
         self._parked = np.zeros(count, np.bool_)
         """Slots that ended their last episode; the environment keeps them from acting."""
         self._seeds = torch.full((count,), seed, dtype=torch.int64, device=device)
-        self._instructions = [""] * count
+        self._line = LineUp(self._cursors, self._seeds, policy.action_dim) if in_step else None
+        self._instructions = ("",) * count
         """Of the episode in each slot."""
         self._has_memory = has_memory(policy)
         self._ended: list[tuple[int, str]] = []
@@ -158,18 +130,18 @@ class ChunkLoop:
         self._policy_seconds = self._wait_seconds = 0.0
         self._begun = time.perf_counter()
         self._stages_before = env.timer.seconds()
-        self._frames_before = _frames_drawn(env)
+        self._frames_before = frames_drawn(env)
 
     def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
         """What is finished so far."""
         counters = self._counters
         counters.seconds = time.perf_counter() - self._begun
-        counters.frames_drawn = _frames_drawn(self._env) - self._frames_before
+        counters.frames_drawn = frames_drawn(self._env) - self._frames_before
         before = self._stages_before
         stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
         return Evaluation(
-            episodes=sorted(self._results),
+            episodes=sorted(self._results, key=lambda row: row.episode_id),
             plan=tuple(sorted(self._plan.ids)),
             status=status,
             counters=counters,
@@ -192,7 +164,11 @@ class ChunkLoop:
         """Until the plan is used up and every slot has finished, or ``most_steps`` steps of the batch are done."""
         try:
             self._start()
-            while self._cursors.running.any() and self._counters.batch_steps != most_steps:
+            while self._cursors.anyone_runs and self._counters.batch_steps != most_steps:
+                if self._line is not None:
+                    self._infer_and_step(self._line)
+                    bar.update(self._results, self._counters.env_steps)
+                    continue
                 self._take_answer()
                 self._infer()
                 self._take_answer()
@@ -237,10 +213,12 @@ class ChunkLoop:
 
     def _begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
         self._cursors.begin(slots, episode_ids)
+        self._instructions = self._env.instructions()
+        if self._line is not None:
+            self._line.begin(slots, self._instructions)
         ids = torch.from_numpy(slots).to(self._env.device)
-        self._actions.index_fill_(0, ids, 0.0)
-        for slot, text in zip(slots.tolist(), self._env.instructions(ids), strict=True):
-            self._instructions[slot] = text
+        if self._rule.holds:
+            self._actions.index_fill_(0, ids, 0.0)
         if self._ensemble is not None:
             self._ensemble.begin(ids)
         if self._history is not None:
@@ -268,9 +246,22 @@ class ChunkLoop:
         slots = np.flatnonzero(chosen)
         if not len(slots):
             return
+        context = self._context(slots)
+        obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(context.env_ids)
+        asked = np.flatnonzero(waiting & chosen)
+        cursors.ask(asked)
+        self._counters.rows_inferred += len(slots)
+        self._counters.rows_wasted += len(slots) - len(asked)
+        request = Request(obs=obs, context=context, ended=self._take_ended())
+        self._asked[id(request)] = len(asked)
+        self._engine.submit(request)
+
+    def _context(self, slots: NDArray[np.int64]) -> ChunkContext:
+        """What the policy is told beside the observations of ``slots`` (n,)."""
+        cursors = self._cursors
         env_ids = torch.from_numpy(slots).to(self._env.device)
         left_over, left_over_length = cursors.left_over(slots)
-        context = ChunkContext(
+        return ChunkContext(
             seeds=self._seeds.index_select(0, env_ids),
             env_ids=env_ids,
             episode_ids=torch.from_numpy(cursors.episode[slots]).to(self._env.device),
@@ -280,14 +271,31 @@ class ChunkLoop:
             left_over_length=left_over_length,
             delay=cursors.delay(slots),
         )
-        obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(env_ids)
-        asked = np.flatnonzero(waiting & chosen)
-        cursors.ask(asked)
-        self._counters.rows_inferred += len(slots)
-        self._counters.rows_wasted += len(slots) - len(asked)
-        request = Request(obs=obs, context=context, ended=self._take_ended())
-        self._asked[id(request)] = len(asked)
-        self._engine.submit(request)
+
+    def _infer_and_step(self, line: LineUp) -> None:
+        """Chunks of one action: everyone who runs is inferred, and plays the answer as it comes.
+
+        What :meth:`_infer`, :meth:`_load` and :meth:`_step` do, without cursors; nothing here is per environment.
+        """
+        engine = self._engine
+        if line.stale:
+            self._let_act(self._cursors.running)
+            line.gather(self._instructions)
+        count = len(line.slots)
+        obs = self._env.observe(None if line.everyone else line.env_ids)
+        self._counters.rows_inferred += count
+        engine.submit(Request(obs=obs, context=line.next_context(), ended=self._take_ended()))
+        reply = engine.poll(wait=True)
+        if reply is None:
+            raise LifecycleError("engine: expected a reply from poll(wait=True), got None")
+        actions = self._checked_answer(reply).select(1, 0)
+        if self._bounds is not None:
+            actions.clamp_(*self._bounds)
+        if line.everyone:
+            self._actions = actions
+        else:
+            self._actions.index_copy_(0, line.env_ids, actions)
+        self._advance(self._nobody, acted=count, planned=count, running=count)
 
     def _take_ended(self) -> EpisodeRows | None:
         """Episodes that a policy with memory can forget."""
@@ -335,13 +343,8 @@ class ChunkLoop:
 
     def _load(self, reply: Reply) -> None:
         """Give environments their chunks; rows of ended episodes, and rows that nobody waited for, are dropped."""
-        context, answer = reply.request.context, reply.answer
-        actions = answer.actions.to(self._env.device)
-        if actions.shape != context.left_over.shape:  # an engine of the caller's own runs another policy
-            raise PolicyError(
-                f"engine: expected chunks {tuple(context.left_over.shape)} (rows, horizon, size), as its policy says, "
-                f"got {tuple(actions.shape)}; give evaluate the policy that the engine runs"
-            )
+        context, asked = reply.request.context, self._asked.pop(id(reply.request))
+        actions = self._checked_answer(reply)
         chunk = Chunk(
             env_ids=context.env_ids, episode_ids=context.episode_ids, index=context.chunk_index, actions=actions
         )
@@ -349,12 +352,22 @@ class ChunkLoop:
             kept = torch.from_numpy(self._cursors.awaits(chunk)).to(self._env.device)
             blended = self._ensemble.blend(context.env_ids[kept], actions[kept][:, self._first_row :])
             actions[kept, self._first_row] = blended
-        kept_rows = self._cursors.load(chunk)
+        self._counters.rows_discarded += asked - int(np.count_nonzero(self._cursors.load(chunk)))
+
+    def _checked_answer(self, reply: Reply) -> Tensor:
+        """The chunks of a reply, (n, horizon, A) on the environment's device; counts what they cost."""
+        answer, expected = reply.answer, reply.request.context.left_over.shape
+        actions = answer.actions.to(self._env.device)
+        if actions.shape != expected:  # an engine of the caller's own runs another policy
+            raise PolicyError(
+                f"engine: expected chunks {tuple(expected)} (rows, horizon, size), as its policy says, "
+                f"got {tuple(actions.shape)}; give evaluate the policy that the engine runs"
+            )
         counters = self._counters
-        counters.rows_discarded += self._asked.pop(id(reply.request)) - int(np.count_nonzero(kept_rows))
         counters.model_calls += answer.calls
         counters.rows_padded += answer.padding
         self._policy_seconds += reply.seconds
+        return actions
 
     def _who_acts(self) -> NDArray[np.bool_]:
         """bool (N,): with an action to play, and their next observation taken if it is due.
@@ -378,19 +391,27 @@ class ChunkLoop:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
         if self._rule.holds and len(slots) < np.count_nonzero(acting):
             self._hold(acting & ~planned)
+        self._advance(
+            observe,
+            acted=int(np.count_nonzero(acting)),
+            planned=len(slots),
+            running=int(np.count_nonzero(self._cursors.running)),
+        )
+
+    def _advance(self, observe: Tensor, *, acted: int, planned: int, running: int) -> None:
+        """Step with ``_actions``: of the ``running`` environments so many act, ``planned`` of them by the policy."""
+        env, counters = self._env, self._counters
         begin = time.perf_counter()
-        step = self._env.step(self._actions[:, 0].long() if self._chooses else self._actions, observe=observe)
+        step = env.step(self._actions[:, 0].long() if self._chooses else self._actions, observe=observe)
         seconds = time.perf_counter() - begin
-        acted = int(np.count_nonzero(acting))
         if self._on_step is not None:
             self._on_step(step, seconds, acted)
-        counters = self._counters
         counters.batch_steps += 1
-        counters.env_steps += len(slots)
-        counters.held_steps += acted - len(slots)
-        counters.idle_steps += int(np.count_nonzero(self._cursors.running)) - acted
+        counters.env_steps += planned
+        counters.held_steps += acted - planned
+        counters.idle_steps += running - acted
         if self._history is not None:
-            ids = torch.from_numpy(np.flatnonzero(acting)).to(self._env.device)
+            ids = torch.from_numpy(np.flatnonzero(~self._suspended & ~self._parked)).to(env.device)
             self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
         if "ends" in step.info:
             self._finish(step.info["ends"])
@@ -450,8 +471,11 @@ class ChunkLoop:
                 for episode, slot in zip(ends.episode_ids.tolist(), slots.tolist(), strict=True)
             ]
         going_on, parked = slots[: len(taken)], slots[len(taken) :]
-        self._parked[parked] = True
-        self._cursors.retire(parked)
+        if len(parked):
+            self._parked[parked] = True
+            self._cursors.retire(parked)
+            if self._line is not None:
+                self._line.stale = True
         if len(going_on):
             mask = np.zeros_like(self._parked)
             mask[going_on] = True
@@ -466,17 +490,3 @@ class ChunkLoop:
 
     def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask).to(self._env.device)
-
-
-def action_size(space: spaces.Space[object]) -> int:
-    """Numbers of one action: A of a Box (A,), 1 for a choice."""
-    if isinstance(space, spaces.Discrete):
-        return 1
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-        raise ConfigError(f"policy: expected an environment with actions (A,) of real numbers, or choices, got {space}")
-    return space.shape[0]
-
-
-def _frames_drawn(env: EvaluatedEnv) -> int:
-    """Camera frames so far; a bridged environment draws on its own, uncounted."""
-    return cast("int", getattr(env, "frames_drawn", 0))

@@ -20,8 +20,9 @@ from headrace.chunking import (
     make_engine,
 )
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
-from headrace.rollout._chunk_loop import ChunkLoop, EvaluatedEnv, HoldAction, action_size
+from headrace.rollout._chunk_loop import ChunkLoop, HoldAction
 from headrace.rollout._episode_plan import EpisodePlan
+from headrace.rollout._evaluated_env import EvaluatedEnv, action_size
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._journal import Header, Journal, circumstances, policy_hash, source_of
 from headrace.rollout._progress import EpisodeProgress

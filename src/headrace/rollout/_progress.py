@@ -43,8 +43,10 @@ class EpisodeProgress:
 
     def update(self, results: Sequence[Finished], env_steps: int) -> None:
         """Show how far the loop is."""
+        if self._progress.disable:
+            return
         now = time.perf_counter()
-        if now < self._due or self._progress.disable:
+        if now < self._due:
             return
         self._due = now + _REFRESH
         rate = env_steps / max(now - self._begun, 1e-9)

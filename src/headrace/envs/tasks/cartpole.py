@@ -11,6 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from headrace import rng
+from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task, TaskCfg
@@ -81,6 +83,25 @@ class Cartpole(Task[CartpoleCfg]):
     def success(self, rows: Rows) -> Tensor:
         """Still up."""
         return ~self.terminated(rows)
+
+    def compiled(self, arrays: TaskArrays) -> CompiledRows:
+        """The functions above as kernels."""
+        from headrace._kernels import cartpole, pendulum  # bring numba: on use
+
+        cfg, episode_ids = self.cfg, arrays.episode_ids
+        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
+        limits, scale = (cfg.max_position, cfg.max_angle), (cfg.start_position, cfg.start_angle)
+        weights = (cfg.alive_weight, cfg.angle_weight, cfg.position_weight)
+        return CompiledRows(
+            act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
+            judge=lambda ids, _, obs, reward, terminated, success: cartpole.judge(
+                ids, qpos, qvel, limits, weights, obs, reward, terminated, success
+            ),
+            observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
+            reset=lambda ids, seed: cartpole.reset(
+                ids, episode_ids, rng.stream_key(seed, "start"), scale, cfg.start_velocity, qpos, qvel
+            ),
+        )
 
 
 class CartpoleDiscrete(Cartpole):
