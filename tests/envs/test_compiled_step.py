@@ -153,6 +153,12 @@ def test_a_subclass_with_a_function_of_its_own_is_not_stepped_by_its_parents_ker
     assert patched._compiled is None
     env.close()
     patched.close()
+    late = headrace.make("cartpole", 2)
+    late.reset()
+    assert late._compiled is not None
+    late.task.reward = lambda rows, actions: actions.sum(1) + 7.0  # type: ignore[method-assign]
+    assert late.step(torch.zeros(2, 1)).reward.tolist() == [7.0, 7.0]
+    late.close()
 
 
 class Watcher:

@@ -19,7 +19,7 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
-_ROW_FUNCTIONS = ("reset", "apply_action", "observe", "reward", "terminated", "success", "instructions")
+_ROW_FUNCTIONS = frozenset(("reset", "apply_action", "observe", "reward", "terminated", "success", "instructions"))
 
 
 class TaskArrays:
@@ -70,7 +70,11 @@ def compiled_rows(task: Task[Any], sim: Simulation, episodes: EpisodeState) -> C
         return None
     order = type(task).__mro__
     home = next(place for place, cls in enumerate(order) if "compiled" in vars(cls))
-    for name in _ROW_FUNCTIONS:
-        if name in vars(task) or any(name in vars(cls) for cls in order[:home]):
-            return None
+    if has_own_functions(task) or any(not _ROW_FUNCTIONS.isdisjoint(vars(cls)) for cls in order[:home]):
+        return None
     return task.compiled(TaskArrays(sim, episodes))
+
+
+def has_own_functions(task: Task[Any]) -> bool:
+    """Whether somebody has put a row function into this very task: asked at each step, since that may come late."""
+    return not _ROW_FUNCTIONS.isdisjoint(vars(task))
