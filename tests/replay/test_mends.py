@@ -55,7 +55,7 @@ def test_a_store_that_the_disk_has_no_room_for_is_refused_and_a_growing_one_stay
         with pytest.raises(StorageError, match=r"the disk is full.*more are needed; what was stored before is intact"):
             make(directory=tmp_path / "other")
         # what lies beyond the ring, the true last frames, is in files that are made when they are needed
-        frames = next(iter(buffer._pool.rows.values()))
+        frames = next(iter(buffer._store.pool.rows.values()))
         with pytest.raises(StorageError, match="the disk is full"):
             frames.reserve(1 << 20)
     assert (everything(buffer) == kept).all()
@@ -90,7 +90,7 @@ def test_a_live_store_has_one_writer(tmp_path) -> None:
 
 def test_flush_syncs_the_commit_record_after_everything_else(tmp_path, monkeypatch) -> None:
     buffer = make(directory=tmp_path, sampler=PrioritizedSampler())
-    memory = buffer._memory
+    memory = buffer._store.memory
     assert isinstance(memory, FileMemory)
     synced: list[str] = []
 
@@ -104,7 +104,7 @@ def test_flush_syncs_the_commit_record_after_everything_else(tmp_path, monkeypat
     monkeypatch.setattr(memory, "_maps", {name: Watched(name) for name in memory._maps})
     buffer.flush()
     assert synced[-1] == COMMIT
-    assert {"rewards", "actions.0000", "priorities"} <= set(synced[:-1])
+    assert {"rewards", "column0.0000", "main.priorities"} <= set(synced[:-1])
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler(), SliceSampler(2), TrajectorySampler()])
@@ -136,7 +136,7 @@ def test_prioritized_sampling_keeps_beta_and_the_largest_priority(tmp_path, wher
     buffer.update_priorities(buffer.indices(), torch.full((len(buffer),), 0.5))
     sampler.beta = 0.9
     buffer.sample(4)
-    largest = sampler._largest
+    largest = sampler.largest
     if where == "checkpoint":
         buffer.save(tmp_path / "saved")
         again = ReplayBuffer.load(tmp_path / "saved")
@@ -144,7 +144,7 @@ def test_prioritized_sampling_keeps_beta_and_the_largest_priority(tmp_path, wher
         buffer.close()
         again = ReplayBuffer.open(tmp_path / "store")
     assert again.sampler.beta == 0.9
-    assert again.sampler._largest == largest > 1
+    assert again.sampler.largest == largest > 1
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler(), SliceSampler(2), TrajectorySampler()])

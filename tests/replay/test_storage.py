@@ -83,7 +83,7 @@ def test_a_killed_writer_leaves_its_last_complete_write(tmp_path, runs):
         seen = printed[-1] if printed else enough
         buffer = ReplayBuffer.open(directory)
         # the process may die between a complete write and its print
-        written = int(buffer._record._sequence)
+        written = int(buffer._store.record.sequence)
         assert written in (seen, seen + 1)
         store, stream = NaiveStore(NUM_ENVS, LENGTH), make_stream(run)
         feed(None, store, stream, written)

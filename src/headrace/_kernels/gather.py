@@ -245,6 +245,36 @@ def differ(
 
 
 @kernel()
+def _rows_differ(
+    start: int,
+    stop: int,
+    first: int,
+    first_index: Int64s,
+    second: int,
+    second_index: Int64s,
+    stride: int,
+    nbytes: int,
+    out: Bools,
+) -> None:
+    for i in range(start, stop):
+        if not out[i]:
+            out[i] = _memcmp(first + first_index[i] * stride, second + second_index[i] * stride, nbytes) != 0
+
+
+def rows_differ(
+    first: int, first_index: Int64s, second: int, second_index: Int64s, stride: int, nbytes: int, out: Bools
+) -> None:
+    """Set ``out[i]`` where ``nbytes`` bytes of row ``first_index[i]`` and of row ``second_index[i]`` are not the same.
+
+    ``first`` and ``second`` are addresses of rows that are ``stride`` bytes apart.
+    """
+    run(
+        _rows_differ, len(out), first, first_index, second, second_index, stride, nbytes, out,
+        min_rows=_share(_READ_SHARE, nbytes),
+    )  # fmt: skip
+
+
+@kernel()
 def move(shards: Int64s, shift: int, row_bytes: int, to: Int64s, rows: Int64s) -> None:
     """Copy row ``rows[i]`` to row ``to[i]`` of the same space; no row may be on both sides."""
     for i in range(rows.shape[0]):

@@ -47,10 +47,12 @@ class OutputPool:
     blocks): when blocks beyond it are in use they are forgotten, oldest first, and freed by their last holder.
     """
 
-    def __init__(self, max_bytes: int = 1 << 30) -> None:
+    def __init__(self, max_bytes: int = 1 << 30, *, pinned: bool = False) -> None:
+        """Begin empty. ``pinned``: memory that a CUDA device copies from quickly; torch keeps it for reuse itself."""
         if max_bytes < 0:
             raise ConfigError(f"OutputPool.max_bytes: expected 0 or more, got {max_bytes}")
         self._max_bytes = max_bytes
+        self._pinned = pinned
         self._blocks: list[_Block] = []
         self._lock = threading.Lock()
         self._idle_references = _references([np.empty(0, np.uint8)], 0)
@@ -61,6 +63,8 @@ class OutputPool:
         The receiver owns it: it may keep it, or views of it, for as long as it likes.
         """
         nbytes = math.prod(shape) * dtype.itemsize
+        if self._pinned:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
         if nbytes < _SMALL:
             return torch.empty(shape, dtype=dtype)
         with self._lock:

@@ -30,17 +30,45 @@ NO_ROW = -1
 
 
 @kernel()
-def begin(ids: Int64s, counts: Int64s, flags: Flags, rows: Int64s, nexts: Int64s, fresh: Bools) -> int:
-    """Rows of this write and of the frame after it, and whether a new trajectory must begin; gives how many must."""
+def begin(
+    ids: Int64s, joined: Bools, follows: Bools, ended: Bools, counts: Int64s, flags: Flags, rows: Int64s, marks: Bools
+) -> int:
+    """Where n transitions go, in order of time, any number of each environment; gives how many trajectories begin.
+
+    ```
+    rows      = row of a transition; row of the frame after it                                           (2, n)
+    marks     = starts, doubtful, put, cut, cut_after, last                                              (6, n)
+    starts    : a trajectory begins here for certain
+    doubtful  : first of its environment in this write, after one that did not end: to be compared
+    put       : its frame is not in the ring yet
+    cut       : the one before it in this write is cut off, as it is not ``joined``
+    cut_after : the same, seen from the one before
+    last      : last of its environment in this write
+    ```
+    """
     slots = flags.shape[1]
+    at = counts.copy()
+    before = np.full(counts.shape[0], NO_ROW, np.int64)
     some = 0
     for i in range(ids.shape[0]):
         e = ids[i]
-        count = counts[e]
-        rows[i] = e * slots + count % slots
-        nexts[i] = e * slots + (count + 1) % slots
-        fresh[i] = count == 0 or (flags[e, (count - 1) % slots] & ENDED) != 0
-        some += fresh[i]
+        count, previous = at[e], before[e]
+        rows[0, i] = e * slots + count % slots
+        rows[1, i] = e * slots + (count + 1) % slots
+        doubtful = broken = False
+        if previous >= 0:
+            broken = not ended[previous] and not joined[i]
+            starts = ended[previous] or broken
+            marks[4, previous] = broken
+            marks[5, previous] = False
+        else:
+            starts = count == 0 or (flags[e, (count - 1) % slots] & ENDED) != 0
+            doubtful = not starts and not follows[i]
+        marks[0, i], marks[1, i], marks[2, i] = starts, doubtful, not doubtful
+        marks[3, i], marks[4, i], marks[5, i] = broken, False, True
+        some += int(starts)
+        at[e] = count + 1
+        before[e] = i
     return some
 
 
@@ -50,6 +78,7 @@ def advance(
     starts: Bools,
     terminated: Bools,
     truncated: Bools,
+    cut_after: Bools,
     finals: Int64s,
     prefixes: Int64s,
     length: int,
@@ -60,19 +89,22 @@ def advance(
     trajectory: Int32s,
     final: Int32s,
     prefix: Int32s,
+    positions: Int64s,
     freed: Int64s,
     freed_prefix: Int64s,
 ) -> bool:
-    """Write the bookkeeping of one transition per environment and move its write head.
+    """Write the bookkeeping of transitions, in order of time, and move the write heads.
 
-    ``finals`` and ``prefixes`` are side rows by i, or NO_ROW. ``freed`` and ``freed_prefix`` (n,) receive the side
-    rows of what leaves the ring, or NO_ROW; the result is whether there are any.
+    ``finals`` and ``prefixes`` are side rows by i, or NO_ROW. ``positions`` (n,) receives their numbers,
+    ``freed`` and ``freed_prefix`` (n,) the side rows of what leaves the ring, or NO_ROW; the result is whether there
+    are any.
     """
     slots = flags.shape[1]
     some = False
     for i in range(ids.shape[0]):
         e = ids[i]
         count = counts[e]
+        positions[i] = count
         slot = count % slots
         if starts[i]:
             trajectories[e] += 1
@@ -80,7 +112,8 @@ def advance(
         else:
             steps[e, slot] = steps[e, (count - 1) % slots] + 1
         trajectory[e, slot] = trajectories[e] - 1
-        flags[e, slot] = (TERMINATED if terminated[e] else 0) | (TRUNCATED if truncated[e] else 0)
+        flag = (TERMINATED if terminated[i] else 0) | (TRUNCATED if truncated[i] else 0)
+        flags[e, slot] = flag | (CUT if cut_after[i] else 0)
         final[e, slot] = finals[i]
         prefix[e, slot] = prefixes[i]
         freed[i] = NO_ROW

@@ -37,6 +37,7 @@ RESERVED = frozenset(
         "gamma",
         "_weight",
         "burn_in",
+        "mask",
     )
 )
 """Keys of a batch that extras cannot have."""
@@ -45,30 +46,38 @@ RESERVED = frozenset(
 def assemble(
     spec: StoreSpec,
     pool: FramePool,
-    actions: Rows,
-    extras: Mapping[str, Rows],
+    columns: Mapping[str, Rows],
     rewards: Float32s,
     outputs: OutputPool,
     picked: Picked,
+    n_step: int,
+    gamma: float,
 ) -> TensorDict:
     """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
+    mask = picked.mask
+    shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], picked.run)
+    if mask is not None and picked.run is not None:
+        # padded runs are no windows of the ring: every transition of them is read alone
+        envs, positions = np.repeat(picked.envs, picked.run), np.ascontiguousarray(picked.positions.reshape(-1))
+        picked = picked._replace(envs=envs, positions=positions, run=None)
     run = picked.run or 1
-    shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], run)
-    count, column = picked.envs.shape[0] * run, (*shape, 1)
+    count, single = picked.envs.shape[0] * run, (*shape, 1)
     rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
-    places, reals = np.empty((2, *column), np.int64), np.empty((2, *column), np.float32)
-    flags = np.empty((4, *column), np.bool_)
+    places, reals = np.empty((2, *single), np.int64), np.empty((2, *single), np.float32)
+    flags = np.empty((4, *single), np.bool_)
     ahead = places.reshape(2, count)
     arithmetic.describe(
-        picked.envs, picked.positions, run, spec.n_step, spec.gamma,
+        picked.envs, picked.positions, run, n_step, gamma,
         pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
         rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
     obs: Branch = {}
     following: Branch = {}
     for leaf in spec.leaves:
-        if spec.n_step == 1:
+        if n_step == 1:
             here, there = read_runs(pool, leaf, outputs, picked)
+            if mask is not None:
+                here, there = here.unflatten(0, shape), there.unflatten(0, shape)
         else:
             here, there = read_pairs(pool, leaf, outputs, picked, ahead[1], shape)
         put_leaf(obs, leaf, here)
@@ -83,21 +92,22 @@ def assemble(
         "cut": cut,
     }
     content: Branch = {
-        "action": read_array(actions, spec.action, rows, shape),
         "index": index,
         "step_count": torch.from_numpy(places[0]),
         "collector": {"traj_ids": traj},
         **obs,
-        **{name: read_array(kept, spec.extras[name], rows, shape) for name, kept in extras.items()},
+        **{name: read_array(columns[name], column, rows, shape) for name, column in spec.columns.items()},
         "next": following,
     }
-    if spec.n_step > 1:
+    if n_step > 1:
         content["steps_to_next_obs"] = torch.from_numpy(places[1])
         content["gamma"] = torch.from_numpy(reals[1])
     if picked.weights is not None:
         content["_weight"] = torch.from_numpy(picked.weights)
     if picked.burn_in:
-        content["burn_in"] = (torch.arange(run) < picked.burn_in).expand(shape)
+        content["burn_in"] = (torch.arange(shape[-1]) < picked.burn_in).expand(shape)
+    if mask is not None:
+        content["mask"] = torch.from_numpy(mask)
     return tree(content, shape)
 
 

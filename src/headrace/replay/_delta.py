@@ -67,11 +67,11 @@ def from_delta(batch: TensorDict, *, n_step: int = 1) -> TensorDict:
     out["next"] = node(batch, "next").exclude("delta")
     obs = batch["observation"]
     if isinstance(obs, Tensor):
-        out["next", "observation"] = _sum(obs, cast("Tensor", delta))
+        out["next", "observation"] = restore(obs, cast("Tensor", delta))
         return out
     following, groups = obs.empty(), node(batch, "observation")
     for name in cast("list[str]", list(groups.keys())):
-        following[name] = _sum(groups.get(name), node(node(batch, "next"), "delta").get(name))
+        following[name] = restore(groups.get(name), node(node(batch, "next"), "delta").get(name))
     out["next", "observation"] = following
     return out
 
@@ -108,7 +108,8 @@ def _difference(obs: Tensor, following: Tensor, dtype: torch.dtype, name: str) -
     return delta
 
 
-def _sum(obs: Tensor, delta: Tensor) -> Tensor:
+def restore(obs: Tensor, delta: Tensor) -> Tensor:
+    """The next observation, in the dtype of the observation."""
     if obs.dtype == torch.uint8:
         return (obs.to(torch.int16) + delta).to(torch.uint8)
     return obs + delta.to(obs.dtype)

@@ -18,12 +18,13 @@ from typing import cast
 import numpy as np
 
 from headrace._kernels.gather import Bytes, Int64s
+from headrace.errors import DataError
 from headrace.files import FileHash, Manifest, write_all
 from headrace.replay._memory import COMMIT, Memory
-from headrace.replay._spec import Json, StoreSpec
+from headrace.replay._spec import Json, StoreSpec, ViewSpec
 
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION = 2
 _BLOCK = 1 << 20
 _FORMAT = "headrace-replay"
 
@@ -31,46 +32,61 @@ _FORMAT = "headrace-replay"
 class CommitRecord:
     """Two copies of the counters, each with a sequence number and a checksum; the newer whole one counts.
 
-    Layout of a half, int64: sequence, draws, counts (N), trajectories (N), crc32 of what precedes.
+    Layout of a half, int64: sequence, counts (N), trajectories (N), crc32 of what precedes.
     """
 
     def __init__(self, memory: Memory, num_envs: int) -> None:
-        self._size = 2 * num_envs + 3
+        self._size = 2 * num_envs + 2
         self.block = memory.allocate(COMMIT, 2 * self._size * 8)
         self._halves = self.block.view(np.int64).reshape(2, self._size)
         self._num_envs = num_envs
-        self._sequence = max((int(half[0]) for half in self._halves if _whole(half)), default=0)
+        self._latest = np.zeros(self._size, np.int64)
+        self.refresh()
 
-    def write(self, counts: Int64s, trajectories: Int64s, draws: int) -> None:
+    @property
+    def sequence(self) -> int:
+        """Writes so far."""
+        return int(self._latest[0])
+
+    def write(self, counts: Int64s, trajectories: Int64s) -> None:
         """Make the present counters the state that a reopened store has."""
-        self._sequence += 1
         half = np.empty(self._size, np.int64)
-        half[0], half[1] = self._sequence, draws
-        half[2 : 2 + self._num_envs] = counts
-        half[2 + self._num_envs : -1] = trajectories
+        half[0] = self._latest[0] + 1
+        half[1 : 1 + self._num_envs] = counts
+        half[1 + self._num_envs : -1] = trajectories
         half[-1] = zlib.crc32(half[:-1].tobytes())
-        self._halves[self._sequence % 2] = half
+        self._halves[half[0] % 2] = half
+        self._latest = half
 
-    def read(self) -> tuple[Int64s, Int64s, int]:
-        """Counts, trajectories and draws of the last complete write; zeros where there was none."""
-        half = self._halves[self._sequence % 2]
+    def refresh(self) -> None:
+        """Look for a newer record, which another process may have written."""
+        for half in self._halves.copy():
+            if half[0] > self._latest[0] and int(half[-1]) == zlib.crc32(half[:-1].tobytes()):
+                self._latest = half
+
+    def read(self) -> tuple[Int64s, Int64s]:
+        """Counts and trajectories of the last complete write; zeros where there was none."""
         n = self._num_envs
-        return half[2 : 2 + n].copy(), half[2 + n : -1].copy(), int(half[1])
+        return self._latest[1 : 1 + n].copy(), self._latest[1 + n : -1].copy()
 
 
-def _whole(half: Int64s) -> bool:
-    return int(half[0]) > 0 and int(half[-1]) == zlib.crc32(half[:-1].tobytes())
+def write_manifest(
+    path: Path, spec: StoreSpec, views: Mapping[str, ViewSpec], files: Mapping[str, FileHash] | None = None
+) -> None:
+    """Describe a store and the samplers that read it: live if it lists no files, else a checkpoint."""
+    about = {"store": spec.to_json(), "views": {name: view.to_json() for name, view in views.items()}}
+    Manifest(format=_FORMAT, version=VERSION, about=about, files=files or {}).write(path / MANIFEST)
 
 
-def write_manifest(path: Path, spec: StoreSpec, files: Mapping[str, FileHash]) -> None:
-    """Describe a store: live if it lists no files, else a checkpoint."""
-    Manifest(format=_FORMAT, version=VERSION, about=spec.to_json(), files=files).write(path / MANIFEST)
-
-
-def read_manifest(path: Path) -> tuple[StoreSpec, Manifest]:
-    """Read and check a manifest: the store's description, and the saved files (none for a live store)."""
+def read_manifest(path: Path, *, live: bool) -> tuple[StoreSpec, dict[str, ViewSpec], Manifest]:
+    """Read and check a manifest: the store, the samplers that read it, and the saved files (none for a live store)."""
     manifest = Manifest.read(path / MANIFEST, format=_FORMAT, version=VERSION)
-    return StoreSpec.from_json(cast("Json", manifest.about)), manifest
+    if live == bool(manifest.files):
+        found, use = ("a checkpoint, not a live store", "load") if live else ("a live store, not a checkpoint", "open")
+        raise DataError(f"{path}: this is {found}; use ReplayBuffer.{use}")
+    views = cast("dict[str, Json]", manifest.about.get("views", {}))
+    spec = StoreSpec.from_json(cast("Json", manifest.about.get("store")))
+    return spec, {name: ViewSpec.from_json(view) for name, view in views.items()}, manifest
 
 
 def save_block(path: Path, name: str, block: Bytes) -> FileHash:

@@ -50,7 +50,7 @@ def estimate(
         stack: how stacked observations are made of frames.
         episode_length: mean transitions per episode: each end costs one more frame.
     """
-    check_sizes(capacity, num_envs, 1, 0.0)
+    check_sizes(capacity, num_envs)
     leaves = observation_leaves(observation, stack)
     return estimate_leaves(capacity, num_envs, leaves, array_spec(action, "action"), episode_length)
 

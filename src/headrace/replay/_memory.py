@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -105,6 +106,53 @@ class FileMemory:
         """Sync every file, the commit record last: it must not speak of data that is not there."""
         for name in sorted(self._maps, key=lambda name: name == COMMIT):
             self._maps[name].flush()
+
+
+class ReadOnlyMemory:
+    """Files that another process writes to, mapped for reading."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """Map the file of this name; see :class:`Memory`."""
+        path = self.directory / (name + _SUFFIX)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise FileNotFoundError(errno.ENOENT, "the file is being made", str(path))
+            if size != nbytes:
+                raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the store was made with another layout")
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def stored(self, _name: str, /) -> Bytes | None:
+        """See :class:`Memory`."""
+        return None
+
+    def free_bytes(self) -> int:
+        """Nothing is written."""
+        return 0
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+
+class Namespace:
+    """A part of a memory: block names get a prefix, and what was handed out is known."""
+
+    def __init__(self, memory: Memory, prefix: str) -> None:
+        self._memory, self._prefix = memory, prefix
+        self.blocks: dict[str, Bytes] = {}
+
+    def allocate(self, name: str, nbytes: int, /) -> Bytes:
+        """See :class:`Memory`."""
+        self.blocks[self._prefix + name] = block = self._memory.allocate(self._prefix + name, nbytes)
+        return block
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes handed out."""
+        return sum(block.nbytes for block in self.blocks.values())
 
 
 class BlockMemory:

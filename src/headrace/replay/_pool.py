@@ -13,14 +13,20 @@ from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import ENDED, NO_ROW, Flags, Int32s
 from headrace.replay._memory import Memory
 from headrace.replay._rows import Rows
+from headrace.replay._side import SideTable
 from headrace.replay._spec import Leaf
 
 MakeRows = Callable[[str, int, int], Rows]
 """(name, bytes of a row, rows to reserve) → rows."""
+Sourced = tuple[Mapping[str, Tensor], Int64s]
+"""Observations by leaf, (R, …) each, and the rows among them that are meant."""
 
 
 class Written(NamedTuple):
-    """What one write did, for whoever keeps an index: n rows. The arrays are borrowed: read them, keep copies."""
+    """What one write did, for whoever keeps an index: n transitions, those of one environment in order of time.
+
+    No environment has more than its ring holds. The arrays are borrowed: read them, keep copies.
+    """
 
     env_ids: Int64s
     positions: Int64s
@@ -32,58 +38,6 @@ class Written(NamedTuple):
     """This transition is the last of its trajectory."""
     cut: Bools
     """The transition *before* this one turned out to be the last of its trajectory."""
-
-
-class SideTable:
-    """Numbers of side rows: single ones for last frames, blocks for the history of trajectories joined midway.
-
-    A freed row is used again only after the write that freed it is complete, so that a crash in between finds every
-    row of the last consistent state untouched.
-    """
-
-    def __init__(self, block: int) -> None:
-        self.block = block
-        self.high = 0
-        self.singles: list[int] = []
-        self._blocks: list[int] = []
-        self._waiting: list[int] = []
-        self._waiting_blocks: list[int] = []
-
-    @property
-    def used(self) -> int:
-        """Rows in use."""
-        idle = len(self.singles) + len(self._waiting)
-        return self.high - idle - self.block * (len(self._blocks) + len(self._waiting_blocks))
-
-    def take(self, count: int) -> Int64s:
-        """``count`` single rows."""
-        rows = np.empty(count, np.int64)
-        for i in range(count):
-            rows[i] = self.singles.pop() if self.singles else self._grow(1)
-        return rows
-
-    def take_blocks(self, count: int) -> Int64s:
-        """The first rows of ``count`` blocks."""
-        rows = np.empty(count, np.int64)
-        for i in range(count):
-            rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
-        return rows
-
-    def free(self, rows: Int64s, blocks: Int64s) -> None:
-        """Give rows and blocks back; NO_ROW entries mean nothing."""
-        self._waiting.extend(int(row) for row in rows[rows >= 0])
-        self._waiting_blocks.extend(int(row) for row in blocks[blocks >= 0])
-
-    def settle(self) -> None:
-        """The write is complete: what it freed may be used."""
-        if self._waiting or self._waiting_blocks:
-            self.singles += self._waiting
-            self._blocks += self._waiting_blocks
-            self._waiting, self._waiting_blocks = [], []
-
-    def _grow(self, count: int) -> int:
-        self.high += count
-        return self.high - count
 
 
 class _Plan:
@@ -134,7 +88,7 @@ class FramePool:
         self.steps, self.trajectory, self.final, self.prefix = (
             self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
         )
-        self._all = np.arange(num_envs)
+        self.everyone = np.arange(num_envs)
         self._nowhere = np.full(num_envs, NO_ROW)
         self._none = np.zeros(num_envs, np.bool_)
         self._flat_steps = self.steps.reshape(-1)
@@ -166,63 +120,75 @@ class FramePool:
     def write(
         self,
         obs: Mapping[str, Tensor],
-        next_obs: Mapping[str, Tensor],
-        final_obs: Mapping[str, Tensor],
+        ids: Int64s,
+        source: Int64s,
         terminated: Bools,
         truncated: Bools,
-        active: Bools | None,
+        final_of: Callable[[Int64s], Sourced],
+        next_of: Callable[[Int64s], Sourced],
+        joined: Bools | None = None,
+        follows: Bools | None = None,
     ) -> Written:
-        """Store one transition of every active environment; arguments were checked by the caller, rows are N.
+        """Store n transitions in order of time; arguments were checked by the caller.
 
-        ``final_obs`` is read where a transition ends its episode, ``next_obs`` elsewhere and as the first frame that
-        follows. Observations that the ring has already are compared, not copied: normally that is every ``obs``.
+        Observations that the ring has already are compared, not copied: normally that is the first one of every
+        environment.
+
+        Args:
+            obs: (R, …) by leaf.
+            ids: environment of each transition, (n,); at most ``length`` of each.
+            source: row of ``obs`` of each transition, (n,).
+            terminated: (n,).
+            truncated: (n,).
+            final_of: which transitions (indices below n) → their true next observations, where a trajectory ends.
+            next_of: the same for the last transition of every environment.
+            joined: (n,): whether it goes on from the transition before it in this write; None if each is alone.
+            follows: (n,): goes on from what is stored although that has no frame for it yet, so nothing is compared.
         """
-        ids = self._all if active is None else active.nonzero()[0]
-        n = ids.shape[0]
-        rows, nexts, fresh = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
-        beginning = arithmetic.begin(ids, self.counts, self.flags, rows, nexts, fresh)
-        starts, cut = fresh, self._none[:n]
-        # compared bit by bit: a tensor that looks untouched may have been written to through numpy
-        doubtful = (~fresh).nonzero()[0]
-        if doubtful.shape[0]:
-            starts = fresh.copy()
-            self._compare(obs, ids, doubtful, starts)
-            cut = starts & ~fresh
-            beginning = np.count_nonzero(starts)
-        prefixes = finals = self._nowhere[:n]
-        if beginning:
-            prefixes = np.full(n, NO_ROW)
-            if np.count_nonzero(cut):
-                self._break_off(ids[cut], rows[cut])
-            self._write_newest(rows[starts], obs, ids[starts])
-            if self.history:
-                self._store_history(obs, ids, rows, starts, prefixes)
+        n, alone = ids.shape[0], joined is None
+        nobody = self._none[:n] if alone else np.zeros(n, np.bool_)
+        places, marks = np.empty((2, n), np.int64), np.empty((6, n), np.bool_)
+        rows, nexts = places
         ended = terminated | truncated
-        if active is not None:
-            ended = ended[ids]
-        if np.count_nonzero(ended):
-            finals = np.full(n, NO_ROW)
-            finals[ended] = self.side.take(int(ended.sum()))
+        beginning = arithmetic.begin(
+            ids, nobody if joined is None else joined, nobody if follows is None else follows, ended,
+            self.counts, self.flags, places, marks,
+        )  # fmt: skip
+        starts, doubtful, put, cut, cut_after, last = marks
+        where = doubtful.nonzero()[0]
+        if where.shape[0]:
+            # compared bit by bit: a tensor that looks untouched may have been written to through numpy
+            broken = where[self._differ(obs, ids[where], source[where])]
+            if broken.shape[0]:
+                self._break_off(ids[broken], rows[broken])
+                starts[broken] = put[broken] = cut[broken] = True
+                beginning += broken.shape[0]
+        prefixes = finals = self._nowhere[:n] if alone else np.full(n, NO_ROW)
+        if beginning or not alone:
+            self._write_newest(rows[put], (obs, source[put]))
+        if beginning and self.history:
+            prefixes = np.full(n, NO_ROW)
+            self._store_history(obs, source, rows, starts, prefixes)
+        closing = ended if alone else ended | cut_after
+        if np.count_nonzero(closing):
+            which, finals = closing.nonzero()[0], np.full(n, NO_ROW)
+            finals[which] = self.side.take(which.shape[0])
             self._reserve()
-            self._write_newest(self.first_side_row + finals[ended], final_obs, ids[ended])
-        self._write_newest(nexts, next_obs, ids)
-        positions = self.counts[ids]
+            self._write_newest(self.first_side_row + finals[which], final_of(which))
+        which = self.everyone[:n] if alone else last.nonzero()[0]
+        self._write_newest(nexts[which], next_of(which))
+        positions = np.empty(n, np.int64)
         freed, freed_prefix = np.empty(n, np.int64), np.empty(n, np.int64)
         some = arithmetic.advance(
-            ids, starts, terminated, truncated, finals, prefixes, self.length,
+            ids, starts, terminated, truncated, cut_after, finals, prefixes, self.length,
             self.counts, self.trajectories, self.flags, self.steps, self.trajectory, self.final, self.prefix,
-            freed, freed_prefix,
+            positions, freed, freed_prefix,
         )  # fmt: skip
         if some:
             self.side.free(freed, freed_prefix)
         return Written(
-            env_ids=ids,
-            positions=positions,
-            rows=rows,
-            steps=self._flat_steps[rows],
-            ended=ended,
-            cut=cut,
-        )
+            env_ids=ids, positions=positions, rows=rows, steps=self._flat_steps[rows], ended=ended, cut=cut
+        )  # fmt: skip
 
     def recover(self) -> None:
         """Rebuild the side table from the bookkeeping arrays, after ``counts`` and ``trajectories`` were restored."""
@@ -259,7 +225,7 @@ class FramePool:
         self.flags[ids, last] |= arithmetic.CUT
 
     def _store_history(
-        self, obs: Mapping[str, Tensor], ids: Int64s, rows: Int64s, starts: Bools, prefixes: Int64s
+        self, obs: Mapping[str, Tensor], source: Int64s, rows: Int64s, starts: Bools, prefixes: Int64s
     ) -> None:
         """Keep the older frames of stacks that do not look like the start of an episode; sets ``prefixes``.
 
@@ -272,7 +238,7 @@ class FramePool:
             expected = np.repeat(rows[where, None], plan.frames, 1)
             if plan.zero_filled:
                 expected[:, :-1] = ZERO_ROW
-            plan.rows.differ(expected, plan.outer, obs[plan.name], ids[where], joined)
+            plan.rows.differ(expected, plan.outer, obs[plan.name], source[where], joined)
         if joined.any():
             blocks = self.side.take_blocks(int(joined.sum()))
             prefixes[where[joined]] = blocks
@@ -280,23 +246,23 @@ class FramePool:
             for plan in stacked:
                 for k in range(plan.frames - 1):
                     to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
-                    plan.write(to, obs[plan.name], ids[where[joined]], k)
+                    plan.write(to, obs[plan.name], source[where[joined]], k)
 
-    def _compare(self, obs: Mapping[str, Tensor], ids: Int64s, doubtful: Int64s, starts: Bools) -> None:
-        """Set ``starts`` where an observation is not, bit for bit, the one that the ring expects next."""
-        at = ids[doubtful]
-        differs = np.zeros(at.shape[0], np.bool_)
+    def _differ(self, obs: Mapping[str, Tensor], ids: Int64s, source: Int64s) -> Bools:
+        """Where an observation is not, bit for bit, the one that the ring expects next."""
+        differs = np.zeros(ids.shape[0], np.bool_)
         for plan in self._plans:
-            expected = np.empty((at.shape[0], plan.frames), np.int64)
+            expected = np.empty((ids.shape[0], plan.frames), np.int64)
             arithmetic.pending(
-                at, differs, self.counts, self.steps, self.flags, self.final, self.prefix,
+                ids, differs, self.counts, self.steps, self.flags, self.final, self.prefix,
                 plan.frames, plan.zero_filled, self.history, self.first_side_row, expected,
             )  # fmt: skip
-            plan.rows.differ(expected, plan.outer, obs[plan.name], at, differs)
-        starts[doubtful] = differs
+            plan.rows.differ(expected, plan.outer, obs[plan.name], source, differs)
+        return differs
 
-    def _write_newest(self, rows: Int64s, obs: Mapping[str, Tensor], index: Int64s) -> None:
+    def _write_newest(self, rows: Int64s, sourced: Sourced) -> None:
         """Write the newest frame of every leaf."""
+        obs, index = sourced
         for plan in self._plans:
             plan.write(rows, obs[plan.name], index, plan.frames - 1)
 

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._kernels.compiled import kernel
-from headrace._kernels.gather import Bytes, Int64s
+from headrace._kernels.gather import Int64s
 from headrace.errors import ConfigError, ShapeError
 from headrace.replay._arithmetic import Float64s
-from headrace.replay._memory import Memory
+from headrace.replay._memory import Memory, Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, attachable, attached, refuse_if_empty, register_sampler, stored_positions
+from headrace.replay._samplers import Picked, attachable, attached, refuse_if_empty, register_sampler
+from headrace.replay._slices import check_fits, check_run, new_starts, stored_starts
 from headrace.replay._spec import Json
 
 FAN = 8
@@ -74,7 +75,7 @@ def _find(sums: Float64s, starts: Int64s, leaves: Float64s, tickets: Float64s, o
 class SumTree:
     """Priorities of ``size`` leaves with their sum and minimum; owns the tree, borrows the leaves' memory."""
 
-    def __init__(self, size: int, memory: Memory) -> None:
+    def __init__(self, size: int, memory: Memory | Namespace) -> None:
         padded = -(-size // FAN) * FAN
         self.block = memory.allocate("priorities", padded * 8)
         self.leaves: Float64s = self.block.view(np.float64)
@@ -91,8 +92,8 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of leaves and tree."""
-        return self.block.nbytes + self._sums.nbytes + self._lows.nbytes
+        """Bytes of the tree over the leaves."""
+        return self._sums.nbytes + self._lows.nbytes
 
     @property
     def total(self) -> float:
@@ -120,8 +121,12 @@ class PrioritizedSampler:
 
     A new transition has the largest priority given so far. ``beta`` may be changed between draws, as schedules do.
     Samples carry ``_weight`` and ``index``; give new priorities with
-    :meth:`ReplayBuffer.update_priorities <headrace.replay.ReplayBuffer.update_priorities>`.
+    :meth:`ReplayBuffer.update_priorities <headrace.replay.ReplayBuffer.update_priorities>`. Priorities, ``beta`` and
+    the largest priority are saved with the store.
     """
+
+    run = 1
+    """Transitions in an item."""
 
     def __init__(self, *, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
         if alpha < 0 or beta < 0 or eps <= 0:
@@ -129,80 +134,130 @@ class PrioritizedSampler:
                 f"PrioritizedSampler: expected alpha >= 0, beta >= 0 and eps > 0, got {alpha}, {beta} and {eps}"
             )
         self.alpha = alpha
-        self.beta = beta
         self.eps = eps
         self._pool: FramePool | None = None
         self._tree: SumTree | None = None
-        self._largest = 1.0
+        self._state: Float64s = np.array([1.0, beta])
 
-    def attach(self, pool: FramePool) -> None:
-        """See :class:`~headrace.replay._samplers.Sampler`. Priorities on disk or in a checkpoint are taken up."""
+    @property
+    def beta(self) -> float:
+        """How far the weights undo the bias: 1 is all of it."""
+        return float(self._state[1])
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._state[1] = value
+
+    @property
+    def largest(self) -> float:
+        """The largest priority^alpha given so far, which new items get."""
+        return float(self._state[0])
+
+    def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
+        """See :class:`~headrace.replay.Sampler`. Priorities on disk or in a checkpoint are taken up."""
+        del seed
+        check_fits(self.run, pool)
         self._pool = attachable(self._pool, pool)
-        self._tree = SumTree(pool.first_side_row, pool.memory)
-        self._state_block = pool.memory.allocate("priority_state", 16)
-        self._state: Float64s = self._state_block.view(np.float64)
-        rows = np.concatenate([e * pool.slots + p % pool.slots for e, p in enumerate(stored_positions(pool))])
-        values = self._tree.leaves[rows].copy()
-        # a crash can leave a transition without its priority, or the priority of one that is gone
-        largest, beta = self._state
-        if largest > 0:
-            self.beta = float(beta)
-        self._largest = max(float(values.max(initial=0.0)), float(largest) or 1.0)
-        self._keep_state()
-        values[values <= 0.0] = self._largest
-        self._tree.leaves[:] = 0.0
-        self._tree.assign(rows, values)
+        tree = self._tree = SumTree(pool.first_side_row, memory)
+        before, self._state = self._state, memory.allocate("priority_state", 16).view(np.float64)
+        if self._state[0] <= 0:
+            self._state[:] = before
+        envs, positions = stored_starts(pool, self.run)
+        rows = envs * pool.slots + positions % pool.slots
+        values = tree.leaves[rows].copy()
+        # a crash can leave an item without its priority, or the priority of one that is gone
+        self._state[0] = max(float(values.max(initial=0.0)), self.largest)
+        values[values <= 0.0] = self.largest
+        tree.leaves[:] = 0.0
+        tree.assign(rows, values)
 
     def written(self, write: Written) -> None:
-        """New transitions get the largest priority, those pushed out none."""
+        """New items get the largest priority, those pushed out none."""
         pool, tree = attached(self._pool), attached(self._tree)
         gone = write.positions >= pool.length
         envs = write.env_ids[gone]
         left = envs * pool.slots + (write.positions[gone] - pool.length) % pool.slots
         tree.assign(left, np.zeros(left.shape[0]))
-        tree.assign(write.rows, np.full(write.rows.shape[0], self._largest))
+        envs, positions = new_starts(pool, write, self.run)
+        tree.assign(envs * pool.slots + positions % pool.slots, np.full(envs.shape[0], self.largest))
 
     def draw(self, tickets: Float64s) -> Picked:
-        """See :class:`~headrace.replay._samplers.Sampler`."""
+        """See :class:`~headrace.replay.Sampler`."""
         pool, tree = attached(self._pool), attached(self._tree)
-        refuse_if_empty(int(pool.lengths().sum()), "transitions", "extend() it first")
-        self._keep_state()
+        what = "transitions" if self.run == 1 else f"slices of {self.run} transitions"
+        refuse_if_empty(int(tree.total > 0), what, "extend() it first")
         rows = tree.find(tickets)
         weights = (tree.lowest / tree.leaves[rows]) ** self.beta
         envs, slot = np.divmod(rows, pool.slots)
         newest = pool.counts[envs] - 1
         return Picked(envs=envs, positions=newest - (newest - slot) % pool.slots, weights=weights.astype(np.float32))
 
-    def blocks(self) -> dict[str, Bytes]:
-        """See :class:`~headrace.replay._samplers.Sampler`: the priorities."""
-        self._keep_state()
-        return {"priorities": attached(self._tree).block, "priority_state": self._state_block}
-
-    def _keep_state(self) -> None:
-        """Put what changes over time where it is stored with the buffer."""
-        self._state[:] = self._largest, self.beta
-
     def update(self, envs: Int64s, positions: Int64s, priority: NDArray[np.float64]) -> None:
-        """Set priorities |priority| + eps; transitions that were overwritten meanwhile are passed over."""
+        """Set priorities |priority| + eps, all (B,); items that were overwritten meanwhile are passed over."""
         pool, tree = attached(self._pool), attached(self._tree)
         if priority.shape != positions.shape:
             raise ShapeError(f"priority: expected {positions.shape}, one per index, got {priority.shape}")
         if not np.isfinite(priority).all():
             raise ConfigError("priority: expected finite numbers, got NaN or infinity; clip the TD errors")
-        stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs])
+        rows = envs * pool.slots + positions % pool.slots
+        stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs]) & (tree.leaves[rows] > 0)
         values = (np.abs(priority[stored]) + self.eps) ** self.alpha
-        self._largest = max(self._largest, float(values.max(initial=0.0)))
-        self._keep_state()
-        tree.assign(envs[stored] * pool.slots + positions[stored] % pool.slots, values)
+        self._state[0] = max(self.largest, float(values.max(initial=0.0)))
+        tree.assign(rows[stored], values)
 
     def config(self) -> dict[str, Json]:
-        """See :class:`~headrace.replay._samplers.Sampler`."""
+        """See :class:`~headrace.replay.Sampler`."""
         return {"kind": "prioritized", "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
 
     @property
     def nbytes(self) -> int:
-        """About ten bytes per transition."""
+        """The tree over the priorities, which are counted with the store's own memory."""
         return 0 if self._tree is None else self._tree.nbytes
 
 
+class PrioritizedSliceSampler(PrioritizedSampler):
+    """Runs of ``burn_in + length`` transitions of one trajectory, in proportion to the priority of the run.
+
+    A run is named by the ``index`` of its first transition. :meth:`ReplayBuffer.update_priorities
+    <headrace.replay.ReplayBuffer.update_priorities>` takes that and one priority per run, both (B,), or ``index`` and
+    TD errors of all transitions, (B, T), of which it makes eta · max + (1 − eta) · mean over what is learned from, as
+    in R2D2 (Kapturowski et al., 2019). Never across an end, a cut or the write head.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        burn_in: int = 0,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-8,
+        eta: float = 0.9,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, eps=eps)
+        check_run(length, burn_in)
+        if not 0 <= eta <= 1:
+            raise ConfigError(f"PrioritizedSliceSampler: expected eta between 0 and 1, got {eta}")
+        self.length, self.burn_in, self.eta = length, burn_in, eta
+        self.run = length + burn_in
+
+    def draw(self, tickets: Float64s) -> Picked:
+        """See :class:`~headrace.replay.Sampler`."""
+        return super().draw(tickets)._replace(run=self.run, burn_in=self.burn_in)
+
+    def update(self, envs: Int64s, positions: Int64s, priority: NDArray[np.float64]) -> None:
+        """See the class."""
+        if positions.ndim == 2 and priority.shape == positions.shape and positions.shape[1] == self.run:
+            learned = np.abs(priority[:, self.burn_in :])
+            priority = self.eta * learned.max(1) + (1 - self.eta) * learned.mean(1)
+            envs, positions = envs[:, 0], positions[:, 0]
+        super().update(envs, positions, priority)
+
+    def config(self) -> dict[str, Json]:
+        """See :class:`~headrace.replay.Sampler`."""
+        own: dict[str, Json] = {"length": self.length, "burn_in": self.burn_in, "eta": self.eta}
+        return super().config() | {"kind": "prioritized_slices"} | own
+
+
 register_sampler("prioritized", PrioritizedSampler)
+register_sampler("prioritized_slices", PrioritizedSliceSampler)

@@ -160,9 +160,11 @@ class RolloutBuffer:
         checked = check_transition(
             self.leaves, self.action_spec, self.num_envs, self.autoreset, obs, action, step, active
         )  # fmt: skip
+        ids = self._pool.everyone if checked.active is None else checked.active.nonzero()[0]
         write = self._pool.write(
-            checked.obs, checked.next_obs, checked.final_obs, checked.terminated, checked.truncated, checked.active
-        )
+            checked.obs, ids, ids, checked.terminated[ids], checked.truncated[ids],
+            lambda which: (checked.final_obs, ids[which]), lambda which: (checked.next_obs, ids[which]),
+        )  # fmt: skip
         self._pool.side.settle()
         t = self._filled
         acted = torch.ones(self.num_envs, dtype=torch.bool)
@@ -288,9 +290,8 @@ class RolloutBuffer:
     def _last(self, leaf: Leaf) -> Int64s:
         """Rows (N, K) of what follows the newest transition; after an end, of an episode's first observation."""
         pool, everyone = self._pool, np.arange(self.num_envs)
-        rows, nexts = np.empty((2, self.num_envs), np.int64)
-        fresh = np.empty(self.num_envs, np.bool_)
-        arithmetic.begin(everyone, pool.counts, pool.flags, rows, nexts, fresh)
+        rows = everyone * pool.slots + pool.counts % pool.slots
+        fresh = (pool.counts == 0) | ((pool.flags[everyone, (pool.counts - 1) % pool.slots] & ENDED) != 0)
         table = np.repeat(rows[:, None], leaf.frames, 1)
         if leaf.zero_filled:
             table[:, :-1] = ZERO_ROW

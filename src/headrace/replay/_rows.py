@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace._kernels import gather as kernels
 from headrace._kernels.gather import Bools, Bytes, Int64s
-from headrace.replay._memory import Memory
+from headrace.replay._memory import Memory, ReadOnlyMemory
 
 SHARD_BYTES = 1 << 28
 """Largest shard, unless one row is larger."""
@@ -90,7 +90,17 @@ class MappedRows:
 
     def read(self, rows: Int64s, outer: int, out: Bytes) -> None:
         """See :class:`Rows`."""
+        if isinstance(self._memory, ReadOnlyMemory):
+            rows = self._mapped(rows)
         kernels.gather(self._addresses, self._shift, self.row_bytes, rows, outer, out)
+
+    def _mapped(self, rows: Int64s) -> Int64s:
+        """Rows that another process writes; those beyond its files come of a torn read, which shows later."""
+        try:
+            self.reserve(int(rows.max(initial=0)) + 1)
+        except FileNotFoundError:
+            return np.minimum(rows, (len(self._shards) << self._shift) - 1)
+        return rows
 
     def nbytes(self, rows: int, /) -> int:
         """See :class:`Rows`."""

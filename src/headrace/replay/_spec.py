@@ -160,11 +160,7 @@ class StoreSpec:
     num_envs: int
     leaves: tuple[Leaf, ...]
     action: ArraySpec
-    n_step: int
-    gamma: float
     autoreset: Autoreset
-    seed: int
-    sampler: dict[str, Json]
     codec: Codec | None
     extras: dict[str, ArraySpec]
 
@@ -173,6 +169,11 @@ class StoreSpec:
         """Transitions per environment."""
         return self.capacity // self.num_envs
 
+    @property
+    def columns(self) -> dict[str, ArraySpec]:
+        """What is kept per transition besides frames and rewards: the action and the extras."""
+        return {"action": self.action, **self.extras}
+
     def to_json(self) -> dict[str, Json]:
         """The JSON form; :meth:`from_json` reads it back."""
         return {
@@ -180,11 +181,7 @@ class StoreSpec:
             "num_envs": self.num_envs,
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "action": self.action.to_json(),
-            "n_step": self.n_step,
-            "gamma": self.gamma,
             "autoreset": self.autoreset,
-            "seed": self.seed,
-            "sampler": self.sampler,
             "codec": self.codec,
             "extras": {name: spec.to_json() for name, spec in self.extras.items()},
         }
@@ -194,25 +191,49 @@ class StoreSpec:
         """Read the JSON form; a missing or ill-typed entry is a :class:`DataError`."""
         if not isinstance(data, dict):
             raise DataError(f"manifest: expected a store description, got {data!r}")
-        leaves, sampler, extras = data.get("leaves"), data.get("sampler"), data.get("extras")
-        if not isinstance(leaves, list) or not isinstance(sampler, dict) or not isinstance(extras, dict):
-            raise DataError("manifest: 'leaves', 'sampler' or 'extras' is missing; this is not a replay store")
+        leaves, extras = data.get("leaves"), data.get("extras")
+        if not isinstance(leaves, list) or not isinstance(extras, dict):
+            raise DataError("manifest: 'leaves' or 'extras' is missing; this is not a replay store")
         try:
             return cls(
                 capacity=int(cast("int", data["capacity"])),
                 num_envs=int(cast("int", data["num_envs"])),
                 leaves=tuple(Leaf.from_json(leaf) for leaf in leaves),
                 action=ArraySpec.from_json(data["action"]),
-                n_step=int(cast("int", data["n_step"])),
-                gamma=float(cast("float", data["gamma"])),
                 autoreset=cast("Autoreset", data["autoreset"]),
-                seed=int(cast("int", data["seed"])),
-                sampler=sampler,
                 codec=cast("Codec | None", data["codec"]),
                 extras={name: ArraySpec.from_json(spec) for name, spec in extras.items()},
             )
         except KeyError as error:
             raise DataError(f"manifest: entry {error} is missing; this is not a replay store") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSpec:
+    """How one sampler reads a store; written to its manifest."""
+
+    sampler: dict[str, Json]
+    n_step: int
+    gamma: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1:
+            raise ConfigError(f"n_step: expected at least 1, got {self.n_step}")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"gamma: expected a discount between 0 and 1, got {self.gamma}")
+
+    def to_json(self) -> Json:
+        """The JSON form; :meth:`from_json` reads it back."""
+        return {"sampler": self.sampler, "n_step": self.n_step, "gamma": self.gamma, "seed": self.seed}
+
+    @classmethod
+    def from_json(cls, data: Json) -> ViewSpec:
+        """Read the JSON form."""
+        if not isinstance(data, dict) or not isinstance(sampler := data.get("sampler"), dict):
+            raise DataError(f"manifest: expected a sampler and its settings, got {data!r}")
+        n_step, gamma, seed = (cast("float", data.get(name, 0)) for name in ("n_step", "gamma", "seed"))
+        return cls(sampler=sampler, n_step=int(n_step), gamma=float(gamma), seed=int(seed))
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
