@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from headrace import errors
-from headrace.learning import gae, repair_next_obs, rollout_values
+from headrace.learning import compact_values, gae, repair_next_obs, rollout_values
 
 # the same float64 products, added by the matrix product in another order of rows
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -194,9 +195,46 @@ def test_a_gap_in_one_group_replaces_the_row_in_every_group() -> None:
 
 def test_a_row_whose_own_observation_is_nan_is_refused() -> None:
     gap = torch.full((2, 3), math.nan)
-    with pytest.raises(errors.DataError, match="2 rows are NaN"):
+    with pytest.raises(errors.DataError, match="2 rows are not finite"):
         repair_next_obs(gap, gap, torch.ones(2, dtype=torch.bool))
     with pytest.raises(errors.DtypeError, match=r"terminated: expected torch.bool"):
         repair_next_obs(gap, gap, torch.ones(2))
     with pytest.raises(errors.ShapeError, match="next_obs: expected leading axes"):
         repair_next_obs(gap, gap[:1], torch.ones(2, dtype=torch.bool))
+
+
+def test_next_observations_are_repaired_in_groups_of_a_tensordict_with_flags_of_one_column():
+    nan, inf = float("nan"), float("inf")
+    obs = TensorDict({"a": torch.zeros(3, 2), "deep": {"b": torch.ones(3, 1)}}, [3])
+    following = TensorDict(
+        {"a": torch.tensor([[1.0, 1], [nan, 1], [1, inf]]), "deep": {"b": torch.full((3, 1), 5.0)}}, [3]
+    )
+    repaired = repair_next_obs(obs, following, torch.tensor([[False], [True], [False]]))
+    assert repaired.replaced.tolist() == [False, True, True]
+    assert repaired.approximate.tolist() == [False, False, True]
+    assert repaired.next_obs["a"].tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert repaired.next_obs["deep/b"].flatten().tolist() == [5, 1, 1]
+
+
+def test_values_of_a_compact_batch_come_of_one_shifted_forward():
+    rows = torch.arange(8.0).view(2, 4, 1)
+    done = torch.tensor([[False, True, False, False], [False, False, False, False]])
+    joined = torch.tensor([[True, True, True, True], [True, False, True, True]])
+    calls = []
+
+    def network(given):
+        calls.append(len(given))
+        return given[:, 0] * 10
+
+    values = compact_values(network, rows, done, joined)
+    assert calls == [8]
+    assert values.value.tolist() == [[0, 10, 20, 30], [40, 50, 60, 70]]
+    assert values.next_value.tolist() == [[10, 10, 30, 30], [50, 50, 70, 70]]
+
+
+def test_discounts_that_differ_by_step_are_refused_with_the_reason():
+    zeros, no = torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.bool)
+    with pytest.raises(errors.ShapeError, match="one number for all steps"):
+        gae(zeros, zeros, zeros, no, no, gamma=torch.full((3, 2), 0.9), lam=0.9)
+    one, other = (gae(zeros + 1, zeros, zeros, no, no, gamma=g, lam=0.9) for g in (0.5, torch.tensor(0.5)))
+    assert torch.equal(one.advantage, other.advantage)

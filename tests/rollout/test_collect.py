@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.envs import make
-from headrace.errors import ConfigError
+from headrace.envs import EnvRecipe, make
+from headrace.errors import ConfigError, EnvError
 from headrace.replay import ReplayBuffer
 from headrace.replay._compact import reconstruct_next
-from headrace.rollout._collect import collect
+from headrace.rollout import Collector, collect
 
 STEPS = 60
 
@@ -85,4 +85,44 @@ def test_no_steps_are_refused():
     env = make("cartpole", num_envs=1)
     with pytest.raises(ConfigError, match="at least 1 step"):
         collect(env, policy, 0)
+    env.close()
+
+
+def test_workers_collect_what_one_process_collects():
+    recipe = EnvRecipe("cartpole", num_envs=5, seed=3)
+    env = recipe.make()
+    expected = [collect(env, policy, 30), collect(env, policy, 20, reset=False, compact=True)]
+    expected.append(collect(env, policy, 10, seed=9, delta=torch.float16))
+    env.close()
+    with Collector(recipe, policy, workers=2) as collector:
+        found = [collector.collect(30), collector.collect(20, compact=True)]
+        found.append(collector.collect(10, seed=9, delta=torch.float16))
+        buffer = ReplayBuffer(500, 5, recipe.make().single_observation_space, recipe.make().single_action_space)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+            for key in theirs.keys(True, True):
+                assert torch.equal(ours[key], theirs[key]), key
+            assert ours["observation", "policy"].is_shared()
+            buffer.extend(ours)
+    assert len(buffer) == 5 * 60
+    assert expected[0]["next", "done"].any()
+    with pytest.raises(ConfigError, match="closed"):
+        collector.collect(1)
+
+
+def broken_policy(obs):
+    raise ValueError("no weights")
+
+
+def test_a_worker_that_fails_says_why_and_ends_the_others():
+    recipe = EnvRecipe("cartpole", num_envs=2)
+    with pytest.raises(EnvError, match="no weights"):
+        collect(recipe, broken_policy, 3, workers=2)
+    env = recipe.make()
+    with pytest.raises(ConfigError, match="pass a recipe"):
+        collect(env, policy, 3, workers=2)
+    with pytest.raises(ConfigError, match="workers: expected 1 to 2"):
+        Collector(recipe, policy, workers=3)
+    with pytest.raises(ConfigError, match="choose one"):
+        collect(env, policy, 3, compact=True, delta=torch.float16)
     env.close()

@@ -95,9 +95,9 @@ class LearnerEnv:
         found = {name: _row_space(seen[name], shape) for name, shape in groups.items()}
         return next(iter(found.values())) if len(found) == 1 else spaces.Dict(cast("Any", found))
 
-    def reset(self) -> Obs:
+    def reset(self, seed: int | None = None) -> Obs:
         """Begin episodes everywhere."""
-        self.obs, _ = self.env.reset()
+        self.obs, _ = self.env.reset(seed=seed)
         return self.obs
 
     def step(self, actions: Tensor, *, within: bool = False) -> Turn:

@@ -273,5 +273,10 @@ def _shape_hint(shape: tuple[int, ...]) -> str:
 
 def _unit(**numbers: float) -> None:
     for name, number in numbers.items():
+        if isinstance(number, Tensor) and number.numel() != 1:
+            raise ShapeError(
+                f"{name}: expected one number for all steps, got a tensor {tuple(number.shape)}; discounts that differ "
+                "by step, as of n-step samples, are of one-step targets: reward + gamma * next_value"
+            )
         if not 0 <= number <= 1:
             raise ConfigError(f"{name}: expected a number from 0 to 1, got {number}")

@@ -7,14 +7,17 @@ following step. So T·N + N + E rows are evaluated where two passes evaluate 2·
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, DtypeError, IdError, ShapeError
 from headrace.types import Obs
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Rows: TypeAlias = "Tensor | Obs"
 """Observations: one tensor, or named groups of them, with the same leading axes."""
@@ -92,6 +95,36 @@ def rollout_values(
     return Values(value, next_value if active is None else next_value.masked_fill(~active, 0))
 
 
+def compact_values(
+    network: Callable[[Rows], Tensor], obs: Rows | TensorDict, done: Tensor, joined: Tensor | None = None
+) -> Values:
+    """V(s) and V(s') of a compact batch, which has no next observations: one forward, shifted by one step.
+
+    Where the following entry is not the next step (at ends, cuts and the last entry) the next value is V(s_t), as in
+    TorchRL's ``shifted="compact"``: exact for terminated steps, whose next value nobody reads, and an approximation
+    for truncated and cut ones. :class:`headrace.replay.ReplayBuffer` and ``RolloutBuffer`` keep the observations that
+    are missing here.
+
+    Args:
+        network: observation rows → (rows,) or (rows, 1).
+        obs: (N, T, …), environments first, as :func:`headrace.rollout.collect` gives it.
+        done: bool (N, T).
+        joined: bool (N, T): whether the following entry is the next step of the same trajectory, for example the same
+            trajectory id; None where only ``done`` separates trajectories.
+
+    Returns:
+        ``value`` and ``next_value``, (N, T).
+    """
+    rows = _plain(obs)
+    envs, steps = _leading(rows, 2, "obs", "(N, T, …)")
+    if done.dtype != torch.bool or tuple(done.shape) != (envs, steps):
+        raise ShapeError(f"done: expected bool ({envs}, {steps}), got {done.dtype} {tuple(done.shape)}")
+    value = _evaluate(network, _each(rows, lambda tensor: tensor.flatten(0, 1)), envs * steps, None).view(envs, steps)
+    goes_on = ~done if joined is None else ~done & joined
+    goes_on = torch.cat((goes_on[:, :-1], torch.zeros_like(goes_on[:, :1])), 1)
+    return Values(value, torch.where(goes_on, value.roll(-1, 1), value))
+
+
 class Repaired(NamedTuple):
     """What :func:`repair_next_obs` gives; masks are bool, in the shape of ``terminated``."""
 
@@ -105,8 +138,8 @@ class Repaired(NamedTuple):
     """How many are approximate. Report it; 0 means that every result is exact."""
 
 
-def repair_next_obs(obs: Rows, next_obs: Rows, terminated: Tensor) -> Repaired:
-    """Replace next observations that are NaN by the row's own observation, and say where that is not exact.
+def repair_next_obs(obs: Rows | TensorDict, next_obs: Rows | TensorDict, terminated: Tensor) -> Repaired:
+    """Replace next observations that are NaN or infinite by the row's own observation, and say where that is not exact.
 
     A store that keeps each frame once may not have the observation after the last step of a trajectory, and hands out
     NaN. A network turns NaN into NaN, and multiplying by "not terminated" does not help: 0·NaN is NaN. With the row's
@@ -114,11 +147,15 @@ def repair_next_obs(obs: Rows, next_obs: Rows, terminated: Tensor) -> Repaired:
     cut, bootstrap V(s_t) instead of V(s_{t+1}), which is an approximation, so they are reported and counted.
 
     Args:
-        obs: rows of observations, one tensor or groups, with the leading axes of ``terminated``. Must be finite in the
-            rows that are replaced.
-        next_obs: the same, with NaN in any element of any group of a row that is missing. Not changed.
-        terminated: bool, (B,) or (T, N).
+        obs: rows of observations, one tensor or groups (a dict or a ``TensorDict``), with the leading axes of
+            ``terminated``. Must be finite in the rows that are replaced.
+        next_obs: the same, with NaN or infinity in any element of any group of a row that is missing. Not changed.
+        terminated: bool, (B,) or (T, N), or with one more axis of size 1, as TorchRL has it.
     """
+    obs, next_obs = _plain(obs), _plain(next_obs)
+    first = next(iter(obs.values())) if isinstance(obs, dict) else obs
+    if terminated.dim() and terminated.shape[-1] == 1 and first.shape[: terminated.dim()] != terminated.shape:
+        terminated = terminated.squeeze(-1)
     if terminated.dtype != torch.bool:
         raise DtypeError(f"terminated: expected torch.bool, got {terminated.dtype}; convert it with .bool()")
     rank = terminated.dim()
@@ -132,7 +169,7 @@ def repair_next_obs(obs: Rows, next_obs: Rows, terminated: Tensor) -> Repaired:
     unusable = int((replaced & _missing(obs, rank)).sum())
     if unusable:
         raise DataError(
-            f"obs: {unusable} rows are NaN where next_obs is NaN too, so nothing can stand in for it; "
+            f"obs: {unusable} rows are not finite where next_obs is not either, so nothing can stand in for it; "
             "drop these rows before learning from them"
         )
 
@@ -144,13 +181,23 @@ def repair_next_obs(obs: Rows, next_obs: Rows, terminated: Tensor) -> Repaired:
     return Repaired(_pairwise(obs, next_obs, substitute), replaced, approximate, int(approximate.sum()))
 
 
+def _plain(rows: Rows | TensorDict) -> Rows:
+    """Groups as a dict, one level deep."""
+    if isinstance(rows, (Tensor, dict)):
+        return rows
+    found: dict[str, Tensor] = {}
+    for key, value in cast("Iterable[tuple[str | tuple[str, ...], Tensor]]", rows.items(True, True)):
+        found[key if isinstance(key, str) else "/".join(key)] = value
+    return found
+
+
 def _missing(rows: Rows, rank: int) -> Tensor:
-    """Rows with a NaN anywhere. Integer groups have none."""
+    """Rows with a NaN or an infinity anywhere. Integer groups have none."""
     tensors = list(rows.values()) if isinstance(rows, dict) else [rows]
     found = torch.zeros(tensors[0].shape[:rank], dtype=torch.bool, device=tensors[0].device)
     for tensor in tensors:
         if tensor.is_floating_point():
-            found |= tensor.isnan().reshape(*tensor.shape[:rank], -1).any(-1)
+            found |= (~tensor.isfinite()).reshape(*tensor.shape[:rank], -1).any(-1)
     return found
 
 

@@ -103,7 +103,8 @@ def assemble(
         content["steps_to_next_obs"] = torch.from_numpy(places[1])
         content["gamma"] = torch.from_numpy(reals[1])
     if picked.weights is not None:
-        content["_weight"] = torch.from_numpy(picked.weights)
+        weights = torch.from_numpy(picked.weights)
+        content["_weight"] = weights if len(shape) == 1 else weights[:, None].expand(shape)
     if picked.burn_in:
         content["burn_in"] = (torch.arange(shape[-1]) < picked.burn_in).expand(shape)
     if mask is not None:

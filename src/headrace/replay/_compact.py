@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _KEPT = ("reward", "done", "terminated", "truncated", "cut")
-_WANTED = (("collector", "traj_ids"), "step_count", ("next", "done"))
+Key = str | tuple[str, ...]
 
 
 def drop_next(batch: TensorDict) -> TensorDict:
@@ -41,7 +41,14 @@ def node(batch: TensorDict, key: str) -> TensorDict:
     return cast("TensorDict", value)
 
 
-def reconstruct_next(batch: TensorDict, *, fill_value: float = math.nan, n_step: int = 1) -> TensorDict:
+def reconstruct_next(
+    batch: TensorDict,
+    *,
+    fill_value: float = math.nan,
+    traj_key: Key | None = ("collector", "traj_ids"),
+    strict: bool = True,
+    n_step: int = 1,
+) -> TensorDict:
     """Put next observations back into a compact batch, from the following entry along its last batch axis.
 
     An entry's next observation is the observation of the entry after it, where that is the next step of the same
@@ -50,6 +57,9 @@ def reconstruct_next(batch: TensorDict, *, fill_value: float = math.nan, n_step:
 
     Args:
         batch: with ``observation``, ``("collector", "traj_ids")``, ``step_count`` and ``("next", "done")``.
+        traj_key: where the trajectory ids are; None: the whole axis is one trajectory, which only done ends.
+        strict: refuse a batch without ``step_count`` or trajectory ids. Otherwise what is there is compared, as TorchRL
+            does: without ``step_count``, two slices of one trajectory side by side are joined.
         fill_value: for entries whose successor is not there. NaN by default; integer observations need a number.
         n_step: only 1 can be had from this form.
 
@@ -62,20 +72,29 @@ def reconstruct_next(batch: TensorDict, *, fill_value: float = math.nan, n_step:
             f"reconstruct_next: n_step={n_step} cannot be had from compact batches: the observation n steps later is "
             "rarely in the batch, and rewards between are lost; use ReplayBuffer(n_step=…)"
         )
-    for key in _WANTED:
-        if batch.get(key, None) is None:
+    wanted: list[Key] = [("next", "done"), *((traj_key,) if traj_key is not None else ())]
+    wanted += ["step_count"] if traj_key is not None else []
+    found = {key: batch.get(key, None) for key in wanted}
+    for key, value in found.items():
+        if value is None and (strict or key == ("next", "done")):
             raise DataError(
-                f"reconstruct_next: expected {key!r} in the batch; without it neighbors cannot be told apart"
+                f"reconstruct_next: expected {key!r} in the batch; without it neighbors cannot be told apart. "
+                "strict=False compares what is there"
             )
     axis = batch.dim() - 1
     if axis < 0 or batch.shape[axis] == 0:
         raise DataError(f"reconstruct_next: expected a batch with entries, got shape {tuple(batch.shape)}")
-    traj, count, done = (cast("Tensor", batch.get(key)).reshape(batch.shape) for key in _WANTED)
     joined = torch.zeros(batch.shape, dtype=torch.bool)
     last = batch.shape[axis] - 1
-    same = traj.narrow(axis, 0, last) == traj.narrow(axis, 1, last)
-    next_step = count.narrow(axis, 0, last) + 1 == count.narrow(axis, 1, last)
-    joined.narrow(axis, 0, last).copy_(same & next_step & ~done.narrow(axis, 0, last))
+    inside = joined.narrow(axis, 0, last)
+    for key, value in found.items():
+        if value is not None:
+            marks = cast("Tensor", value).reshape(batch.shape)
+            here, there = marks.narrow(axis, 0, last), marks.narrow(axis, 1, last)
+            if key == ("next", "done"):
+                inside.copy_(~here)
+            else:
+                inside &= (here + 1 if key == "step_count" else here) == there
     out = batch.copy()
     out["next"] = node(batch, "next").copy()
     out["next", "observation"] = _fill(batch["observation"], joined, axis, fill_value)

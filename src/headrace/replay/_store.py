@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,7 +53,7 @@ class Store:
         self.spec = spec
         self.memory = memory
         self.lock = threading.RLock()
-        self.indices: list[Index] = []
+        self._indices: list[weakref.ref[Index]] = []
         self.cuts = 0
         self._going_on = 0
         self._warned = False
@@ -147,7 +148,7 @@ class Store:
             self.columns[name].write(write.rows, column, source)
         if heads is not None:
             self.heads[0, ids], self.heads[1] = pool.counts[ids], heads
-        for index in self.indices:
+        for index in self._listening():
             index.written(write)
         self._count_cuts(write)
         if self.durable:
@@ -185,8 +186,15 @@ class Store:
             counts = latest
         raise LifecycleError("sample: the writer overwrites the store faster than it can be indexed; make it larger")
 
+    def add(self, index: Index) -> None:
+        """Tell ``index`` of every write from now on, for as long as somebody else holds it."""
+        self._indices.append(weakref.ref(index))
+
+    def _listening(self) -> list[Index]:
+        return [index for reference in self._indices if (index := reference()) is not None]
+
     def _attach(self) -> None:
-        for index in self.indices:
+        for index in self._listening():
             index.attach()
 
     def _head_flags(self) -> Bytes:

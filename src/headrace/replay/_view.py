@@ -66,7 +66,7 @@ class SamplerView:
         with store.lock:
             self._draws = self._memory.allocate("draws", 8).view(np.int64)
             self.attach()
-            store.indices.append(self)
+            store.add(self)
 
     def attach(self) -> None:
         """Let the sampler begin anew with what is stored; called by the store."""
@@ -95,6 +95,8 @@ class SamplerView:
         """The transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
         if index.dim() != 1:
             raise IdError(f"index: expected int64 (B,), got {tuple(index.shape)}")
+        if not len(index):
+            return self.at(torch.zeros(1, dtype=torch.int64))[:0]
         envs, positions = self._locate(index)
         with self.store.lock:
             return self._read(lambda: self._stored(envs, positions, index))

@@ -3,6 +3,7 @@
 from headrace.rollout._act_policy import load_chunk_policy
 from headrace.rollout._actor_critic import Policy, SavedPolicy, load_actor_critic, save_actor_critic
 from headrace.rollout._collect import collect
+from headrace.rollout._collect_workers import Collector
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import evaluate
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
@@ -14,6 +15,7 @@ from headrace.rollout._words_policy import PusherWordsPolicy
 __all__ = [
     "PPO",
     "CloneCfg",
+    "Collector",
     "Counters",
     "Demonstrations",
     "Difference",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headrace.envs import BatchEnv
+from headrace.envs import BatchEnv, EnvRecipe
 from headrace.errors import ConfigError
 from headrace.types import Obs
 
@@ -16,39 +16,78 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
+class Form(NamedTuple):
+    """What a batch has of next observations: all, or differences, or nothing."""
+
+    compact: bool = False
+    delta: torch.dtype | None = None
+
+
 def collect(
-    env: BatchEnv,
+    env: BatchEnv | EnvRecipe,
     policy: Callable[[Obs], Tensor],
     steps: int,
     *,
     reset: bool = True,
     seed: int | None = None,
     compact: bool = False,
+    delta: torch.dtype | None = None,
+    workers: int | None = None,
 ) -> TensorDict:
     """Run a policy for some steps and return what happened, environments first: batch (N, steps).
 
     Keys: ``("observation", group)``, ``action``, ``active``, ``step_count``, ``("collector", "traj_ids")`` (the
     environments' episode ids), and under ``next``: ``("observation", group)``, ``reward``, ``done``, ``terminated``,
     ``truncated``. Next observations are the true last ones where an episode ended. Rewards, flags and ``step_count``
-    are (N, steps, 1).
+    are (N, steps, 1). :meth:`headrace.replay.ReplayBuffer.extend` takes the batch as it is, in every form.
 
     Args:
         env: stepped in its present state; environments that are suspended stay so, and ``active`` is False for them.
+            With ``workers``, a recipe.
         policy: observation groups (N, …) → actions (N, …).
         steps: how many.
         reset: begin with ``env.reset(seed=seed)``; False goes on from where the environments are.
         seed: for the reset.
         compact: drop every ``("next", "observation")`` here, at the producer: half the memory. They can be put back
             where the following entry has them with :func:`headrace.replay.reconstruct_next`, and are lost at
-            ends. A :class:`headrace.replay.ReplayBuffer` is smaller still and loses nothing;
-            :func:`headrace.replay.to_delta` keeps rounded differences.
+            ends. A :class:`headrace.replay.ReplayBuffer` is smaller still and loses nothing.
+        delta: keep ``("next", "delta")`` of this dtype instead, as :func:`headrace.replay.to_delta` makes it.
+        workers: collect in so many processes; see :class:`Collector`, which keeps them for the next batch.
     """
-    from tensordict import TensorDict
-
     if steps < 1:
         raise ConfigError(f"collect: expected at least 1 step, got {steps}")
+    if compact and delta is not None:
+        raise ConfigError("collect: expected compact or delta, got both; choose one")
+    if isinstance(env, EnvRecipe):
+        from headrace.rollout._collect_workers import Collector
+
+        with Collector(env, policy, workers=workers or 1) as collector:
+            return collector.collect(steps, seed=seed, compact=compact, delta=delta)
+    if workers is not None:
+        raise ConfigError("collect: workers make environments of their own; pass a recipe, such as env.recipe")
     obs = env.reset(seed=seed)[0] if reset else env.observe()
-    entries: list[TensorDict] = []
+    batch: TensorDict | None = None
+    for t, (entry, _) in enumerate(collect_steps(env, policy, steps, obs, Form(compact, delta))):
+        if batch is None:
+            batch = new_batch(entry, env.num_envs, steps)
+        batch[:, t] = entry
+    assert batch is not None
+    return batch
+
+
+def new_batch(entry: TensorDict, num_envs: int, steps: int) -> TensorDict:
+    """Memory for ``steps`` entries like this one, (N, steps)."""
+    return entry[:1].unsqueeze(1).expand(num_envs, steps).clone()
+
+
+def collect_steps(
+    env: BatchEnv, policy: Callable[[Obs], Tensor], steps: int, obs: Obs, form: Form
+) -> Generator[tuple[TensorDict, Obs]]:
+    """The entries (N,) of some steps, each with the observation to go on with."""
+    from tensordict import TensorDict
+
+    from headrace.replay import to_delta
+
     size = [env.num_envs]
     for _ in range(steps):
         active, ids, counts = env.active, env.episode_ids, env.episode_steps
@@ -60,24 +99,22 @@ def collect(
             "terminated": step.terminated[:, None],
             "truncated": step.truncated[:, None],
         }
-        if not compact:
+        if not form.compact:
             true = _true_next(step.obs, step.info.get("final_obs"), step.info.get("_final_obs"))
             after["observation"] = TensorDict({**true}, size)
-        entries.append(
-            TensorDict(
-                {
-                    "observation": TensorDict({**obs}, size),
-                    "action": action,
-                    "active": active,
-                    "step_count": counts[:, None],
-                    "collector": TensorDict({"traj_ids": ids}, size),
-                    "next": TensorDict({**after}, size),
-                },
-                size,
-            )
+        entry = TensorDict(
+            {
+                "observation": TensorDict({**obs}, size),
+                "action": action,
+                "active": active,
+                "step_count": counts[:, None],
+                "collector": TensorDict({"traj_ids": ids}, size),
+                "next": TensorDict({**after}, size),
+            },
+            size,
         )
+        yield entry if form.delta is None else to_delta(entry, delta_dtype=form.delta), step.obs
         obs = step.obs
-    return torch.stack(entries, 1)  # pyright: ignore[reportArgumentType, reportReturnType]  # TensorDict overloads it
 
 
 def _true_next(obs: Obs, final: Obs | None, ended: Tensor | None) -> Obs:

@@ -12,8 +12,12 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
+from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._replay import FrameReplayBuffer
+from headrace.envs import make
 from headrace.errors import ConfigError
+from headrace.rollout import PPOCfg
 from headrace.types import StackSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -133,9 +137,49 @@ def test_dict_observations_come_as_dicts():
     assert set(sample.discounts.flatten().tolist()) <= {0.25, 0.5}
 
 
+def test_an_environment_takes_the_seed_it_is_given_at_the_next_reset():
+    core = LearnerEnv.of(make("cartpole", num_envs=3, seed=5), PPOCfg())
+    env = Sb3Env(core)
+    first, again = env.reset(), None
+    env.seed(11)
+    other = env.reset()
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(env.reset(), other), "the seed counts once: the next episodes follow"
+    env.seed(11)
+    again = env.reset()
+    assert np.array_equal(again, other)
+    core.env.close()
+
+
 def test_the_memory_saving_switches_of_sb3_are_refused():
     with pytest.raises(ConfigError, match="optimize_memory_usage"):
         FrameReplayBuffer(10, Seek.observation_space, Seek.action_space, optimize_memory_usage=True)
+
+
+def test_the_settings_of_hindsight_are_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="n_sampled_goal; new goals for stored episodes need SB3's HerReplayBuffer"):
+        FrameReplayBuffer(10, Seek.observation_space, Seek.action_space, n_sampled_goal=4)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_a_model_saves_its_replay_buffer_and_goes_on_with_it(tmp_path, n_steps):
+    envs = DummyVecEnv([Seek] * 2)
+    settings = {"replay_buffer_class": FrameReplayBuffer, "buffer_size": 200, "device": "cpu", "seed": 0}
+    settings["replay_buffer_kwargs"] = {"n_steps": n_steps, "gamma": 0.9}
+    model = SAC("MlpPolicy", envs, learning_starts=40, batch_size=8, policy_kwargs={"net_arch": [8]}, **settings)
+    model.learn(80)
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    other = SAC("MlpPolicy", envs, learning_starts=0, batch_size=8, policy_kwargs={"net_arch": [8]}, **settings)
+    other.load_replay_buffer(tmp_path / "buffer.pkl")
+    before, after = model.replay_buffer, other.replay_buffer
+    assert isinstance(after, FrameReplayBuffer)
+    assert after.size() == before.size() == 40
+    assert (after.frames.get(after.frames.indices()) == before.frames.get(before.frames.indices())).all()
+    ours, theirs = after.sample(16), before.sample(16)
+    assert torch.equal(ours.observations, theirs.observations)
+    assert (ours.discounts is None) == (n_steps == 1)
+    other.learn(20, reset_num_timesteps=False)
+    assert after.size() == 50
 
 
 @pytest.mark.parametrize(("steps", "bar"), [(280, -1.0), pytest.param(3000, 0.7, marks=pytest.mark.slow)])

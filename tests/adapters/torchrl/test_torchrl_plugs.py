@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torchrl.data import PrioritizedSampler, RandomSampler, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler, SliceSampler, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import QValueActor
@@ -14,7 +14,7 @@ from torchrl.objectives import DQNLoss
 
 from headrace.adapters.torchrl import ReplayStorage, TorchRLEnv
 from headrace.envs import make
-from headrace.errors import ConfigError, ShapeError
+from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import ArraySpec, ReplayBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -119,21 +119,20 @@ def storage(num_envs: int, steps: int, **settings) -> ReplayStorage:
     return ReplayStorage(ReplayBuffer(num_envs * steps, num_envs, spec, action, autoreset="disabled", **settings))
 
 
-def torchrl_buffer(front: ReplayStorage, batch_size: int) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(
-        storage=front, sampler=RandomSampler(), collate_fn=front.collate, batch_size=batch_size
-    )
+def torchrl_buffer(front: ReplayStorage, batch_size: int, sampler=None) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=front, sampler=sampler or RandomSampler(), batch_size=batch_size)
 
 
 def test_torchrls_buffer_gives_back_exact_transitions():
     data = corridor_batch(4, 50, 0)
-    buffer = torchrl_buffer(storage(4, 50), 64)
-    for t in range(20):
-        buffer.extend(data[:, t])
-    buffer.extend(data[:, 20:].reshape(-1))
+    front = storage(4, 50)
+    buffer = torchrl_buffer(front, 64)
+    for t in range(0, 20, 2):  # TorchRL's own buffer cannot take one step at a time with ndim=2
+        buffer.extend(data[:, t : t + 2])
+    buffer.extend(data[:, 20:])
     assert len(buffer) == 200
-    whole = buffer[:]
-    flat = data.transpose(0, 1).reshape(-1)  # places go step by step, as TorchRL's writer counts them
+    whole = front[:]
+    assert whole.shape == (50, 4)
     for key in (
         "observation",
         "action",
@@ -142,10 +141,55 @@ def test_torchrls_buffer_gives_back_exact_transitions():
         ("next", "terminated"),
         ("next", "done"),
     ):
-        assert torch.equal(whole[key], flat[key]), key
-    assert buffer.sample()["observation"].shape == (64, 6)
-    with pytest.raises(ShapeError, match="multiple of 4"):
-        buffer.extend(data.reshape(-1)[:3])
+        assert torch.equal(whole[key], data.transpose(0, 1)[key]), key
+    sample = buffer.sample()
+    assert sample["observation"].shape == (64, 6)
+    with pytest.raises(ShapeError, match=r"expected transitions \(4, T\)"):
+        buffer.extend(data[:3])
+
+
+def test_extend_returns_the_places_of_what_it_was_given():
+    """The semantics of TorchRL's round-robin writer, over the wrap-around, as its own storage has them."""
+    front, theirs = storage(3, 8), LazyTensorStorage(24, ndim=2)
+    ours, reference = torchrl_buffer(front, 4), torchrl_buffer(theirs, 4)
+    data = corridor_batch(3, 40, 7)
+    for first, steps in ((0, 5), (5, 2), (7, 8), (15, 3), (18, 7)):
+        batch = data[:, first : first + steps]
+        index = ours.extend(batch.clone())
+        assert torch.equal(index, reference.extend(batch.clone()))
+        found = front[index[:, 0], index[:, 1]]
+        assert torch.equal(found["observation"], batch.transpose(0, 1).reshape(-1)["observation"])
+        stored = theirs[:]
+        for key in ("observation", ("next", "observation"), ("next", "reward")):
+            assert torch.equal(front[:][key], stored[key]), key
+    for index in (3, slice(2, 5), torch.tensor([1, 4]), (slice(None), 1), (torch.tensor([1, 2]), torch.tensor([0, 2]))):
+        assert torch.equal(front[index]["observation"], theirs[:][index]["observation"]), index
+    with pytest.raises(ConfigError, match="cannot be changed in place"):
+        front[0:1] = data[:, :1].transpose(0, 1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_torchrls_slice_sampler_finds_the_trajectories(strict):
+    front = storage(3, 30)
+    sampler = SliceSampler(slice_len=4, end_key=("next", "done"), strict_length=strict)
+    buffer = torchrl_buffer(front, 64, sampler)
+    data = corridor_batch(3, 75, 11)
+    for first in range(0, 75, 15):
+        buffer.extend(data[:, first : first + 15])
+    seen = 0
+    for _ in range(20):
+        batch = buffer.sample()
+        if strict:
+            rows = batch.reshape(16, 4)
+            inside = ~rows["next", "done"][:, :-1, 0]
+            assert inside.all()
+            assert torch.equal(rows["next", "observation"][:, :-1], rows["observation"][:, 1:])
+        seen += batch.numel()
+    assert seen >= 20 * 32
+    # by trajectory ids as well, which the frames give
+    by_id = torchrl_buffer(front, 64, SliceSampler(slice_len=4, traj_key=("collector", "traj_ids")))
+    rows = by_id.sample().reshape(16, 4)
+    assert (rows["collector", "traj_ids"] == rows["collector", "traj_ids"][:, :1]).all()
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -153,7 +197,7 @@ def test_a_torchrl_loss_learns_on_it(n_step):
     torch.manual_seed(0)
     gamma = 0.9
     buffer = torchrl_buffer(storage(4, 500, n_step=n_step, gamma=gamma), 128)
-    buffer.extend(corridor_batch(4, 500, 1).reshape(-1))
+    buffer.extend(corridor_batch(4, 500, 1))
     network = torch.nn.Linear(6, 2, bias=False)
     actor = QValueActor(
         TensorDictModule(network, ["observation"], ["action_value"]), action_space="one_hot", in_keys=["observation"]
@@ -177,16 +221,15 @@ def test_a_torchrl_loss_learns_on_it(n_step):
 
 def test_places_name_the_same_transition_until_it_is_overwritten():
     front = storage(4, 30)
+    buffer = torchrl_buffer(front, 8)
     data = corridor_batch(4, 60, 3)
-    front.set(range(80), data[:, :20].reshape(-1))
-    places = torch.randint(0, 80, (40,))
-    before = front.get(places)
-    front.set(range(80, 84), data[:, 20])
-    assert torch.equal(front.get(places)["index"], before["index"])
-    assert torch.equal(front.get((places,))["observation"], before["observation"])
-    front.set(range(84, 120 + 8), data[:, 21:32].reshape(-1))
-    overwritten = front.get(torch.arange(8))["index"]
-    assert overwritten.tolist() == list(range(120, 128)), "the ring came round to the first two steps"
+    buffer.extend(data[:, :20])
+    places = (torch.randint(0, 20, (40,)), torch.randint(0, 4, (40,)))
+    before = front[places]["index"]
+    buffer.extend(data[:, 20:22])
+    assert torch.equal(front[places]["index"], before)
+    buffer.extend(data[:, 22:32])
+    assert front[torch.arange(2)]["index"].flatten().tolist() == list(range(120, 128)), "the ring came round"
 
 
 def test_priorities_of_torchrls_sampler_stay_with_their_transitions():
@@ -194,25 +237,43 @@ def test_priorities_of_torchrls_sampler_stay_with_their_transitions():
         pytest.skip("this build of TorchRL has no segment trees")
     front = storage(2, 20)
     sampler = PrioritizedSampler(40, alpha=1.0, beta=1.0)
-    store = TensorDictReplayBuffer(storage=front, sampler=sampler, collate_fn=front.collate, batch_size=64)
+    store = torchrl_buffer(front, 64, sampler)
     data = corridor_batch(2, 20, 4)
-    store.extend(data[:, :10].reshape(-1))
+    index = store.extend(data[:, :10])
     favorite = 7
-    sampler.update_priority(torch.arange(20), torch.full((20,), 1e-6))
-    sampler.update_priority(torch.tensor([favorite]), torch.tensor([1e3]))
-    chosen = front.get(torch.tensor([favorite]))["index"]
-    store.extend(data[:, 10])
-    sampler.update_priority(torch.arange(20, 22), torch.full((2,), 1e-6))
-    drawn = store.sample()["index"]
-    assert (drawn == chosen).float().mean() > 0.95
+    store.update_priority(index, torch.full((20,), 1e-6))
+    store.update_priority(index[favorite : favorite + 1], torch.tensor([1e3]))
+    chosen = front[index[favorite, 0], index[favorite, 1]]["observation"]
+    more = store.extend(data[:, 10:12])
+    store.update_priority(more, torch.full((4,), 1e-6))
+    drawn = store.sample()["observation"]
+    assert (drawn == chosen).all(-1).float().mean() > 0.95
 
 
-def test_keys_that_would_be_lost_are_refused_and_declared_ones_come_back():
+def test_every_key_comes_back():
     data = corridor_batch(2, 10, 5)
     data["sample_log_prob"] = torch.arange(20.0).reshape(2, 10)
-    with pytest.raises(ConfigError, match="sample_log_prob would be lost; declare them"):
-        storage(2, 10).set(range(20), data.reshape(-1))
-    front = storage(2, 10, extras={"sample_log_prob": ArraySpec((), torch.float32)})
-    front.set(range(20), data.reshape(-1))
-    whole = front.get(slice(None))
-    assert torch.equal(whole["sample_log_prob"], data["sample_log_prob"].T.reshape(-1))
+    data["collector", "traj_ids"] = torch.arange(20).reshape(2, 10) // 5 + 40
+    data["agent", "hidden"] = torch.rand(2, 10, 3)
+    data["next", "advantage"] = torch.rand(2, 10, 1)
+    declared = storage(2, 10, extras={"sample_log_prob": ArraySpec((), torch.float32)})
+    for front in (storage(2, 10), declared):
+        buffer = torchrl_buffer(front, 8)
+        buffer.extend(data[:, :4])
+        buffer.extend(data[:, 4:])
+        whole = front[:].transpose(0, 1)
+        for key in data.keys(True, True):
+            assert torch.equal(whole[key], data[key]), key
+    with pytest.raises(ShapeError, match="expected the keys"):
+        buffer.extend(data[:, :1].exclude("agent"))
+    with pytest.raises(ConfigError, match=r"storage.frames.save"):
+        declared.state_dict()
+
+
+def test_environments_that_hold_different_numbers_are_refused():
+    front = storage(2, 10)
+    row = corridor_batch(2, 1, 0)
+    row["active"] = torch.tensor([[True], [False]])
+    front.frames.extend(row)
+    with pytest.raises(LifecycleError, match="different numbers"):
+        front[:]

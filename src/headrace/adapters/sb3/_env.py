@@ -53,8 +53,10 @@ class Sb3Env(VecEnv):
         return self._numpy(rows)
 
     def reset(self) -> Arrays:
-        """Begin episodes everywhere."""
-        return self.arrays(self.core.reset())
+        """Begin episodes everywhere; with the seed given to ``seed()`` before, where there was one."""
+        seed = self._seeds[0]
+        self._reset_seeds()
+        return self.arrays(self.core.reset(seed))
 
     def step_async(self, actions: Array) -> None:
         """Take the actions of the coming step, within -1 to 1."""

@@ -32,6 +32,9 @@ Array = NDArray[np.generic]
 Observation = Array | dict[str, Array]
 
 
+_HINDSIGHT = frozenset(("env", "goal_selection_strategy", "n_sampled_goal", "copy_info_dict"))
+
+
 class FrameReplayBuffer(ReplayBuffer):
     """SB3's ``replay_buffer_class`` over :class:`headrace.replay.ReplayBuffer`, for DQN, SAC, TD3 and DDPG.
 
@@ -54,6 +57,7 @@ class FrameReplayBuffer(ReplayBuffer):
         gamma: float = 0.99,
         seed: int = 0,
         directory: str | Path | None = None,
+        **other: object,
     ) -> None:
         """Make an empty buffer; SB3 gives the first five arguments.
 
@@ -71,7 +75,14 @@ class FrameReplayBuffer(ReplayBuffer):
             gamma: discount of the n-step reward; the model's own.
             seed: of the draws.
             directory: keep the frames on disk.
+            other: refused, with a reason where they are those of ``HerReplayBuffer``.
         """
+        if other:
+            hindsight = " new goals for stored episodes need SB3's HerReplayBuffer, which stores whole observations;"
+            raise ConfigError(
+                f"FrameReplayBuffer: unknown {', '.join(sorted(other))};"
+                f"{hindsight if _HINDSIGHT & other.keys() else ''} leave them out"
+            )
         if optimize_memory_usage or not handle_timeout_termination:
             raise ConfigError(
                 "FrameReplayBuffer: leave optimize_memory_usage=False and handle_timeout_termination=True; frames are "

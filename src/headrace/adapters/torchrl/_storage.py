@@ -2,11 +2,8 @@
 
 ```python
 frames = ReplayBuffer(1_000_000, env.num_envs, observation, action, stack=stack, autoreset="disabled")
-storage = ReplayStorage(frames)
-buffer = TensorDictReplayBuffer(
-    storage=storage, sampler=RandomSampler(), collate_fn=storage.collate, batch_size=256
-)
-buffer.extend(batch)      # (N,) or (N, T) transitions, or feed frames.extend(…) directly
+buffer = TensorDictReplayBuffer(storage=ReplayStorage(frames), batch_size=256)
+buffer.extend(data)      # (N, T), as collectors give it; or feed frames.extend(…) directly
 loss(buffer.sample())
 ```
 """
@@ -14,29 +11,31 @@ loss(buffer.sample())
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data import Storage
+from torchrl.data import TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
-from headrace.errors import ConfigError, ShapeError
+from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import ReplayBuffer
-from headrace.types import Step
 
-_STORED = frozenset(("observation", "action", "next"))
-_REBUILT = frozenset(("collector", "done", "index", "is_init", "step_count", "terminated", "truncated"))
-"""Keys that follow from what is stored."""
+Key: TypeAlias = str | tuple[str, ...]
+_OWN = ("reward", "done", "terminated", "truncated")
+_SAVE = "ReplayStorage: save and load the frames themselves, with storage.frames.save(directory) and ReplayBuffer.load"
 
 
-class ReplayStorage(Storage):
-    """Places of a :class:`headrace.replay.ReplayBuffer`: ``(k mod length)·N + e`` is transition k of environment e.
+class ReplayStorage(TensorStorage):
+    """Places (t, e) of a :class:`headrace.replay.ReplayBuffer`: transition k of environment e is at t = k mod length.
 
-    A place names the same transition until it is overwritten, as in TorchRL's own storages, so samplers that remember
-    places (``PrioritizedSampler``) work. Writing takes transitions of all N environments in order and appends them to
-    the rings, into the places that TorchRL's round-robin writer counts. Keys besides observation, action and next must
-    be declared as ``extras`` of the buffer.
+    It is a storage with ``ndim=2``, as TorchRL's ``LazyTensorStorage(n, ndim=2)``: ``extend`` takes batches (N, T) and
+    returns the places of their transitions, ``add`` takes one step (N,). A place names the same transition until it is
+    overwritten, so samplers that remember places work, and ``SliceSampler`` finds trajectories along t.
+
+    All keys come back. Those that the frames do not have (declare them as ``extras`` to have them saved with it) are
+    kept in plain tensors here, in memory.
     """
 
     def __init__(self, frames: ReplayBuffer) -> None:
@@ -45,81 +44,113 @@ class ReplayStorage(Storage):
             raise ConfigError(
                 'ReplayStorage: expected ReplayBuffer(autoreset="disabled"), as ("next", …) is the true end'
             )
-        super().__init__(max_size=frames.capacity)
+        # the parent's own constructor would want the tensors that this class does not have
+        Storage.__init__(self, max_size=frames.capacity)
+        self.ndim = 2
+        self.device = torch.device("cpu")
+        self.initialized = True
         self.frames = frames
+        self._kept: TensorDict | None = None
+        self._kept_keys: set[tuple[str, ...]] = set()
 
-    def set(self, cursor: Any, data: TensorDict, *, set_cursor: bool = True) -> None:
-        """Append transitions (N,), or (N · T,) with the T of one environment after another."""
-        count = self.frames.num_envs
-        if data.dim() != 1 or data.shape[0] % count:
+    @property
+    def _rows(self) -> int:
+        """Steps stored; every environment has as many."""
+        lengths = self.frames.lengths
+        if bool((lengths != lengths[0]).any()):
+            raise LifecycleError(
+                "ReplayStorage: the environments hold different numbers of transitions, so places (t, e) have holes; "
+                "extend() the frames without active=, or use the buffer's own samplers"
+            )
+        return int(lengths[0])
+
+    @property
+    def shape(self) -> torch.Size:
+        """Steps and environments."""
+        return torch.Size([self._rows, self.frames.num_envs])
+
+    def _max_size_along_dim0(self, *, single_data: object = None, batched_data: object = None) -> int:
+        del single_data, batched_data
+        return self.frames.spec.length
+
+    @property
+    def _len_along_dim0(self) -> int:
+        return self._rows
+
+    @property
+    def _is_full(self) -> bool:
+        return self._rows == self.frames.spec.length
+
+    def set(  # pyright: ignore[reportIncompatibleVariableOverride]  # the base has one per version of torch
+        self, cursor: Any, data: TensorDict, *, set_cursor: bool = True
+    ) -> None:
+        """Append steps (T, N), or one step (N,), at the places that TorchRL's round-robin writer counts."""
+        count, length = self.frames.num_envs, self.frames.spec.length
+        rows = torch.as_tensor(cursor).reshape(-1)
+        data = data.unsqueeze(0) if data.dim() == 1 else data
+        if data.dim() != 2 or data.shape[1] != count or not 1 <= data.shape[0] <= length:
             raise ShapeError(
-                f"extend: expected a multiple of {count} transitions, one or more of every environment, in order, got "
-                f"{tuple(data.shape)}"
+                f"extend: expected transitions ({count}, T) with 1 <= T <= {length}, environments first, as collectors "
+                f"give them, got {tuple(reversed(data.shape))}"
             )
-        names = {str(name) for name in cast("Iterable[str]", data.keys())}
-        unknown = sorted(names - _STORED - _REBUILT - self.frames.spec.extras.keys())
-        if unknown:
+        if not set_cursor or int(rows[0]) != int(self.frames.written[0]) % length:
             raise ConfigError(
-                f"extend: {', '.join(unknown)} would be lost; declare them with ReplayBuffer(extras={{name: space}}), "
-                "or leave them out with data.exclude(…)"
+                f"extend: expected places to be written in order, from {int(self.frames.written[0]) % length} on, got "
+                f"{rows.tolist()[:4]}; transitions cannot be changed in place"
             )
-        grid = data.reshape(count, -1)
-        for t in range(grid.shape[1]):
-            self._append(grid[:, t])
-        if set_cursor:
-            self._set_last_cursor(cursor)
+        self._keep(rows, data)
+        self.frames.extend(data.transpose(0, 1))
+        self._set_last_cursor(cursor)
         self._bump_mutation_revision()
 
-    def _append(self, row: TensorDict) -> None:
-        done, terminated = (cast("Tensor", row["next", key]).reshape(-1) for key in ("done", "terminated"))
-        following = cast("TensorDict", row["next"])
-        step = Step(
-            cast("dict[str, Tensor]", _plain(following["observation"])),
-            cast("Tensor", following["reward"]).reshape(-1).float().contiguous(),
-            terminated.contiguous(),
-            done & ~terminated,
-            {},
-        )
-        extras = {name: cast("Tensor", row[name]).contiguous() for name in self.frames.spec.extras}
-        self.frames.extend(_plain(row["observation"]), cast("Tensor", row["action"]).contiguous(), step, extras=extras)
+    def _keep(self, rows: Tensor, data: TensorDict) -> None:
+        """Put what the frames do not have into tensors of its own."""
+        own = {"observation", "action", "index", *self.frames.spec.extras}
+        names = [(key,) if isinstance(key, str) else key for key in cast("Iterable[Key]", data.keys(True, True))]
+        own_next = {("next", name) for name in _OWN}
+        others = [
+            key for key in names
+            if key[0] not in own and key not in own_next and key[:2] not in (("next", "observation"), ("next", "delta"))
+        ]  # fmt: skip
+        if self._kept is None:
+            like = data.select(*others)[:1]
+            self._kept = cast("TensorDict", like.expand(self.frames.spec.length, self.frames.num_envs).clone().zero_())
+            self._kept_keys = set(others)
+        if self._kept_keys != set(others):
+            raise ShapeError(f"extend: expected the keys {sorted(self._kept_keys)} as before, got {sorted(others)}")
+        self._kept[rows] = data.select(*others)
 
     def get(self, index: Any) -> TensorDict:
-        """The transitions at these places; see :class:`headrace.replay.ReplayBuffer` for the keys."""
-        if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
-            index = index[0]  # TorchRL's samplers of slices
-        places = torch.as_tensor(range(*index.indices(len(self))) if isinstance(index, slice) else index)
-        row, env = (part.reshape(-1) for part in _divmod(places.to("cpu", torch.int64), self.frames.num_envs))
+        """The transitions at these places: (t, e), or t for a step of all environments, numbers, slices or tensors."""
+        rows, count = self.shape
+        if isinstance(index, range):
+            index = torch.arange(index.start, index.stop, index.step)
+        if isinstance(index, tuple) and all(isinstance(part, Tensor) for part in cast("tuple[Any, ...]", index)):
+            parts = cast("tuple[Tensor, ...]", index)
+            place = parts[0] * count + parts[1] if len(parts) == 2 else parts[0][:, None] * count + torch.arange(count)
+        else:
+            place = torch.arange(rows * count).view(rows, count)[index]
+        flat = place.reshape(-1)
+        row, env = flat // count, flat % count
         newest = self.frames.written[env] - 1
         position = newest - (newest - row) % self.frames.spec.length
-        batch = self.frames.get(position * self.frames.num_envs + env)
-        return batch.reshape(places.shape) if places.dim() != 1 else batch
-
-    @staticmethod
-    def collate(batch: TensorDict) -> TensorDict:
-        """What TorchRL's buffer must be given as ``collate_fn``: a batch that was read is complete as it is."""
-        return batch
+        batch = self.frames.get(position * count + env)
+        if self._kept is not None:
+            batch.update(self._kept[row, env])
+        return batch.reshape(place.shape)
 
     def __len__(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # the base has no annotation
         return len(self.frames)
 
-    def state_dict(self) -> dict[str, Any]:
+    def _refuse(self, *_arguments: Any, **_settings: Any) -> NoReturn:
         """Refused: a checkpoint of the frames is a directory."""
-        raise ConfigError("ReplayStorage: save the frames themselves, with storage.frames.save(directory)")
+        raise ConfigError(_SAVE)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refused: a checkpoint of the frames is a directory."""
-        raise ConfigError(f"ReplayStorage: load the frames with ReplayBuffer.load, got {sorted(state_dict)}")
+    state_dict = load_state_dict = dumps = loads = _refuse
+
+    def __repr__(self) -> str:
+        return f"ReplayStorage({self.frames!r})"
 
     def _empty(self) -> None:
         self.frames.clear()
-
-
-def _divmod(places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    return places // count, places % count
-
-
-def _plain(obs: Any) -> Tensor | dict[str, Tensor]:
-    """Observations as ``extend`` takes them: contiguous, nested dicts for groups."""
-    if isinstance(obs, Tensor):
-        return obs.contiguous()
-    return cast("dict[str, Tensor]", {str(name): _plain(value) for name, value in obs.items()})
+        self._kept = None

@@ -1,0 +1,94 @@
+"""A store that another process writes to: readers see whole transitions only, and may not write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from followed_store import ACTION, LENGTH, NUM_ENVS, OBSERVATION
+
+from headrace.errors import ConfigError, LifecycleError
+from headrace.replay import PrioritizedSampler, ReplayBuffer, SamplerWithoutReplacement, SliceSampler, TrajectorySampler
+from headrace.types import Step
+
+PROGRAM = Path(__file__).with_name("followed_store.py")
+SAMPLERS = {
+    "uniform": lambda: None,
+    "once": SamplerWithoutReplacement,
+    "slices": lambda: SliceSampler(3),
+    "short": lambda: SliceSampler(5, strict=False),
+    "whole": TrajectorySampler,
+}
+
+
+def check_rows(batch) -> int:
+    """Every value of a transition follows from its action; gives the newest index."""
+    flat = batch.reshape(-1)
+    obs, following, action = flat["observation"], flat["next", "observation"], flat["action"]
+    newest = obs[:, 1]
+    assert (newest == action[:, None]).all(), "frames of one moment"
+    older, first = obs[:, 0], flat["step_count"][:, 0] == 0
+    assert (older == (action - (~first).long())[:, None]).all()
+    assert (following[:, 1] == action[:, None] + 1).all()
+    assert torch.equal(following[:, 0], newest)
+    assert torch.equal(flat["next", "reward"][:, 0], action.float())
+    return int(flat["index"].max())
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_two_readers_never_see_a_torn_row_while_another_process_writes(tmp_path, rounds):
+    command = [sys.executable, str(PROGRAM), str(tmp_path)]
+    failures: list[BaseException] = []
+    newest: dict[str, list[int]] = {name: [] for name in SAMPLERS}
+
+    def read(names: list[str]) -> None:
+        try:
+            for name in names:
+                reader = ReplayBuffer.open(tmp_path, read_only=True, sampler=SAMPLERS[name]())
+                for _ in range(rounds):
+                    newest[name].append(check_rows(reader.sample(4)))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        names = list(SAMPLERS)
+        readers = [threading.Thread(target=read, args=(part,)) for part in (names, names[::-1])]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        program.kill()
+    assert not failures
+    for name, seen in newest.items():
+        assert max(seen) - min(seen) > NUM_ENVS * LENGTH, f"{name}: the ring turned over meanwhile"
+
+
+def test_a_reader_follows_and_cannot_write(tmp_path):
+    writer = ReplayBuffer(NUM_ENVS * LENGTH, NUM_ENVS, OBSERVATION, ACTION, directory=tmp_path, n_step=2, gamma=0.5)
+    reader = ReplayBuffer.open(tmp_path, read_only=True)
+    assert len(reader) == 0
+    obs = torch.zeros(NUM_ENVS, *OBSERVATION.shape, dtype=torch.int64)
+    action, no = torch.zeros(NUM_ENVS, dtype=torch.int64), torch.zeros(NUM_ENVS, dtype=torch.bool)
+    step = Step(obs, torch.ones(NUM_ENVS), no, no, {})
+    for count in range(4):
+        writer.extend(obs, action, step)
+        assert len(reader) == NUM_ENVS * (count + 1)
+    assert torch.equal(reader.indices(), writer.indices())
+    assert (reader.get(reader.indices()) == writer.get(writer.indices())).all()
+    assert reader.get(reader.indices())["next", "reward"].max() == 1.5, "n-step settings are the writer's"
+    for call in (lambda: reader.extend(obs, action, step), reader.clear):
+        with pytest.raises(LifecycleError, match="read_only=True"):
+            call()
+    with pytest.raises(ConfigError, match="save and copy it where it is written"):
+        reader.save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="no priorities"):
+        ReplayBuffer.open(tmp_path, read_only=True, sampler=PrioritizedSampler())
+    with pytest.raises(ConfigError, match="has its samplers already"):
+        ReplayBuffer.open(tmp_path, sampler=SliceSampler(2))
