@@ -86,6 +86,8 @@ class ReplayStorage(TensorStorage):
     ) -> None:
         """Append steps (T, N), or one step (N,), at the places that TorchRL's round-robin writer counts."""
         count, length = self.frames.num_envs, self.frames.spec.length
+        if not set_cursor:
+            raise ConfigError("ReplayStorage: transitions cannot be changed in place; extend() the buffer instead")
         rows = torch.as_tensor(cursor).reshape(-1)
         data = data.unsqueeze(0) if data.dim() == 1 else data
         if data.dim() != 2 or data.shape[1] != count or not 1 <= data.shape[0] <= length:
@@ -93,10 +95,10 @@ class ReplayStorage(TensorStorage):
                 f"extend: expected transitions ({count}, T) with 1 <= T <= {length}, environments first, as collectors "
                 f"give them, got {tuple(reversed(data.shape))}"
             )
-        if not set_cursor or int(rows[0]) != int(self.frames.written[0]) % length:
+        if int(rows[0]) != int(self.frames.written[0]) % length:
             raise ConfigError(
                 f"extend: expected places to be written in order, from {int(self.frames.written[0]) % length} on, got "
-                f"{rows.tolist()[:4]}; transitions cannot be changed in place"
+                f"{rows.tolist()[:4]}; feed the storage through one buffer only"
             )
         self._keep(rows, data)
         self.frames.extend(data.transpose(0, 1))
