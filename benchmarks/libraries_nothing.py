@@ -48,7 +48,7 @@ def _nothing() -> SimpleNamespace:
         autoreset="same_step",
         single_action_space=spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32),
         single_observation_space=spaces.Dict({"policy": seen}),
-        task=SimpleNamespace(cfg=SimpleNamespace(episode_length=1000), pictures={}),
+        task=SimpleNamespace(cfg=SimpleNamespace(episode_length=1000), images={}),
         episode_steps=torch.zeros(ENVS, dtype=torch.int64),
         reset=lambda: (step.obs, {}),
         step=_always(step),

@@ -12,7 +12,7 @@ import pytest
 
 from headrace._cli.main import build_parser
 
-DIFFERENT_ON_PURPOSE = {"--camera", "--policy", "--resume"}
+DIFFERENT_ON_PURPOSE = {"--camera", "--policy"}
 """``run`` takes what acts on observations, ``evaluate`` and ``serve`` what plans chunks. ``train`` resumes the
 directory of a run, ``evaluate`` the file that ``--journal`` names. ``picture`` looks through a camera of the model,
 ``record info`` at the recorded array of one."""

@@ -353,7 +353,7 @@ def test_a_camera_of_a_table_shows_what_the_camera_of_the_class_shows() -> None:
     cfg = dataclasses.replace(
         cartpole_terms(),
         observations={"critic": cartpole_terms().observations["policy"]},
-        pictures=by_class.task.pictures,
+        images=by_class.task.images,
     )
     by_table = make(TermTask(cfg), 2, seed=3)
     assert by_table.single_observation_space == by_class.single_observation_space

@@ -117,7 +117,7 @@ def test_a_video_is_drawn_with_the_chosen_renderer(tmp_path: Path) -> None:
     for name in ("native", "negative-film"):
         headrace.play(
             "cartpole",
-            checkpoint=f"{__name__}:push",
+            policy=f"{__name__}:push",
             num_envs=1,
             num_steps=2,
             video=tmp_path / f"{name}.mp4",

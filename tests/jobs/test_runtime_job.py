@@ -47,7 +47,7 @@ def test_a_bundle_names_the_renderer_of_the_images(renderer: str, monkeypatch: p
     # a camera of our own, since not every machine has another one; it draws as the native one does
     monkeypatch.setattr(_camera_names, "_CAMERAS", dict(_camera_names._CAMERAS))
     _camera_names._CAMERAS["drawn_by_hand"] = _camera_names._CAMERAS["native"]
-    overrides = {"pictures.policy.renderer": renderer}
+    overrides = {"images.policy.renderer": renderer}
     with closing(headrace.make("cartpole-camera-terms", threads=1, overrides=overrides)) as env:
         assert rendering_backend(env) == renderer
     with closing(headrace.make("cartpole", threads=1)) as env:

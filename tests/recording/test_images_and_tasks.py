@@ -383,6 +383,6 @@ def test_what_an_environment_says_of_itself_survives_json(tmp_path: Path):
     again = EpisodeDataset(tmp_path / "d").info
     assert again == info
     assert again.recipe == {"source": "cartpole-camera", "overrides": {"episode_length": 9}}
-    assert again.stack("obs/policy") == env.task.pictures["policy"].stack
+    assert again.stack("obs/policy") == env.task.images["policy"].stack
     assert again.fps == pytest.approx(1 / env.task.dt)
     env.close()

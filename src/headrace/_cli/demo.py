@@ -127,7 +127,7 @@ def pixel_savings(console: Console, output: Path, episodes: int, slots: int) -> 
     with options.progress_bar("playing", episodes) as update:
         result = headrace.play(
             "cartpole-camera",
-            checkpoint="published",
+            policy="published",
             episodes=episodes,
             num_envs=slots,
             seed=1,
@@ -186,9 +186,7 @@ def _report(output: Path, quick: bool) -> None:
         )
         options.show_bundle(measured.bundle, measured.paths)
     # not the newest of the user's own trainings, which play would take
-    played = headrace.play(
-        "cartpole", checkpoint="published", episodes=32, num_envs=16, output=output / "play-cartpole"
-    )
+    played = headrace.play("cartpole", policy="published", episodes=32, num_envs=16, output=output / "play-cartpole")
     options.show_bundle(played.bundle, played.paths)
     headrace.report([output], output=output / "report.html", title="headrace demo")
 

@@ -17,13 +17,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="play a trained policy and measure what it achieves",
         description=(
             "Play TASK with a checkpoint and write play.json: reward, length and success of completed episodes, per "
-            "environment, and what they cost. Without --checkpoint the newest training in runs/ is played, or else the "
+            "environment, and what they cost. Without --policy the newest training in runs/ is played, or else the "
             "checkpoint that we publish for the task."
         ),
     )
     options.add_target_options(parser)
     parser.add_argument(
-        "--checkpoint",
+        "--policy",
         metavar="WHICH",
         help="a file, a URI, latest, best, published, a TorchScript or ONNX file, or module:name of a function of the "
         "observation groups (default: latest, else published)",
@@ -56,7 +56,7 @@ def _play(arguments: argparse.Namespace) -> int:
         result = play(
             **options.environment_of(arguments),
             **options.output_of(arguments),
-            checkpoint=arguments.checkpoint,
+            policy=arguments.policy,
             library=arguments.library,
             episodes=episodes,
             num_steps=steps,

@@ -56,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable",
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="DIRECTORY", help="continue from the last checkpoint of that run"
+        "--resume-from", type=Path, metavar="DIRECTORY", help="continue from the last checkpoint of that run"
     )
     options.add_output_options(parser)
     parser.set_defaults(handler=_train)
@@ -81,7 +81,7 @@ def _train(arguments: argparse.Namespace) -> int:
             iterations=arguments.iterations,
             settings=_settings(arguments.ppo),
             stop=rule,
-            resume=arguments.resume,
+            resume_from=arguments.resume_from,
             ema_alpha=arguments.ema_alpha,
             series=not arguments.no_series,
             on_begin=_say_where,

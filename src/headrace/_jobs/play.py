@@ -36,7 +36,7 @@ class PlayResult:
 def play(
     task: str | EnvRecipe,
     *,
-    checkpoint: str | Path | None = None,
+    policy: str | Path | None = None,
     library: str | None = None,
     episodes: int | None = None,
     num_steps: int | None = None,
@@ -52,7 +52,7 @@ def play(
 
     Args:
         task: a task name, ``module:NAME``, or a recipe.
-        checkpoint: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
+        policy: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
             of a function of the observation groups or of a chunk policy; None for the newest training in ``runs/``,
             else the published one.
         library: only checkpoints of this library; None for any.
@@ -78,8 +78,8 @@ def play(
     check_video(film, renderer)
     notes = on_note or _ignore
     recipe = request.recipe
-    wanted_file = None if checkpoint is None else str(checkpoint)
-    found, file = _find(recipe.source, wanted_file, library, trust_checkpoint, notes)
+    name = None if policy is None else str(policy)
+    found, file = _find(recipe.source, name, library, trust_checkpoint, notes)
     if file is not None:
         recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
     cfg = recipe.cfg()
@@ -111,14 +111,14 @@ def play(
 
             stack.enter_context(library_run(seed=recipe.seed))
             if file is None:
-                policy = callable_policy(str(checkpoint), env)
+                loaded = callable_policy(str(name), env)
             else:
-                policy = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
-            _describe(builder, policy, str(checkpoint), deterministic, found, file)
+                loaded = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
+            _describe(builder, loaded, str(name), deterministic, found, file)
             if film is not None:
                 film_env(env, film, renderer, stack)
                 builder.video_path = str(film)
-            roll(env, policy, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
+            roll(env, loaded, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
     return PlayResult(
         directory=directory,
         bundle=cast("PlayBundle", run.bundle),

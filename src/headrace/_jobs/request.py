@@ -200,9 +200,9 @@ def rendering_backend(env: AnyEnv) -> str | None:
     """Which renderers draw the images of an environment; None where it has none, or does not tell."""
     from headrace.envs import BatchEnv
 
-    if not isinstance(env, BatchEnv) or not env.task.pictures:
+    if not isinstance(env, BatchEnv) or not env.task.images:
         return None
-    return ", ".join(sorted({spec.renderer for spec in env.task.pictures.values()}))
+    return ", ".join(sorted({spec.renderer for spec in env.task.images.values()}))
 
 
 def check_video(path: Path | None, renderer: str = "native") -> None:

@@ -97,6 +97,8 @@ def run(
     recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
     if recipe.bridged:
         raise ConfigError(f"run: expected a task of headrace, got {recipe.source!r}; 'headrace runtime' takes it")
+    if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
+        raise ConfigError(f"record (--record): {record} is not empty, and nothing is ever overwritten; choose another")
     if frame_stack is not None:
         recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
     with ExitStack() as stack:
@@ -139,7 +141,7 @@ def _stack_settings(task: str, frames: int) -> dict[str, object]:
 
     cfg = task_cfg(task)
     if isinstance(cfg, TermTaskCfg):
-        paths = [f"pictures.{name}.frames" for name in cfg.pictures]
+        paths = [f"images.{name}.frames" for name in cfg.images]
     else:
         paths = ["frame_stack"] if hasattr(cfg, "frame_stack") else []
     if not paths:

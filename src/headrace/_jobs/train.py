@@ -45,7 +45,7 @@ def train(
     iterations: int = 100,
     settings: PPOCfg | None = None,
     stop: SuccessRule | None = None,
-    resume: str | Path | None = None,
+    resume_from: str | Path | None = None,
     ema_alpha: float = 0.1,
     series: bool = True,
     on_begin: Callable[[Path], None] | None = None,
@@ -62,7 +62,7 @@ def train(
         iterations: rollouts to learn from.
         settings: of PPO; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
-        resume: directory of an earlier run to continue.
+        resume_from: directory of an earlier run to continue.
         ema_alpha: weight of the newest value in the smoothed curves.
         series: False to keep only the final values of the curves.
         on_begin: called with the output directory once everything is checked.
@@ -87,7 +87,7 @@ def train(
     with builder.startup.phase("task_config"):
         recipe.cfg()
     ppo = _checked_settings(spec, settings, recipe)
-    resumption = None if resume is None else resumable(Path(resume), spec.name, recipe.source)
+    resumption = None if resume_from is None else resumable(Path(resume_from), spec.name, recipe.source)
     directory, forms = request.checked_output("training", framework=spec.name)
     if (directory / INDEX).exists():
         raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")

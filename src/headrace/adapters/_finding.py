@@ -56,8 +56,8 @@ def find_checkpoint(
         if wanted is not None:
             whose = f" with {library}" if library else ""
             raise ConfigError(
-                f"--checkpoint {wanted}: no training of {task!r}{whose} in {str(runs)!r}; "
-                "train one with 'headrace train', or give a file with --checkpoint"
+                f"--policy {wanted}: no training of {task!r}{whose} in {str(runs)!r}; "
+                "train one with 'headrace train', or give a file with --policy"
             )
     if wanted is None or wanted == "published":
         return published_checkpoint(task, library)
@@ -76,7 +76,7 @@ def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoi
         whose = f" with {library}" if library else ""
         raise ConfigError(
             f"play: no earlier run and no published checkpoint of {name!r}{whose}; "
-            f"give one with --checkpoint, or train one: headrace train {task}"
+            f"give one with --policy, or train one: headrace train {task}"
         )
     order = ("headrace", "headrace-chunk")
     key = min(entries, key=lambda key: (order.index(lib) if (lib := entries[key]["library"]) in order else 9, key))

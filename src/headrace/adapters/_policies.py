@@ -87,9 +87,9 @@ def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: 
 
 def callable_policy(name: str, env: BatchEnv) -> ChunkPolicy:
     """A policy from ``module:name``: a function of the observation groups, a class of such, or a chunk policy."""
-    policy = load_made(name, "--checkpoint")
+    policy = load_made(name, "--policy")
     if not callable(policy):
-        raise ConfigError(f"--checkpoint {name}: expected something that can be called, got {type(policy).__name__}")
+        raise ConfigError(f"--policy {name}: expected something that can be called, got {type(policy).__name__}")
     size = action_size(env.single_action_space)
     if getattr(policy, "horizon", None) is not None:
         return as_chunk_policy(cast("PolicyLike", policy), action_dim=size)

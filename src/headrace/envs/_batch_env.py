@@ -97,7 +97,7 @@ class BatchEnv(EpisodicEnv):
         self.single_action_space = task.action_space
         self.observation_space = batch_space(task.observation_space, self.num_envs)
         self.action_space = batch_space(task.action_space, self.num_envs)
-        self._held = HeldObservations(task.observation_space, task.pictures, sim, threads)
+        self._held = HeldObservations(task.observation_space, task.images, sim, threads)
         self._viewer: Viewer | None = None
         rehearse(task, sim)
         rows = compiled_rows(task, sim, self._episodes)

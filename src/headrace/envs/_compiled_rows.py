@@ -66,7 +66,7 @@ def compiled_rows(task: Task[Any], sim: Simulation, episodes: EpisodeState) -> C
 
     A subclass that overrides a row function without ``compiled`` is stepped by its own functions.
     """
-    if task.pictures or set(task.observation_space.spaces) != {"policy"}:
+    if task.images or set(task.observation_space.spaces) != {"policy"}:
         return None
     order = type(task).__mro__
     home = next(place for place, cls in enumerate(order) if "compiled" in vars(cls))

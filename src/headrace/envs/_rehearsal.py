@@ -29,7 +29,7 @@ def rehearse(task: Task, sim: Simulation) -> None:
     actions = _zero_actions(task, sim.device)
     task.apply_action(rows, actions)
     obs = task.observe(rows)
-    expected = set(task.observation_space.spaces) - set(task.pictures)
+    expected = set(task.observation_space.spaces) - set(task.images)
     if set(obs) != expected:
         raise ShapeError(f"{_name(task)}.observe: expected the groups {sorted(expected)}, got {sorted(obs)}")
     for group in expected:

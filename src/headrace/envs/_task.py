@@ -56,7 +56,7 @@ class Task(Generic[Cfg]):
         cfg: Cfg,
         model: Model,
         observations: Mapping[str, int],
-        pictures: Mapping[str, ImageSpec] | None = None,
+        images: Mapping[str, ImageSpec] | None = None,
     ) -> None:
         """Declare what the task is.
 
@@ -64,15 +64,15 @@ class Task(Generic[Cfg]):
             cfg: the settings.
             model: the compiled MuJoCo model.
             observations: observation group → its number of features.
-            pictures: observation group → the camera that fills it.
+            images: observation group → the camera that fills it.
         """
         self.cfg = cfg
         self.model = model
-        self.pictures: Mapping[str, ImageSpec] = pictures or {}
+        self.images: Mapping[str, ImageSpec] = images or {}
         """Observation groups that a camera fills; the task does not compute them."""
         groups: dict[str, spaces.Space[Any]] = {}
         groups |= {name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in observations.items()}
-        groups |= {name: spec.space for name, spec in self.pictures.items()}
+        groups |= {name: spec.space for name, spec in self.images.items()}
         self.observation_space = spaces.Dict(groups)
         # MuJoCo keeps (0, 0) as the range of an actuator that has none
         limited = model.actuator_ctrllimited[:, None].astype(np.bool_)

@@ -43,7 +43,7 @@ class TermTask(Task[TermTaskCfg]):
         self.memory |= {level_memory(name): () for name in cfg.curriculum}
         self._intervals = {name: event for name, event in cfg.events.items() if isinstance(event, IntervalEvent)}
         self.memory |= {_due_memory(name): () for name in self._intervals}
-        super().__init__(cfg, model, _tried(cfg, model, self.memory), cfg.pictures)
+        super().__init__(cfg, model, _tried(cfg, model, self.memory), cfg.images)
         low, high = (np.concatenate(ends).astype(np.float32) for ends in zip(*bounds, strict=True))
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
@@ -52,7 +52,7 @@ class TermTask(Task[TermTaskCfg]):
         """The names of the terms: two tasks with the same ones can load each other's snapshots."""
         cfg = self.cfg
         observed = [f"{group}.{name}" for group, terms in cfg.observations.items() for name in terms]
-        parts = [*observed, *cfg.pictures, *cfg.actions, *cfg.rewards, *cfg.events, *cfg.randomization, *cfg.curriculum]
+        parts = [*observed, *cfg.images, *cfg.actions, *cfg.rewards, *cfg.events, *cfg.randomization, *cfg.curriculum]
         return f"TermTask({', '.join(parts)})"
 
     def reset(self, rows: Rows) -> None:

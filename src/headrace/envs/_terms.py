@@ -114,7 +114,7 @@ class TermTaskCfg(TaskCfg):
         default_factory=dict[str, Mapping[str, ObservationTerm]]
     )
     """Group → term name → term; ``policy`` is what policies look at."""
-    pictures: Mapping[str, ImageSpec] = field(default_factory=dict[str, ImageSpec])
+    images: Mapping[str, ImageSpec] = field(default_factory=dict[str, ImageSpec])
     """Observation groups that a camera fills."""
     rewards: Mapping[str, RewardTerm]
     terminations: Mapping[str, RowCondition] = field(default_factory=dict[str, RowCondition])
@@ -135,7 +135,7 @@ class TermTaskCfg(TaskCfg):
         for part in ("actions", "rewards"):
             if not getattr(self, part):
                 raise ConfigError(f"TermTaskCfg.{part}: expected at least one term, got none")
-        if not self.observations and not self.pictures:
+        if not self.observations and not self.images:
             raise ConfigError(
                 "TermTaskCfg.observations: expected at least one group of terms, or one of pictures, got none"
             )

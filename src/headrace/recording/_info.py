@@ -43,7 +43,7 @@ class DatasetInfo:
     def of(cls, env: Any, *, instruction: str = "", robot_type: str | None = None) -> DatasetInfo:
         """Describe an environment of ``headrace.make`` or ``headrace.bridge``: its recipe, rate, spaces and stacks."""
         recipe, task = getattr(env, "recipe", None), getattr(env, "task", None)
-        images = cast("Mapping[str, Any]", getattr(task, "pictures", {}))
+        images = cast("Mapping[str, Any]", getattr(task, "images", {}))
         return cls(
             recipe={} if recipe is None else recipe.identity(),
             fps=None if task is None else round(1 / task.dt, 6),

@@ -57,6 +57,4 @@ def cartpole_camera_terms() -> TermTaskCfg:
     """The settings of ``cartpole-camera-terms``: the same terms with a camera for the policy."""
     plain = cartpole_terms()
     picture = ImageSpec(camera=CameraSpec(name="side", width=48, height=48), frames=2)
-    return dataclasses.replace(
-        plain, observations={"critic": plain.observations["policy"]}, pictures={"policy": picture}
-    )
+    return dataclasses.replace(plain, observations={"critic": plain.observations["policy"]}, images={"policy": picture})
