@@ -125,8 +125,11 @@ def test_gymnasium_environments_are_bridged() -> None:
     settings = {"horizon": 4, "episodes": 3, "num_envs": 2, "progress": False}
     result = headrace.evaluate("gym:Pendulum-v1", _still, overrides={"max_episode_steps": 12}, **settings)  # type: ignore[arg-type]
     assert [row.length for row in result.episodes] == [12, 12, 12]
+    threaded = headrace.evaluate("gym:Pendulum-v1", _still, overrides={"max_episode_steps": 12}, threads=2, **settings)  # type: ignore[arg-type]  # as above
+    assert threaded.episodes == result.episodes, "threads step it, and change nothing"
+    recipe = headrace.EnvRecipe("gym:Pendulum-v1")
     with pytest.raises(ConfigError, match="threads: expected none with a Gymnasium environment"):
-        headrace.evaluate("gym:Pendulum-v1", _still, threads=1, **settings)  # type: ignore[arg-type]
+        headrace.evaluate(recipe, _still, threads=1, horizon=4)
     with pytest.raises(ConfigError, match=r"video .*expected a task of ours"):
         headrace.evaluate("gym:Pendulum-v1", _still, video="film.mp4", **settings)  # type: ignore[arg-type]
     assert not Path("film.mp4").exists()

@@ -94,7 +94,8 @@ def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
         ({"library": "rslrl"}, "did you mean 'rsl_rl'"),
         ({"settings": PPOCfg(reward_scale=2.0)}, "headrace cannot honor reward_scale"),
         ({"settings": PPOCfg(steps=5), "num_envs": 3}, "divisor"),
-        ({"resume": "nowhere"}, "nowhere"),
+        ({"resume_from": "nowhere"}, "nowhere"),
+        ({"resume": "nowhere"}, "unknown argument 'resume'"),
         ({"settings": PPOCfg(memory_size=256)}, "memory_size: expected a memory with it, got memory='none'"),
         ({"settings": PPOCfg(seed=5)}, "settings.seed: expected that of the run, 0, or none, got 5"),
     ):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.envs._actions import checked_actions
-from headrace.envs.bridges._exchange import Array, ExchangeLayout, observation_leaves
+from headrace.envs.bridges._exchange import Array, ExchangeLayout, group_leaves
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
 ActionSpace: TypeAlias = "spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary"
@@ -33,7 +33,7 @@ def exchange_layout(num_envs: int, observations: spaces.Space[Any], actions: spa
     action_space = as_action_space(actions)
     return ExchangeLayout(
         num_envs=num_envs,
-        leaves=observation_leaves(observations),
+        leaves=group_leaves(observations),
         action_shape=tuple(action_space.shape or ()),
         action_dtype=np.dtype(action_space.dtype),
     )

@@ -41,7 +41,7 @@ class Leaf:
         return obs
 
 
-def observation_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...]:
+def group_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...]:
     """The observation groups of one environment's observation space.
 
     The keys of a ``Dict`` are the groups; any other space is the group ``policy``. Deeper keys and the indices of a

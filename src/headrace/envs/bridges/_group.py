@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Exchange, observation_leaves, success_code
+from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Exchange, group_leaves, success_code
 from headrace.envs.bridges._saving import restored_env, saved_env
 from headrace.envs.bridges._texts import check_unchanged, instruction_of, instruction_path, text_at
 from headrace.errors import ConfigError, EnvError, HeadraceError
@@ -32,7 +32,7 @@ class EnvGroup:
         self._text_path = instruction_path(envs[0].observation_space) if envs else None
         self._texts: dict[int, str] = {}
         for env_id, env in self._envs.items():
-            if observation_leaves(env.observation_space) != exchange.layout.leaves or env.action_space != action_space:
+            if group_leaves(env.observation_space) != exchange.layout.leaves or env.action_space != action_space:
                 raise ConfigError(
                     f"environment {env_id}: expected the spaces of environment 0, got observations "
                     f"{env.observation_space} and actions {env.action_space}; bridge environments of one kind"
