@@ -18,6 +18,7 @@ STAGES = (
     "chunking",
     "compat",
     "compat.isaaclab",
+    "distributed",
     "envs",
     "envs.bridges",
     "envs.terms",

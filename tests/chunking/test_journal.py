@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from script_env import Planner, ScriptEnv, length_of
+from script_env import LateEngine, Planner, ScriptEnv, length_of
 
 import headrace
 from headrace.errors import ConfigError, DataError
@@ -183,8 +183,9 @@ def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pa
     ):
         with pytest.raises(ConfigError, match=message):
             _played(path, resume=True, **change)
-    with pytest.raises(ConfigError, match="policy_id: expected a text"):
-        _played(tmp_path / "new", policy_id=None)
+    engine = LateEngine(Planner(4, 4), [0])
+    with pytest.raises(ConfigError, match="policy_id: expected a text that names the policy, since LateEngine runs it"):
+        _played(tmp_path / "new", policy_id=None, engine=engine)
     with pytest.raises(ConfigError, match="resume: expected a journal"):
         _played(None, policy_id=None, resume=True)
     (tmp_path / "noise").write_text("hello\n")

@@ -49,6 +49,7 @@ register_task(TaskEntry(name="reach", task=cartpole.task, cfg=cartpole.cfg, summ
 ELSEWHERE = {
     "headrace serve": "runs until Ctrl-C: tests/cli/test_serve_command.py",
     "headrace evaluate pusher-solid --policy openpi://": "needs the server: tests/cli/test_serve_command.py",
+    "headrace evaluate pusher-solid --episodes 500 --workers": "tests/distributed",
     "headrace sweep --commits": "tests/bench/test_sweep.py sweeps over two commits of a repository of its own",
     ".venv/bin/pre-commit install": "would change this clone",
     ".venv/bin/python -m pytest tests/envs -k your_task": "your_task is the reader's",

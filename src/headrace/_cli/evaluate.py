@@ -69,7 +69,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
     parser.add_argument("--resume", action="store_true", help="continue --journal: play only what it lacks")
     parser.add_argument(
-        "--policy-id", help="what --journal and --output call the policy (default: a hash of its weights)"
+        "--policy-id",
+        help="what --journal and --output call the policy (default: a hash of its weights, settings and code)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="K",
+        help="play in K processes over Ray, each with --num-envs environments (default: in this process)",
+    )
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS", help="of a Ray cluster, or auto (default: this machine, for this command)"
     )
     add_remote_options(parser)
     parser.set_defaults(handler=_evaluate)
@@ -101,6 +111,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             journal=arguments.journal,
             resume=arguments.resume,
             policy_id=arguments.policy_id,
+            workers=arguments.workers,
+            ray_address=arguments.ray_address,
             output=arguments.output,
             video=arguments.video,
             renderer=arguments.renderer,
@@ -111,7 +123,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             show(cast("Evaluation", error.finished), arguments.csv)
         raise
     show(found, arguments.csv)
-    return 0 if found.interrupt is None else exit_code(found.interrupt)
+    if found.interrupt is not None:
+        return exit_code(found.interrupt)
+    return 1 if found.unfinished else 0
 
 
 def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from headrace._jobs.request import check_video, film_env, recipe_of
-from headrace._named import load_made
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable
 
 if TYPE_CHECKING:
-    from headrace.chunking import Admission, Batching, ChunkPolicy, Engine, PolicyLike
+    from headrace.chunking import Admission, Batching, Engine, PolicyLike
     from headrace.rollout import Evaluation
     from headrace.rollout._chunk_loop import HoldAction
+    from headrace.rollout._evaluate import OnEpisodes
     from headrace.rollout._evaluated_env import EvaluatedEnv
-    from headrace.serving import ImageCoding, RemoteEngine, WireMapping
+    from headrace.serving import ImageCoding, WireMapping
 
 _NUM_ENVS = 16
 
@@ -47,6 +47,9 @@ def evaluate(
     journal: str | Path | None = None,
     resume: bool = False,
     policy_id: str | None = None,
+    on_episodes: OnEpisodes | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
     output: str | Path | None = None,
     video: str | Path | None = None,
     renderer: str = "native",
@@ -87,7 +90,12 @@ def evaluate(
         timeout: seconds that one call of the model may take.
         journal: file that every finished episode is appended to at once.
         resume: go on with that journal.
-        policy_id: what journal and output call the policy; None for a hash of a module's weights.
+        policy_id: what journal and output call the policy; None for a hash of its weights, settings and code. The
+            policy of a server needs one.
+        on_episodes: called with the rows of episodes as they finish.
+        workers: play in this many processes, each with ``num_envs`` environments, as
+            :func:`headrace.distributed.evaluate` does; None for this process.
+        ray_address: of the Ray cluster whose machines the workers run on; None for this machine.
         output: new file that the result is saved to, also after Ctrl-C or a failure; :meth:`Evaluation.load` reads it.
         video: film the first environments of a task of ours into this file, which must be new.
         renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
@@ -103,14 +111,31 @@ def evaluate(
         ConfigError: the request cannot be met.
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
-    from headrace.rollout import evaluate as play_plan
-    from headrace.rollout._evaluate import restore_modes, training_modes
-    from headrace.rollout._evaluated_env import action_size
-    from headrace.rollout._journal import policy_hash
+    from headrace.distributed._opening import EvaluationSettings, check_remote, open_evaluator
+    from headrace.rollout._episode_plan import EpisodePlan
+    from headrace.rollout._evaluate import play_plan
 
     recipe = _recipe(env, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
-    address = policy if isinstance(policy, str) and "://" in policy else None
-    _check_remote(address, mapping, connections, images, engine, batching)
+    settings = EvaluationSettings(
+        execute=execute,
+        offset=offset,
+        latency=latency,
+        horizon=horizon,
+        admission=admission,
+        engine=engine,
+        batching=batching,
+        ensemble_decay=ensemble_decay,
+        hold_action=hold_action,
+        allow_hold=allow_hold,
+        timeout=timeout,
+        policy_id=policy_id,
+        mapping=mapping,
+        connections=connections,
+        images=images,
+    )
+    check_remote(policy, settings)
+    if resume and journal is None:
+        raise ConfigError("resume: expected a journal to go on with; pass journal=")
     film = None if video is None else Path(video)
     check_video(film, renderer)
     saved = None if output is None else Path(output)
@@ -118,54 +143,64 @@ def evaluate(
         if saved.exists():
             raise ConfigError(f"output (--output): {saved} already exists, and nothing is ever overwritten")
         check_writable(saved.parent)
-    rule = _rule(admission)
-    with ExitStack() as stack:
-        stack.callback(restore_modes, training_modes(policy))
+    book = None if journal is None else Path(journal)
+    with _saving(saved) as save, ExitStack() as stack:
+        if workers is not None:
+            from headrace.distributed import evaluate as evaluate_distributed
+
+            if recipe is None or film is not None:
+                raise ConfigError("workers: expected environments by name or recipe, and no video, with workers")
+            found = evaluate_distributed(
+                recipe,
+                policy,
+                episodes=episodes,
+                workers=workers,
+                ray_address=ray_address,
+                journal=book,
+                resume=resume,
+                on_episodes=on_episodes,
+                progress=progress,
+                **settings,
+            )
+            return save(found)
+        if ray_address is not None:
+            raise ConfigError("ray_address (--ray-address): expected a number of workers with it")
         if recipe is None:
             made = cast("EvaluatedEnv", env)
             played_seed = cast("int", getattr(made, "seed", 0)) if seed is None else seed
         else:
             made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
             played_seed = recipe.seed
-        if address is not None:
-            remote = _connect(address, made, played_seed, horizon, mapping, connections, images, timeout)
-            engine, timeout = stack.enter_context(closing(remote)), None
-            fitted = remote.policy
-        else:
-            fitted = _fitted(policy, made, horizon, action_size(made.single_action_space))
+        evaluator = stack.enter_context(open_evaluator(made, policy, played_seed, settings))
         if film is not None:
             film_env(made, film, renderer, stack)
-        usual = 1 if ensemble_decay is not None else fitted.horizon - offset - latency
-        if saved is not None and policy_id is None:
-            policy_id = policy_hash(fitted)
-        try:
-            found = play_plan(
-                made,
-                fitted,
-                episodes=episodes,
-                execute=usual if execute is None else execute,
-                seed=played_seed,
-                offset=offset,
-                latency=latency,
-                admission=rule,
-                engine=engine,
-                batching=batching,
-                ensemble_decay=ensemble_decay,
-                hold_action=hold_action,
-                allow_hold=allow_hold,
-                timeout=timeout,
-                journal=journal,
-                resume=resume,
-                policy_id=policy_id,
-                progress=progress,
-            )
-        except HeadraceError as error:
-            if saved is not None and error.finished is not None:
-                cast("Evaluation", error.finished).save(saved)
-            raise
-        if saved is not None:
-            found.save(saved)
+        named = journal is not None or saved is not None or policy_id is not None
+        found = play_plan(
+            EpisodePlan(episodes),
+            partial(evaluator.play, progress=progress),
+            header=evaluator.header if named else None,
+            journal=book,
+            resume=resume,
+            on_episodes=on_episodes,
+        )
+        return save(found)
+
+
+@contextmanager
+def _saving(path: Path | None) -> Generator[Callable[[Evaluation], Evaluation]]:
+    """Gives what saves a result to ``path`` and returns it; what an error in the block has finished is saved, too."""
+
+    def save(found: Evaluation) -> Evaluation:
+        if path is not None:
+            found.save(path)
         return found
+
+    try:
+        yield save
+    except HeadraceError as error:
+        if error.finished is not None:
+            save(cast("Evaluation", error.finished))
+        raise
 
 
 def merge(*parts: str | Path | Evaluation, output: str | Path | None = None) -> Evaluation:
@@ -205,83 +240,3 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
         if value is not None and name != "seed":  # of the episodes, which are begun here
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")
     return None
-
-
-def _check_remote(
-    address: str | None,
-    mapping: WireMapping | None,
-    connections: int,
-    images: str,
-    engine: str | Engine,
-    batching: object,
-) -> None:
-    """Refuse what only a server's policy has, without one, and what it has of its own, with one."""
-    if address is None:
-        if mapping is not None or connections != 1 or images != "raw":
-            raise ConfigError(
-                "mapping, connections, images: expected the address of a server as policy with them, such as "
-                "openpi://HOST:8000, got another policy"
-            )
-    elif engine != "inline" or batching is not None:
-        raise ConfigError(f"engine, batching: expected none with {address}: a server has its own")
-
-
-def _rule(admission: Admission | str) -> Admission:
-    """A rule, by its registered name, or from ``module:name``: an object, or a class made without arguments."""
-    from headrace.chunking import admission_names, make_admission
-
-    if not isinstance(admission, str):
-        return admission
-    module, _, attribute = admission.partition(":")
-    if module in admission_names() or not attribute.isidentifier():
-        return make_admission(admission)
-    return cast("Admission", load_made(admission, "--admission"))
-
-
-def _fitted(
-    policy: PolicyLike | str | Path | None, env: EvaluatedEnv, horizon: int | None, action_dim: int
-) -> ChunkPolicy:
-    from headrace.chunking import as_chunk_policy
-    from headrace.rollout._policy_source import load_policy_source
-
-    if policy is None or isinstance(policy, (str, Path)):
-        recipe = cast("EnvRecipe | None", getattr(env, "recipe", None))
-        task = None if recipe is None else recipe.source
-        policy = load_policy_source(None if policy is None else str(policy), task=task)
-    return as_chunk_policy(policy, horizon=horizon, action_dim=action_dim)
-
-
-def _connect(
-    address: str,
-    env: EvaluatedEnv,
-    seed: int,
-    horizon: int | None,
-    mapping: WireMapping | None,
-    connections: int,
-    images: ImageCoding,
-    timeout: float | None,
-) -> RemoteEngine:
-    """The engine of a server; sizes that it does not say come from one answer."""
-    from headrace.rollout._evaluated_env import action_size
-    from headrace.serving import RemoteCfg, RemoteEngine
-
-    action_dim = action_size(env.single_action_space)
-    engine = RemoteEngine(
-        address,
-        mapping=mapping,
-        horizon=horizon,
-        action_dim=action_dim,
-        connections=connections,
-        images=images,
-        cfg=RemoteCfg(timeout=timeout or RemoteCfg().timeout, api_key=os.environ.get("HEADRACE_API_KEY") or None),
-    )
-    if engine.sizes.horizon is None and horizon is None:
-        try:
-            env.reset(seed=seed)
-            learned = engine.probe(env.observe([0]), env.instructions([0]))
-            if learned.action_dim != action_dim:
-                raise ConfigError(f"policy {address}: plans actions of {learned.action_dim}, the task has {action_dim}")
-        except BaseException:  # also Ctrl-C; raised again
-            engine.close()
-            raise
-    return engine

@@ -131,6 +131,11 @@ def as_chunk_policy(
     )
 
 
+def written_policy(policy: object) -> object:
+    """What somebody wrote: the policy inside of what :func:`as_chunk_policy` made of it."""
+    return policy.policy if isinstance(policy, _Adapted) else policy
+
+
 def has_memory(policy: ChunkPolicy) -> bool:
     """Whether a policy keeps something from chunk to chunk of an episode."""
     own = policy.policy if isinstance(policy, _Adapted) else policy

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torch import nn
 
@@ -14,7 +16,10 @@ from headrace.chunking import (
     Batching,
     ChunkLengths,
     Engine,
+    InlineEngine,
     PolicyLike,
+    ProcessEngine,
+    ThreadEngine,
     as_chunk_policy,
     make_admission,
     make_engine,
@@ -24,8 +29,12 @@ from headrace.rollout._chunk_loop import ChunkLoop, HoldAction
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluated_env import EvaluatedEnv, action_size
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
-from headrace.rollout._journal import Header, Journal, circumstances, policy_hash, source_of
+from headrace.rollout._journal import Header, Journal, circumstances, source_of
+from headrace.rollout._policy_id import policy_hash
 from headrace.rollout._progress import EpisodeProgress
+
+OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
+"""Gets the rows of episodes as they finish."""
 
 
 def evaluate(
@@ -47,6 +56,7 @@ def evaluate(
     journal: str | Path | None = None,
     resume: bool = False,
     policy_id: str | None = None,
+    on_episodes: OnEpisodes | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Play every episode of a plan once, to its end.
@@ -78,8 +88,10 @@ def evaluate(
         journal: file that every finished episode is appended to, and synced, in the step in which it ends.
         resume: go on with that journal: only the episodes that it lacks are played. What decides the rows (source,
             overrides, seed, policy, lengths, strict size, …) must be the same.
-        policy_id: what journals and saved evaluations call the policy; None for a hash of a module's weights, which is
-            taken for a journal only.
+        policy_id: what journals and saved evaluations call the policy; None for a hash of its weights, settings and
+            code, which is taken for a journal only. A policy that cannot be seen through, on a server for example,
+            needs one.
+        on_episodes: called in each step in which episodes ended, with their rows, once they are in the journal.
         progress: show a progress bar with rates and the running success rate.
 
     Returns:
@@ -90,55 +102,188 @@ def evaluate(
         EvaluationError: an observer or the environment raised something that is not ours, which is the cause.
             Every error that ends an evaluation has the episodes that were finished in ``error.finished``.
     """
-    if env.autoreset != "disabled":
-        raise ConfigError(
-            f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
-            'headrace.make(…, autoreset="disabled") makes one'
-        )
-    formed = Batching(mode=batching) if isinstance(batching, str) else batching
-    modes = training_modes(policy)
-    fitted = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
-    if ensemble_decay is not None and (execute != 1 or latency):
-        raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
-    rule = make_admission(admission) if isinstance(admission, str) else admission
-    if ensemble_decay is not None and rule.holds:
-        raise ConfigError(
-            f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no prediction"
-        )
-    if batching is not None and not isinstance(engine, str):
-        raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
-    if timeout is not None and not isinstance(engine, str):
-        raise ConfigError("timeout: expected an engine by name with it, got an engine, which has its own")
-    if env.fidelity == "hold" and not (allow_hold or rule.holds or env.num_envs == 1):
-        raise ConfigError(
-            "evaluate: expected environments that stand still while suspended, got a bridge with fidelity 'hold': "
-            "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass save= "
-            "and restore= to the bridge; allow_hold=True takes it as it is"
-        )
-    lengths = ChunkLengths(horizon=fitted.horizon, execute=execute, offset=offset, latency=latency)
-    if not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
     plan = EpisodePlan(episodes)
-    strict = (formed or Batching()).strict_size if isinstance(engine, str) else engine.strict_size
-    header: Header | None = None
-    if journal is not None or policy_id is not None:
-        identity = source_of(env) | {
-            "seed": seed,
-            "policy": policy_hash(policy) if policy_id is None else policy_id,
-            **asdict(lengths),
-            "ensemble_decay": ensemble_decay,
-            "strict_size": strict,
-            "hold": str(rule) if rule.holds else None,
-            "fidelity": env.fidelity,
+    if resume and journal is None:
+        raise ConfigError("resume: expected a journal to go on with; pass journal=")
+    evaluator = Evaluator(
+        env,
+        policy,
+        execute=execute,
+        seed=seed,
+        offset=offset,
+        latency=latency,
+        admission=admission,
+        engine=engine,
+        batching=batching,
+        ensemble_decay=ensemble_decay,
+        hold_action=hold_action,
+        allow_hold=allow_hold,
+        timeout=timeout,
+        policy_id=policy_id,
+    )
+    with closing(evaluator):
+        return play_plan(
+            plan,
+            partial(evaluator.play, progress=progress),
+            header=None if journal is None and policy_id is None else evaluator.header,
+            journal=None if journal is None else Path(journal),
+            resume=resume,
+            on_episodes=on_episodes,
+        )
+
+
+class Evaluator:
+    """Plays episodes of one environment with one policy, as often as it is asked. Close it afterwards.
+
+    The arguments are those of :func:`evaluate`.
+    """
+
+    def __init__(
+        self,
+        env: EvaluatedEnv,
+        policy: PolicyLike,
+        *,
+        execute: int,
+        seed: int = 0,
+        offset: int = 0,
+        latency: int = 0,
+        admission: Admission | str = "greedy",
+        engine: str | Engine = "inline",
+        batching: Batching | Literal["strict", "fast"] | None = None,
+        ensemble_decay: float | None = None,
+        hold_action: HoldAction = "last",
+        allow_hold: bool = False,
+        timeout: float | None = None,
+        policy_id: str | None = None,
+    ) -> None:
+        if env.autoreset != "disabled":
+            raise ConfigError(
+                f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
+                'headrace.make(…, autoreset="disabled") makes one'
+            )
+        if ensemble_decay is not None and (execute != 1 or latency):
+            raise ConfigError(f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, {latency=}")
+        rule = make_admission(admission) if isinstance(admission, str) else admission
+        if ensemble_decay is not None and rule.holds:
+            raise ConfigError(
+                f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no "
+                "prediction"
+            )
+        if batching is not None and not isinstance(engine, str):
+            raise ConfigError("batching: expected an engine by name with it, got an engine, which has its own")
+        if timeout is not None and not isinstance(engine, str):
+            raise ConfigError("timeout: expected an engine by name with it, got an engine, which has its own")
+        if env.fidelity == "hold" and not (allow_hold or rule.holds or env.num_envs == 1):
+            raise ConfigError(
+                "evaluate: expected environments that stand still while suspended, got a bridge with fidelity 'hold': "
+                "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass "
+                "save= and restore= to the bridge; allow_hold=True takes it as it is"
+            )
+        if not -(2**63) <= seed < 2**63:
+            raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
+        self._modes = training_modes(policy)
+        self._policy = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
+        self._lengths = ChunkLengths(horizon=self._policy.horizon, execute=execute, offset=offset, latency=latency)
+        formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
+        self._own_engine = isinstance(engine, str)
+        self._engine = make_engine(engine, self._policy, formed, timeout=timeout) if isinstance(engine, str) else engine
+        self._env, self._rule, self._seed, self._policy_id = env, rule, seed, policy_id
+        self._ensemble_decay = ensemble_decay
+        self._hold_action: HoldAction = hold_action
+
+    @property
+    def header(self) -> Header:
+        """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
+        if self._policy_id is None:
+            if not isinstance(self._engine, (InlineEngine, ThreadEngine, ProcessEngine)):
+                raise ConfigError(
+                    f"policy_id: expected a text that names the policy, since {type(self._engine).__name__} runs it "
+                    "where it cannot be seen; a journal is resumed and merged for equal policies only"
+                )
+            self._policy_id = policy_hash(self._policy)
+        identity = source_of(self._env) | {
+            "seed": self._seed,
+            "policy": self._policy_id,
+            **asdict(self._lengths),
+            "ensemble_decay": self._ensemble_decay,
+            "strict_size": self._engine.strict_size,
+            "hold": str(self._rule) if self._rule.holds else None,
+            "fidelity": self._env.fidelity,
         }
-        where = circumstances(env, engine if isinstance(engine, str) else type(engine).__name__)
-        header = Header(identity=identity, circumstances=where)
+        return Header(identity=identity, circumstances=circumstances(self._env, type(self._engine).__name__))
+
+    def play(self, ids: Sequence[int], on_episodes: OnEpisodes | None = None, *, progress: bool = False) -> Evaluation:
+        """Play these episodes; errors have what was finished in ``error.finished``."""
+        loop = ChunkLoop(
+            self._env,
+            self._policy,
+            EpisodePlan(ids),
+            lengths=self._lengths,
+            rule=self._rule,
+            engine=self._engine,
+            seed=self._seed,
+            ensemble_decay=self._ensemble_decay,
+            hold_action=self._hold_action,
+            on_episodes=on_episodes,
+        )
+        try:
+            with EpisodeProgress(len(ids), shown=progress) as bar:
+                return loop.play(bar)
+        except HeadraceError as error:
+            error.finished = loop.result("failed")
+            raise
+        # an observer or an environment that we did not write may raise anything: its episodes are kept all the same
+        except Exception as error:
+            ended = EvaluationError(
+                f"evaluate: {type(error).__name__} after {loop.finished} of {len(ids)} episodes: {error}; "
+                "error.finished has them"
+            )
+            ended.finished = loop.result("failed")
+            raise ended from error
+        finally:
+            loop.release()
+
+    def close(self) -> None:
+        """End an engine that was made here, and give a module its mode back."""
+        if self._own_engine:
+            self._engine.close()
+        restore_modes(self._modes)
+
+
+def play_plan(
+    plan: EpisodePlan,
+    play: Callable[[Sequence[int], OnEpisodes | None], Evaluation],
+    *,
+    header: Header | None = None,
+    journal: Path | None = None,
+    resume: bool = False,
+    on_episodes: OnEpisodes | None = None,
+) -> Evaluation:
+    """Play what a journal lacks of a plan, and join it with what the journal has.
+
+    Args:
+        plan: the episodes.
+        play: plays ids, calls its second argument with rows as they finish, and returns them all.
+        header: of the evaluation; None for one that has no identity, and no journal.
+        journal: as for :func:`evaluate`.
+        resume: likewise.
+        on_episodes: called with rows as they finish, once they are in the journal.
+    """
+    whole, left = tuple(sorted(plan.ids)), plan.ids
+    known: list[EpisodeResult] = []
     book: Journal | None = None
     if journal is not None and header is not None:
-        book = Journal(Path(journal), header, plan.ids, resume=resume)
-    elif resume:
-        raise ConfigError("resume: expected a journal to go on with; pass journal=")
-    whole, known = tuple(sorted(plan.ids)), list[EpisodeResult]()
+        book = Journal(journal, header, plan.ids, resume=resume)
+        wanted = set(whole)
+        known = [row for row in book.rows if row.episode_id in wanted]
+        done = {row.episode_id for row in known}
+        left = [episode for episode in plan.ids if episode not in done]
+
+    def add(rows: list[EpisodeResult]) -> None:
+        if book is not None:
+            book.add(rows)
+        if on_episodes is not None:
+            on_episodes(rows)
 
     def joined(result: Evaluation) -> Evaluation:
         return replace(
@@ -146,60 +291,22 @@ def evaluate(
             episodes=sorted(known + result.episodes),
             plan=whole,
             identity=None if header is None else header.identity,
-            circumstances=None if header is None else header.circumstances,
+            circumstances=None if header is None else header.circumstances | (result.circumstances or {}),
         )
 
-    if book is not None and book.rows:
-        wanted = set(whole)
-        known = [row for row in book.rows if row.episode_id in wanted]
-        left = wanted - {row.episode_id for row in known}
-        if not left:
-            return joined(
-                Evaluation(
-                    episodes=[],
-                    plan=whole,
-                    status="completed",
-                    counters=Counters(),
-                    strict_size=strict,
-                    fidelity=env.fidelity,
-                )
-            )
-        plan = EpisodePlan([episode for episode in plan.ids if episode in left])
-
-    runs = make_engine(engine, fitted, formed or Batching(), timeout=timeout) if isinstance(engine, str) else engine
+    if not left:
+        assert header is not None  # only a journal knows episodes before
+        strict, fidelity = header.identity["strict_size"], header.identity["fidelity"]
+        nothing = Evaluation(
+            episodes=[], plan=whole, status="completed", counters=Counters(), strict_size=strict, fidelity=fidelity
+        )
+        return joined(nothing)
     try:
-        loop = ChunkLoop(
-            env,
-            fitted,
-            plan,
-            lengths=lengths,
-            rule=rule,
-            engine=runs,
-            seed=seed,
-            ensemble_decay=ensemble_decay,
-            hold_action=hold_action,
-            on_episodes=None if book is None else book.add,
-        )
-        try:
-            with EpisodeProgress(len(plan), shown=progress) as bar:
-                return joined(loop.play(bar))
-        except HeadraceError as error:
-            error.finished = joined(loop.result("failed"))
-            raise
-        # an observer or an environment that we did not write may raise anything: its episodes are kept all the same
-        except Exception as error:
-            ended = EvaluationError(
-                f"evaluate: {type(error).__name__} after {loop.finished} of {len(plan)} episodes: {error}; "
-                "error.finished has them"
-            )
-            ended.finished = joined(loop.result("failed"))
-            raise ended from error
-        finally:
-            loop.release()
-    finally:
-        if isinstance(engine, str):
-            runs.close()
-        restore_modes(modes)
+        return joined(play(left, add))
+    except HeadraceError as error:
+        if isinstance(error.finished, Evaluation):
+            error.finished = joined(error.finished)
+        raise
 
 
 def training_modes(policy: object) -> list[tuple[nn.Module, bool]]:

@@ -87,6 +87,8 @@ class Evaluation:
     """Rows of the strict batches that make rows independent of the batch; None where last bits may depend on it."""
     fidelity: str = "native"
     """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
+    given_up: tuple[int, ...] = ()
+    """Ids that ended the worker processes that played them, again and again; unfinished."""
     interrupt: KeyboardInterrupt | None = field(default=None, compare=False, repr=False)
     """What ended an interrupted evaluation: Ctrl-C, or the signal that a command was sent."""
     identity: dict[str, Any] | None = None
@@ -204,6 +206,9 @@ class Evaluation:
         table.add_column(justify="right")
         if self.unfinished:
             table.add_row("unfinished", f"{self.unfinished:,}: no rates, since short episodes finish first")
+        if self.given_up:
+            shown = ", ".join(map(str, self.given_up[:8])) + (", …" if len(self.given_up) > 8 else "")
+            table.add_row("given up", f"episodes {shown}: their workers died")
         if self.fidelity == "hold":
             table.add_row("fidelity", "hold: suspended environments drifted, results are not exact")
         batches = f"strict, {self.strict_size} rows" if self.strict_size else "fast: last bits depend on the batch"

@@ -30,6 +30,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "status": evaluation.status,
         "strict_size": evaluation.strict_size,
         "fidelity": evaluation.fidelity,
+        "given_up": list(evaluation.given_up),
         "summary": {
             "episodes": len(evaluation.episodes),
             "unfinished": evaluation.unfinished,
@@ -74,13 +75,12 @@ def merge(parts: Sequence[tuple[str, Evaluation]]) -> Evaluation:
         episodes=episodes,
         plan=plan,
         status=status,
-        counters=_total([part.counters for _, part in parts]),
+        counters=total_counters([part.counters for _, part in parts]),
         strict_size=first.strict_size,
         fidelity=first.fidelity,
         identity=first.identity,
-        circumstances={
-            key: _common([header.circumstances.get(key) for header in headers]) for key in headers[0].circumstances
-        },
+        circumstances=common_values([header.circumstances for header in headers]),
+        given_up=tuple(sorted({i for _, part in parts for i in part.given_up} - {row.episode_id for row in episodes})),
     )
 
 
@@ -107,13 +107,17 @@ def _header(name: str, part: Evaluation) -> Header:
     return Header(identity=part.identity, circumstances=part.circumstances)
 
 
-def _common(values: Sequence[Any]) -> Any:
-    """The value that all have, or a list of the different ones."""
-    different = [value for place, value in enumerate(values) if value not in values[:place]]
-    return different[0] if len(different) == 1 else different
+def common_values(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of every key the value that all have, or a list of the different ones."""
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part.get(key) for part in parts]
+        different = [value for place, value in enumerate(values) if value not in values[:place]]
+        found[key] = different[0] if len(different) == 1 else different
+    return found
 
 
-def _total(counters: Sequence[Counters]) -> Counters:
+def total_counters(counters: Sequence[Counters]) -> Counters:
     """The sum; nothing where one is of a journal, which has none: a part of the cost would pass for all of it."""
     total = Counters()
     if not all(part.batch_steps for part in counters):
@@ -177,6 +181,7 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
                 counters=counters,
                 strict_size=data["strict_size"],
                 fidelity=data["fidelity"],
+                given_up=tuple(int(episode) for episode in data["given_up"]),
                 identity=None if header is None else header.identity,
                 circumstances=None if header is None else header.circumstances,
             ),

@@ -7,18 +7,16 @@ same.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import append, storage_error, truncate
@@ -105,32 +103,24 @@ def check_same(expected: Header, got: Header, name: str) -> None:
         warnings.warn(f"{name}: played under other circumstances: {told}", stacklevel=3)
 
 
-def policy_hash(policy: object) -> str:
-    """A hash of a module's weights and class; ConfigError for what cannot be seen through."""
-    own: object = getattr(policy, "policy", policy)
-    if not isinstance(own, nn.Module):
-        raise ConfigError(
-            f"policy_id: expected a text that names the policy, since {type(own).__name__} has no weights to tell it "
-            "apart by; a journal is resumed and merged for equal policies only"
-        )
-    digest = hashlib.sha256(f"{type(own).__module__}.{type(own).__qualname__}".encode())
-    for name, values in sorted(own.state_dict().items()):
-        flat = cast("torch.Tensor", values).detach().cpu().contiguous()
-        digest.update(f"{name} {flat.dtype} {tuple(flat.shape)}".encode())
-        digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def circumstances(env: object, engine: str) -> dict[str, Any]:
     """Where an evaluation runs."""
+    recipe: Any = getattr(env, "recipe", None)
     return {
         "num_envs": getattr(env, "num_envs", None),
+        "threads": getattr(recipe, "threads", None),
         "engine": engine,
-        "torch": torch.__version__,
-        "headrace": version("headrace"),
+        **{name: _version(name) for name in ("headrace", "torch", "numpy", "mujoco", "gymnasium")},
         "python": platform.python_version(),
         "processor": _processor(),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return torch.__version__ if name == "torch" else version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def source_of(env: object) -> dict[str, Any]:

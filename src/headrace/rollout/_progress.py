@@ -41,8 +41,8 @@ class EpisodeProgress:
     ) -> None:
         self._progress.stop()
 
-    def update(self, results: Sequence[Finished], env_steps: int) -> None:
-        """Show how far the loop is."""
+    def update(self, results: Sequence[Finished], env_steps: int, note: str = "") -> None:
+        """Show how far the loop is, with a note of its own."""
         if self._progress.disable:
             return
         now = time.perf_counter()
@@ -52,4 +52,6 @@ class EpisodeProgress:
         rate = env_steps / max(now - self._begun, 1e-9)
         known = [result.success for result in results if result.success is not None]
         success = f", {sum(known) / len(known):.0%} success" if known else ""
-        self._progress.update(self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}")
+        self._progress.update(
+            self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}{note and '; '}{note}"
+        )

@@ -1,0 +1,22 @@
+"""Evaluation and collection over many processes and machines, with Ray (extra ``ray``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.distributed._evaluate import collect, evaluate
+    from headrace.distributed._opening import EvaluationSettings
+
+__all__ = ["EvaluationSettings", "collect", "evaluate"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    __all__,
+    {
+        "headrace.distributed._evaluate": ("collect", "evaluate"),
+        "headrace.distributed._opening": ("EvaluationSettings",),
+    },
+)

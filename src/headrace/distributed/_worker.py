@@ -1,0 +1,110 @@
+"""A worker: holds environments and a policy, and plays the blocks of episode ids that a driver hands to it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.distributed._opening import EvaluationSettings, open_evaluator
+from headrace.envs import EnvRecipe
+from headrace.rollout import Counters, EpisodeResult
+
+if TYPE_CHECKING:
+    from headrace.recording import EpisodeRecorder, RecorderCfg
+    from headrace.rollout._evaluate import Evaluator
+    from headrace.rollout._journal import Header
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """Everything that a worker is made of; is sent to it once, as a pickle."""
+
+    recipe: EnvRecipe
+    policy: Any
+    settings: EvaluationSettings
+    threads: int
+    """Of physics, kernels and torch."""
+    record: RecorderCfg | None = None
+    """Keep the episodes in this worker's own directory under ``directory``."""
+    directory: Path = field(default_factory=Path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a worker says when it is ready."""
+
+    header: Header
+    host: str
+    pid: int
+
+
+class Worker:
+    """One process of a distributed evaluation. Made anywhere; nothing happens before :meth:`open`."""
+
+    def __init__(self, packed: bytes, path: Sequence[str], number: int) -> None:
+        self._packed, self._path, self._number = packed, path, number
+        self._stack = ExitStack()
+        self._evaluator: Evaluator
+        self._recorder: EpisodeRecorder | None = None
+
+    def open(self) -> Opened:
+        """Make environments and policy. What fails here fails in every worker, and is raised in the driver."""
+        import torch
+        from ray import cloudpickle
+
+        from headrace import set_kernel_threads
+
+        # modules of the program that started this worker are found here, too, if the directories are there
+        sys.path.extend(place for place in self._path if place not in sys.path)
+        # a pickle of that program, through its own cluster
+        spec = cast("WorkerSpec", cloudpickle.loads(self._packed))
+        torch.set_num_threads(spec.threads)
+        set_kernel_threads(spec.threads)
+        env = self._stack.enter_context(closing(spec.recipe.make(autoreset="disabled", final_obs=False)))
+        if spec.record is not None:
+            from headrace.recording import DatasetInfo, EpisodeRecorder
+
+            directory = spec.directory / f"worker-{self._number:04d}"
+            self._recorder = EpisodeRecorder(directory, spec.record, DatasetInfo.of(env))
+            self._stack.enter_context(self._recorder)
+            env.attach(self._recorder)
+        self._evaluator = self._stack.enter_context(open_evaluator(env, spec.policy, spec.recipe.seed, spec.settings))
+        return Opened(header=self._evaluator.header, host=platform.node(), pid=os.getpid())
+
+    def play(self, ids: Sequence[int]) -> Generator[list[EpisodeResult] | Counters]:
+        """Play a block: rows as they finish, then what it cost. Recorded episodes are on disk before their rows go."""
+        news: queue.SimpleQueue[list[EpisodeResult] | Counters | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            kept: list[EpisodeResult] = []
+            try:
+                if self._recorder is None:
+                    news.put(self._evaluator.play(ids, news.put).counters)
+                    return
+                counters = self._evaluator.play(ids, kept.extend).counters
+                self._recorder.flush()
+                news.put(kept)
+                news.put(counters)
+            except BaseException as error:  # noqa: BLE001 - raised in the generator
+                news.put(error)
+
+        threading.Thread(target=run, name="episodes", daemon=True).start()
+        while True:
+            found = news.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+            if isinstance(found, Counters):
+                return
+
+    def close(self) -> None:
+        """End everything in order."""
+        self._stack.close()

@@ -1,0 +1,24 @@
+"""A driver that a test kills: ``driver_program.py ADDRESS JOURNAL DIRECTORY EPISODES``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from test_distributed_evaluate import RECIPE
+from worker_policies import Deadly
+
+import headrace.distributed
+
+if __name__ == "__main__":
+    address, journal, directory, episodes = sys.argv[1:]
+    headrace.distributed.evaluate(
+        RECIPE,
+        Deadly(Path(directory), episode=-1),
+        episodes=int(episodes),
+        workers=2,
+        block=1,
+        journal=journal,
+        ray_address=address,
+        progress=False,
+    )
