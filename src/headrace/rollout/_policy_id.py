@@ -90,8 +90,9 @@ class _Hasher:
         """A module, or any object with attributes."""
         if isinstance(value, torch.jit.ScriptModule):
             return self._parts(path, {"code": value.code, **value.state_dict()})
-        if isinstance(value, nn.Module) and "_orig_mod" in value._modules:  # what torch.compile was given
-            return self._parts(path, {"compiled": value._modules["_orig_mod"]})
+        children = dict(value.named_children()) if isinstance(value, nn.Module) else {}
+        if "_orig_mod" in children:  # what torch.compile was given
+            return self._parts(path, {"compiled": children["_orig_mod"]})
         slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
         if not hasattr(value, "__dict__") and not slots:
             raise ConfigError(
