@@ -165,7 +165,7 @@ def _spec(
             )
         if policy is not None and not isinstance(policy, (str, Path)):
             settings = {**settings, "policy_id": policy_hash(policy)}  # here, where its code is
-    if not recipe.source.startswith("gym:") and recipe.threads is None:
+    if not recipe.bridged and recipe.threads is None:
         recipe = recipe.replace(threads=cores)
     return WorkerSpec(
         recipe=recipe,
