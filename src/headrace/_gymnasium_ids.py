@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from gymnasium.envs.registration import register, registry
 
+ENTRY = "entry:"
+FOREIGN = (ENTRY, "tcp://")
+"""Before the source of an environment in another interpreter, or at an address of one."""
 GYMNASIUM = "gym:"
 """What the source of a bridged Gymnasium environment begins with."""
 

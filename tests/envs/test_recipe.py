@@ -70,7 +70,7 @@ def test_an_environment_of_a_task_object_has_no_recipe() -> None:
         (lambda: EnvRecipe.from_json({"num_envs": 2}), errors.DataError, "an object with source"),
         (lambda: EnvRecipe.from_json({"source": "ant", "n": 2}), errors.DataError, "an object with source"),
         (lambda: EnvRecipe("ant", overrides={"x": object()}).to_json(), errors.ConfigError, "JSON"),
-        (lambda: EnvRecipe("gym:X-v0", device="cuda"), errors.ConfigError, "device: .* a Gymnasium .* got 'cuda'"),
+        (lambda: EnvRecipe("gym:X-v0", device="cuda"), errors.ConfigError, "device: .* a bridged .* got 'cuda'"),
         (lambda: EnvRecipe("gym:X-v0", threads=3), errors.ConfigError, "threads: .*; executor= and workers= say"),
         (lambda: EnvRecipe("gym:X-v0", sim="warp"), errors.ConfigError, "sim: .* got 'warp'"),
         (lambda: EnvRecipe("gym:X-v0", sim="warp"), errors.ConfigError, "it brings its own physics"),

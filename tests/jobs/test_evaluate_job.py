@@ -128,7 +128,7 @@ def test_gymnasium_environments_are_bridged() -> None:
     threaded = headrace.evaluate("gym:Pendulum-v1", _still, overrides={"max_episode_steps": 12}, threads=2, **settings)  # type: ignore[arg-type]  # as above
     assert threaded.episodes == result.episodes, "threads step it, and change nothing"
     recipe = headrace.EnvRecipe("gym:Pendulum-v1")
-    with pytest.raises(ConfigError, match="threads: expected none with a Gymnasium environment"):
+    with pytest.raises(ConfigError, match="threads: expected none with a bridged environment"):
         headrace.evaluate(recipe, _still, threads=1, horizon=4)
     with pytest.raises(ConfigError, match=r"video .*expected a task of ours"):
         headrace.evaluate("gym:Pendulum-v1", _still, video="film.mp4", **settings)  # type: ignore[arg-type]

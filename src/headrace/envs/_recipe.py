@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from headrace._gymnasium_ids import GYMNASIUM
+from headrace._gymnasium_ids import ENTRY, FOREIGN, GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class EnvRecipe:
     """
 
     source: str
-    """A task name, ``module:NAME`` for a task of your own, or ``gym:ID`` for a bridged Gymnasium environment."""
+    """A task name, ``module:NAME`` for a task of your own, ``gym:ID`` for a bridged Gymnasium environment,
+    ``entry:my_envs:make`` for one in another interpreter (``python``), or ``tcp://host:port`` for one elsewhere."""
     _: KW_ONLY
     num_envs: int = 1
     seed: int = 0
@@ -55,6 +56,8 @@ class EnvRecipe:
     """What steps bridged environments; refused of a task, as is workers."""
     workers: int | None = None
     """Threads or processes of the executor; None for one per core."""
+    python: str | None = None
+    """The interpreter of ``entry:…``."""
 
     def __post_init__(self) -> None:
         for name, kind in (("source", str), ("overrides", Mapping)):
@@ -65,9 +68,14 @@ class EnvRecipe:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), most=most)
         check_autoreset(self.autoreset)
+        if (self.python is not None) != self.source.startswith(ENTRY):
+            raise ConfigError(
+                f"python: expected an interpreter with a source {ENTRY}module:name, and with no other, got "
+                f"{self.python!r} with {self.source!r}"
+            )
         if self.sim not in SIMS:
             raise UnknownNameError("sim", self.sim, SIMS)
-        other = "a Gymnasium environment" if self.bridged else "a task"
+        other = "a bridged environment" if self.bridged else "a task"
         hint = (
             "it brings its own physics, on the CPU; executor= and workers= say what steps it"
             if self.bridged
@@ -87,8 +95,8 @@ class EnvRecipe:
 
     @property
     def bridged(self) -> bool:
-        """Whether it is a Gymnasium environment over a bridge, not a task of ours."""
-        return self.source.startswith(GYMNASIUM)
+        """Whether it is an environment over a bridge, not a task of ours."""
+        return self.source.startswith((GYMNASIUM, *FOREIGN))
 
     @property
     def maker(self) -> str:
@@ -127,11 +135,15 @@ class EnvRecipe:
         if recipe.bridged:
             from headrace.envs.bridges._make import bridge
 
+            where: dict[str, Any] = {"source": recipe.source.removeprefix(GYMNASIUM), "executor": recipe.executor}
+            if recipe.python is not None:
+                where = {"python": recipe.python, "entry": recipe.source.removeprefix(ENTRY)}
+            elif recipe.source.startswith(FOREIGN):
+                where = {"address": recipe.source.split(",")}
             return bridge(
-                recipe.source.removeprefix(GYMNASIUM),
-                recipe.num_envs,
-                executor=recipe.executor,
+                num_envs=recipe.num_envs,
                 workers=recipe.workers,
+                **where,
                 env_kwargs=recipe.overrides,
                 **shared,
             )

@@ -25,7 +25,7 @@ from gymnasium import spaces
 import headrace.testing
 from headrace.envs.bridges import CHILD_FILE, BridgeEnv, bridge, child
 from headrace.envs.bridges._frames import Channel, space_from_json
-from headrace.errors import ConfigError, DataError, EnvError, LifecycleError
+from headrace.errors import ConfigError, DataError, EnvError, LifecycleError, UnsupportedError
 
 TOY = Path(__file__).parent / "foreign" / "toy_simulator.py"
 
@@ -162,7 +162,7 @@ def test_over_a_socket_the_numbers_are_the_same_and_the_child_serves_the_next_cl
                 assert _played(bridge(address=address, num_envs=2), {0, 1, 2}, np.random.default_rng(2)) == reference
             env = bridge(address=address)
             env.reset()
-            with pytest.raises(ConfigError, match="a child that headrace started itself"):
+            with pytest.raises(UnsupportedError, match="a child that headrace started itself"):
                 env.state_dict()
             env.close()
             monkeypatch.setenv("HEADRACE_TOKEN", "guessed")
@@ -194,6 +194,24 @@ def test_pictures_and_snapshots_cross(other_python: str) -> None:
         assert torch.equal(one.obs["policy"], other.obs["policy"])
         assert torch.equal(one.reward, other.reward)
     env.close()
+
+
+@pytest.mark.usefixtures("nobody_left")
+def test_a_recipe_of_another_interpreter_survives_json_and_is_evaluated_by_name(
+    other_python: str, tmp_path: Path
+) -> None:
+    env = _foreign(other_python, num_envs=2, env_kwargs={"size": 6}, seed=5)
+    recipe = env.recipe
+    assert recipe is not None
+    assert headrace.EnvRecipe.from_json(recipe.to_json()) == recipe
+    first = {group: rows[:1] for group, rows in env.reset()[0].items()}
+    again = recipe.resolve().make(num_envs=1)
+    assert all(torch.equal(rows, first[group]) for group, rows in again.reset()[0].items())
+    env.close()
+    again.close()
+    for bad in ({"python": None}, {"source": "cartpole"}):
+        with pytest.raises(ConfigError, match="python: expected an interpreter"):
+            recipe.replace(**bad)
 
 
 @pytest.mark.usefixtures("nobody_left")

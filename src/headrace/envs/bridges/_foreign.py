@@ -306,8 +306,9 @@ class ForeignWorker:
         except (EOFError, OSError, DataError) as error:
             raise self._lost(call, error) from error
         if "error" in head:
-            kind = "ConfigError" if head["error"] == "RefusedError" else "EnvError"
-            told = f"{head['error']}: " if kind == "EnvError" else ""
+            kind, told = "EnvError", f"{head['error']}: "
+            if head.get("refused"):
+                kind, told = ("UnsupportedError" if head["error"] == "UnsupportedError" else "ConfigError"), ""
             trace = f"\n\nin the simulator's interpreter:\n{head['traceback']}" if "traceback" in head else ""
             whose = of_environments(self.env_ids)
             raise WorkerFailedError(kind, f"environments {whose} in {call}: {told}{head.get('message')}{trace}")

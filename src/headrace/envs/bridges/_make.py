@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from headrace._gymnasium_ids import GYMNASIUM
+from headrace._gymnasium_ids import ENTRY, GYMNASIUM
 from headrace._named import import_module
 from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
@@ -166,7 +166,7 @@ def _foreign_bridge(
     if workers is not None:
         check_count("workers", workers)
     backend, hello = foreign_backend(source, num_envs, available_cores() if workers is None else workers)
-    return BridgeEnv(
+    env = BridgeEnv(
         backend,
         name=hello.name,
         observation_space=hello.observation_space,
@@ -177,6 +177,18 @@ def _foreign_bridge(
         final_obs=final_obs,
         episode_stride=episode_stride,
     )
+    env.recipe = EnvRecipe(
+        ",".join(source.addresses) or f"{ENTRY}{source.entry}",
+        python=source.python,
+        num_envs=num_envs,
+        seed=seed,
+        overrides=source.kwargs,
+        autoreset=autoreset,
+        final_obs=final_obs,
+        episode_stride=episode_stride,
+        workers=workers,
+    )
+    return env
 
 
 def _factories(

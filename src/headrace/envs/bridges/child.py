@@ -47,7 +47,11 @@ _RESULTS = ("reward", "terminated", "truncated", "success")
 
 
 class RefusedError(Exception):
-    """What the caller did wrong, or what this simulator cannot do; the text alone is told, without a traceback."""
+    """What the caller did wrong; the text alone is told, without a traceback."""
+
+
+class UnsupportedError(RefusedError):
+    """What this simulator cannot do."""
 
 
 # --- frames -----------------------------------------------------------------------------------------------------
@@ -275,7 +279,7 @@ class Group:
         """The state of one environment, from its own ``state_dict``."""
         env = self.envs[env_id]
         if not self.pickles or not hasattr(env, "state_dict") or not hasattr(env, "load_state_dict"):
-            raise RefusedError(
+            raise UnsupportedError(
                 "state_dict: expected state_dict() and load_state_dict(state) of the environment, in a child that "
                 "headrace started itself; give it both, or do without snapshots"
             )
@@ -330,7 +334,7 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, token
                 else:
                     answer, reply = _answer(group, head, body, memory_fd)
             except RefusedError as error:
-                answer, reply = {"error": "RefusedError", "message": str(error)}, b""
+                answer, reply = {"error": type(error).__name__, "refused": True, "message": str(error)}, b""
             except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it, with this traceback)
                 trace = traceback.format_exc().rstrip()
                 answer = {"error": type(error).__name__, "message": str(error), "traceback": trace}
@@ -360,7 +364,7 @@ def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> 
         return {"sizes": [len(state) for state in states]}, b"".join(states)
     elif call == "restore":
         if not group.pickles:
-            raise RefusedError(
+            raise UnsupportedError(
                 "restore: expected a child that headrace started itself, got one that listens at a socket"
             )
         offset = 0
