@@ -1,6 +1,6 @@
 """How often ``compare`` is right: false verdicts and power of every design, by simulation.
 
-``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md`` (about ten minutes);
+``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md`` (about twenty minutes);
 ``--quick`` prints a small part of it. The tests use the same simulation with fewer repetitions.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-from examples import play_bundle, runtime_bundle  # noqa: E402  # the path is set above
+from examples import play_bundle, runtime_bundle, training_bundle  # noqa: E402  # the path is set above
 
 from headrace.bench import Bundle, PerEpisode  # noqa: E402
 from headrace.bench._comparison import CompareCfg, Comparison, compare  # noqa: E402
@@ -28,6 +28,7 @@ Order = Literal["sweep", "alternating", "random", "block"]
 METRIC = "frametime.environment_step_time_s"
 TEMPLATE = runtime_bundle()
 PLAY = play_bundle()
+TRAINING = training_bundle()
 STEP_TIMES = ("environment_step_time_s", "simulation_step_time_s", "render_step_time_s", "task_step_time_s")
 PHASES = ("python_imports", "task_config", "env_creation", "first_step")
 
@@ -66,7 +67,7 @@ def rates(case: Case, repetitions: int, *, first_seed: int = 0) -> dict[str, flo
     counts = dict.fromkeys(("any", "regressed", "improved", "unchanged", "inconclusive"), 0)
     for seed in range(first_seed, first_seed + repetitions):
         comparison = simulate(case, seed)
-        counts["any"] += bool(comparison.count("regressed") or comparison.count("improved"))
+        counts["any"] += _decided(comparison)
         counts[next(row.verdict for row in comparison.rows if row.path == METRIC) or "inconclusive"] += 1
     return {name: count / repetitions for name, count in counts.items()}
 
@@ -85,6 +86,23 @@ def simulate_plays(seed: int, *, episodes: int, before: float, after: float, pai
         rewards = 100.0 * success + generator.normal(0.0, 10.0, episodes)
         sides.append(_play(number, rewards.tolist(), success.tolist(), first_id=0 if paired else number * episodes))
     return compare([sides[0]], [sides[1]])
+
+
+def simulate_trainings(seed: int, *, n: int, noise: float, change: float, paired: bool) -> Comparison:
+    """n trainings per side whose final reward is 100 with noise, on the same seeds if ``paired``; B has more reward."""
+    generator = np.random.default_rng(seed)
+    sides: list[list[Bundle]] = []
+    for side in (0, 1):
+        rewards = 100.0 * (1.0 + side * change) * np.exp(generator.normal(0.0, noise, n))
+        first = 0 if paired else side * n
+        sides.append([_training(f"{side} {i}", first + i, reward) for i, reward in enumerate(rewards.tolist())])
+    return compare(*sides, CompareCfg(metrics=("train.reward_final_ema",)))
+
+
+def _training(run_id: str, seed: int, reward: float) -> Bundle:
+    curve = TRAINING.learning.reward.model_copy(update={"final_ema": reward})
+    run = TRAINING.run.model_copy(update={"run_id": run_id, "seed": seed})
+    return TRAINING.model_copy(update={"run": run, "learning": TRAINING.learning.model_copy(update={"reward": curve})})
 
 
 def _play(number: int, rewards: Sequence[float], successes: Sequence[bool], *, first_id: int) -> Bundle:
@@ -167,7 +185,11 @@ def _grid(order: Order, *, change: float, quick: bool, accept_drift: bool = Fals
 
 
 def _plays(repetitions: int) -> list[str]:
-    lines = ["### Plays: success of one policy per side", "", "| episodes | design | 60 % and 60 % | 60 % and 70 % |"]
+    lines = [
+        "### Plays and evaluations: success of one policy per side",
+        "",
+        "| episodes | design | 60 % and 60 % | 60 % and 70 % |",
+    ]
     lines.append("|---:|---|---:|---:|")
     for episodes in (100, 1000):
         for paired in (True, False):
@@ -177,11 +199,34 @@ def _plays(repetitions: int) -> list[str]:
                     simulate_plays(seed, episodes=episodes, before=0.6, after=after, paired=paired)
                     for seed in range(repetitions)
                 ]
-                shares.append(sum(bool(c.count("improved") or c.count("regressed")) for c in found) / repetitions)
+                shares.append(sum(map(_decided, found)) / repetitions)
             design = "the same episodes" if paired else "different episodes"
             lines.append(f"| {episodes:,} | {design} | {shares[0]:.1%} | {shares[1]:.1%} |")
             print(lines[-1], flush=True)
     return [*lines, ""]
+
+
+def _trainings(repetitions: int) -> list[str]:
+    lines = ["### Trainings: final reward, a seed is the unit", ""]
+    lines += ["| n | noise | seeds | false verdicts | power for +10 % |", "|---:|---:|---|---:|---:|"]
+    for n in (5, 10, 20, 40):
+        for noise in (0.01, 0.03, 0.1, 0.3):
+            for paired in (True, False):
+                shares: list[float] = []
+                for change in (0.0, 0.1):
+                    found = [
+                        simulate_trainings(seed, n=n, noise=noise, change=change, paired=paired)
+                        for seed in range(repetitions)
+                    ]
+                    shares.append(sum(map(_decided, found)) / repetitions)
+                seeds = "shared" if paired else "different"
+                lines.append(f"| {n} | {noise:.0%} | {seeds} | {shares[0]:.1%} | {shares[1]:.1%} |")
+                print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
+def _decided(comparison: Comparison) -> bool:
+    return bool(comparison.count("improved") or comparison.count("regressed"))
 
 
 def main() -> None:
@@ -205,6 +250,7 @@ def main() -> None:
     names: dict[Order, str] = {
         "sweep": "Sweep: A B, B A, A B, …, paired by repetition",
         "alternating": "Alternating by hand: A B A B …, not paired",
+        "random": "In random order, not paired",
     }
     for order, name in names.items():
         for change, column, what in ((0.0, "any", "false verdicts"), (0.1, "regressed", "power")):
@@ -216,6 +262,7 @@ def main() -> None:
         "any",
         repetitions,
     )
+    page += _trainings(repetitions)
     page += _plays(repetitions)
     if not arguments.quick:
         (ROOT / "docs" / "benchmarks" / "comparison.md").write_text("\n".join(page))

@@ -46,11 +46,11 @@ def test_the_time_split_adds_up_to_the_wall_time() -> None:
     bundle = built(made)
     split = bundle.time_split_s
     assert split is not None
-    assert (split.collection, split.learning) == (0.75, 1.5)
-    assert split.collection + split.learning + split.other == bundle.runtime.total_wall_time_s == 4.0
-    assert bundle.runtime.total_fps == 30 / 4.0
+    assert (split.collection, split.learning) == (0.5, 1.0), "without the first iteration, the warm-up"
+    assert split.collection + split.learning + split.other == bundle.runtime.total_wall_time_s == 3.0
+    assert bundle.runtime.total_fps == 20 / 3.0
     assert bundle.runtime.collection_fps == 40.0
-    assert bundle.runtime.collection_time_s.samples == [0.25] * 3
+    assert bundle.runtime.collection_time_s.samples == [0.25] * 2
 
 
 def test_a_training_that_never_began_gives_a_valid_bundle() -> None:
@@ -103,7 +103,32 @@ def test_rates_are_frames_over_time_not_means_of_rates() -> None:
     made = builder()
     for seconds in (0.03, 0.04, 0.05, 0.8):
         made.iteration(frames=1000, collection_s=seconds, learning_s=0.0)
-    assert built(made).runtime.collection_fps == pytest.approx(4000 / 0.92)
+    assert built(made).runtime.collection_fps == pytest.approx(3000 / 0.89)
+
+
+def test_the_first_iteration_is_the_warm_up_of_the_others() -> None:
+    """In curves and counts, not in times."""
+    moments = iter([0.0, 10.0, 11.0, 12.0, 12.0])  # begins, three iterations, end
+    made = TrainingBuilder(clock=lambda: next(moments))
+    made.begin()
+    for reward in (1.0, 2.0, 3.0):
+        made.iteration(frames=100, collection_s=0.5, learning_s=0.25, rewards=[reward], lengths=[1])
+    made.end()
+    bundle = built(made)
+    runtime = bundle.runtime
+    assert (runtime.iterations_completed, runtime.frames, runtime.total_wall_time_s) == (3, 200, 2.0)
+    assert runtime.total_fps == 100.0
+    assert runtime.iteration_time_s.samples == [1.0, 1.0]
+    assert (runtime.warmup.steps, runtime.warmup.seconds, runtime.warmup.steady) == (1, 10.0, None)
+    assert bundle.learning.reward.series_per_iter == [1.0, 2.0, 3.0]
+    assert bundle.learning.wall_time_s == [10.0, 11.0, 12.0]
+
+
+def test_a_single_iteration_is_measured() -> None:
+    made = builder()
+    made.iteration(frames=100, collection_s=0.5, learning_s=0.25)
+    assert built(made).runtime.frames == 100
+    assert built(made).runtime.warmup is None
 
 
 def test_isaac_labs_rule_wants_every_iteration_of_the_window() -> None:

@@ -96,7 +96,7 @@ def policy_of(run: Bundle) -> str:
 
 def unsteady(run: Bundle) -> bool:
     """Whether the run says that its warm-up did not reach a steady step time."""
-    return not isinstance(run, StartupBundle) and run.runtime.warmup is not None and not run.runtime.warmup.steady
+    return not isinstance(run, StartupBundle) and run.runtime.warmup is not None and run.runtime.warmup.steady is False
 
 
 def _turn(run: Bundle) -> str | None:

@@ -162,7 +162,8 @@ def _training(bundle: TrainingBundle) -> list[Metric]:
     found += [metric._replace(role="outcome") for metric in _rate("train", "success_rate", bundle.success_rate)]
     stop = bundle.early_stop
     if stop is not None and stop.enabled:
-        seconds = bundle.runtime.total_wall_time_s
+        warmup = bundle.runtime.warmup
+        seconds = bundle.runtime.total_wall_time_s + (0.0 if warmup is None else warmup.seconds)
         found.append(Metric("train", "time_to_success_s", seconds, "s", "lower", censored=not stop.reached))
     return found
 

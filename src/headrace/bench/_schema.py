@@ -153,11 +153,13 @@ class StartupTime(Record):
 
 
 class Warmup(Record):
-    """The steps before measuring: kept up until the step time was steady."""
+    """The steps before measuring, kept up until the step time was steady; of a training, its first iteration."""
 
-    steps: int
+    steps: int = Field(description="steps of the batch; of a training, iterations")
     seconds: float
-    steady: bool = Field(description="false: the limit was reached first, and the figures may include warming up")
+    steady: bool | None = Field(
+        description="false: the limit was reached first, and the figures may include warming up. null: not judged"
+    )
     rule: str
     block_medians_s: list[float] = Field(description="median step time of each block, in order")
 
@@ -184,7 +186,9 @@ class Runtime(Record):
     samples are kept of times only."""
 
     startup_time_s: StartupTime
-    iterations_completed: int = Field(description="training iterations; batch steps where there is no training")
+    iterations_completed: int = Field(
+        description="training iterations, that of the warm-up included; measured batch steps where there is no training"
+    )
     total_wall_time_s: float = Field(description="of the measured part, without startup and warm-up")
     steps_per_iteration: int | None = Field(description="frames of one iteration, all environments together")
     iteration_time_s: Statistic | None

@@ -19,7 +19,7 @@ from headrace.bench._learning_schema import (
     LibraryDescriptor,
     TrainingTime,
 )
-from headrace.bench._schema import EnvironmentStepTiming, Kind, Runtime, TrainingBundle
+from headrace.bench._schema import EnvironmentStepTiming, Kind, Runtime, TrainingBundle, Warmup
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.bench._step_times import StartupClock
 from headrace.errors import ConfigError, DataError
@@ -187,15 +187,15 @@ class TrainingBuilder:
 
     def build(self, origin: Provenance) -> TrainingBundle:
         """The bundle of what has been collected so far."""
-        wall = self._wall()
-        collection, learning = sum(it.collection_s for it in self._done), sum(it.learning_s for it in self._done)
+        measured, wall = self._measured()
+        collection, learning = sum(it.collection_s for it in measured), sum(it.learning_s for it in measured)
         rule = self.rule
         return TrainingBundle(
             run=origin.run,
             versions=origin.versions,
             hardware=origin.hardware,
             resources=origin.resources,
-            runtime=self._runtime(wall),
+            runtime=self._runtime(measured, wall),
             learning=self._learning(),
             success_rate=self._recent_success(rule.window if rule else 20),
             checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
@@ -215,29 +215,39 @@ class TrainingBuilder:
             extra=self.extra,
         )
 
-    def _wall(self) -> float:
+    def _measured(self) -> tuple[list[_Iteration], float]:
+        """The iterations that times are of, and their wall time: the first, which allocates and compiles, is the
+        warm-up of all that have others."""
         if self._began is None:
-            return 0.0
-        return (self._clock() if self._ended is None else self._ended) - self._began
+            return [], 0.0
+        end = self._clock() if self._ended is None else self._ended
+        warm = self._done[0].ended_at if len(self._done) > 1 else self._began
+        return self._done[len(self._done) > 1 :], end - warm
 
-    def _runtime(self, wall: float) -> Runtime:
+    def _runtime(self, measured: list[_Iteration], wall: float) -> Runtime:
         began = self._began or 0.0
         ends = [began, *(it.ended_at for it in self._done)]
         seconds = [after - before for before, after in itertools.pairwise(ends)]
-        sizes = {it.frames for it in self._done}
-        frames, collection = sum(it.frames for it in self._done), sum(it.collection_s for it in self._done)
+        sizes = {it.frames for it in measured}
+        frames, collection = sum(it.frames for it in measured), sum(it.collection_s for it in measured)
+        warmup = None
+        if len(measured) < len(self._done):
+            warmup = Warmup(
+                steps=1, seconds=seconds[0], steady=None, rule="the first iteration", block_medians_s=seconds[:1]
+            )
         return Runtime(
             startup_time_s=self.startup.record(),
             iterations_completed=len(self._done),
             total_wall_time_s=wall,
             steps_per_iteration=sizes.pop() if len(sizes) == 1 else None,
-            iteration_time_s=Statistic.of(seconds, unit="s", better="lower"),
+            iteration_time_s=Statistic.of(seconds[len(self._done) - len(measured) :], unit="s", better="lower"),
             collection_fps=frames / collection if collection > 0 else None,
             total_fps=frames / wall if wall > 0 else None,
-            iterations_per_s=len(self._done) / wall if wall > 0 else None,
+            iterations_per_s=len(measured) / wall if wall > 0 else None,
             environment_step_timing=self.step_timing,
             frames=frames,
-            collection_time_s=Statistic.of((it.collection_s for it in self._done), unit="s", better="lower"),
+            collection_time_s=Statistic.of((it.collection_s for it in measured), unit="s", better="lower"),
+            warmup=warmup,
             episodes=EpisodeCounts(completed=sum(it.episodes for it in self._done)),
         )
 

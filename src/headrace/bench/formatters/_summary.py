@@ -47,7 +47,8 @@ def _rows(bundle: Bundle) -> list[tuple[str, str]]:
         return rows
     warmup = bundle.runtime.warmup
     if warmup is not None:
-        rows.append(("warm-up", f"{warmup.steps} steps, {'steady' if warmup.steady else 'NOT steady'}"))
+        judged = f"{warmup.steps} steps, {'steady' if warmup.steady else 'NOT steady'}"
+        rows.append(("warm-up", warmup.rule if warmup.steady is None else judged))
     if isinstance(bundle, TrainingBundle) and bundle.checkpoint_path is not None:
         rows.append(("checkpoint", bundle.checkpoint_path))
     episodes = bundle.runtime.episodes
