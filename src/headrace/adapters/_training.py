@@ -45,6 +45,7 @@ class Kept:
 
     task: str
     library: str
+    num_envs: int
     last: Path
     best: Path
     iteration: int
@@ -63,7 +64,14 @@ class CheckpointKeeper:
     """
 
     def __init__(
-        self, directory: Path, learner: Learner, task: str, overrides: Mapping[str, object], *, resumable: bool = True
+        self,
+        directory: Path,
+        learner: Learner,
+        task: str,
+        overrides: Mapping[str, object],
+        *,
+        num_envs: int,
+        resumable: bool = True,
     ) -> None:
         """Prepare; nothing is written yet.
 
@@ -72,10 +80,11 @@ class CheckpointKeeper:
             learner: to save.
             task: what it learns.
             overrides: of the task's settings.
+            num_envs: on how many environments.
             resumable: False for environments whose state cannot be saved as plain numbers.
         """
         self.directory, self._learner, self._task, self._overrides = directory, learner, task, overrides
-        self._resumable = resumable
+        self._num_envs, self._resumable = num_envs, resumable
         suffix = library(learner.library).suffix
         self.last = directory / "checkpoints" / f"last{suffix}"
         self.best = directory / "checkpoints" / f"best{suffix}"
@@ -124,6 +133,7 @@ class CheckpointKeeper:
         self.kept = Kept(
             task=self._task,
             library=self._learner.library,
+            num_envs=self._num_envs,
             last=self.last,
             best=self.best,
             iteration=iteration,
@@ -156,7 +166,9 @@ def train_iterations(
     """Train; returns the iterations that are done. Run it inside :func:`headrace.adapters.library_run`.
 
     Ctrl-C, and any other signal that somebody handles, takes effect when the iteration under way is whole and saved;
-    a second one at once. Whatever an iteration raises goes on to the caller; the last checkpoint stays what it was.
+    a second one at once. Whatever ``on_iteration`` raises goes on to the caller when that iteration is saved. Whatever an
+    iteration itself raises goes on at once, since its networks and environments are between two states: the last
+    checkpoint stays what it was, at most a second old or fifty times what saving takes.
 
     Args:
         learner: made by :func:`headrace.adapters.make_learner`.
@@ -176,7 +188,11 @@ def train_iterations(
             done += 1
             finished = learner.finished()
             keeper.note(done, finished)
-            stop = on_iteration(Iteration(done, times, finished))
+            try:
+                stop = on_iteration(Iteration(done, times, finished))
+            except BaseException:  # raised again
+                keeper.save(done)
+                raise
             if stop or came:
                 break
         keeper.save(done)
@@ -203,9 +219,14 @@ def _described(settings: PPOCfg, overrides: Mapping[str, object]) -> dict[str, A
     return plain_settings(settings) | task
 
 
-def resumable(run: Path, library_name: str, task: str) -> Resumption:
+def resumable(run: Path, library_name: str, task: str, num_envs: int) -> Resumption:
     """The checkpoint of a run that ``library_name`` can continue on ``task``; nothing is loaded or written."""
     kept = read_index(run)
+    if kept.num_envs != num_envs:
+        raise ConfigError(
+            f"{run}: its {kept.num_envs} environments are part of its state, got {num_envs}; resume it with "
+            f"num_envs={kept.num_envs} (--num-envs {kept.num_envs})"
+        )
     if kept.library != library_name:
         raise DataError(
             f"{run}: expected a run of {library_name}, got one of {kept.library}; pass --library {kept.library}"
@@ -241,6 +262,7 @@ def read_index(run: Path) -> Kept:
         return Kept(
             task=str(found["task"]),
             library=str(found["library"]),
+            num_envs=int(found["num_envs"]),
             last=run / str(found["last"]),
             best=run / str(found["best"]),
             iteration=int(found["iteration"]),
@@ -259,6 +281,7 @@ def _index_text(kept: Kept) -> str:
     content = {
         "task": kept.task,
         "library": kept.library,
+        "num_envs": kept.num_envs,
         "last": f"{folder}/{kept.last.name}",
         "best": f"{folder}/{kept.best.name}",
         "iteration": kept.iteration,

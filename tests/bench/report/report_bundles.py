@@ -17,7 +17,7 @@ def varied(kind: str, number: int, **run: object) -> Bundle:
     data["run"] |= {"run_id": f"{kind}-{number}", **run}
     if kind == "runtime":
         envs = data["run"]["num_envs"]
-        data["runtime"]["total_fps"] = 9000 * envs / (envs + 60) * (1 + 0.02 * (number % 3))
+        data["runtime"]["throughput_fps"] = 9000 * envs / (envs + 60) * (1 + 0.02 * (number % 3))
     if kind == "training":
         frames = [2048 * (i + 1) for i in range(60)]
         rise = 8 + number % 5
