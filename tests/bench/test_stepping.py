@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def test_warm_up_goes_on_until_the_step_time_is_steady() -> None:
     falling = itertools.chain((1.0 / (1 + i) for i in range(100)), itertools.repeat(0.01))
-    found = warm_up(lambda: next(falling), WarmupRule(steps=20))
+    found = warm_up(lambda n: [next(falling) for _ in range(n)], WarmupRule(steps=20))
     assert found is not None
     assert found.steady
     assert found.steps > 100, "the first hundred fall"
@@ -37,17 +37,17 @@ def test_warm_up_goes_on_until_the_step_time_is_steady() -> None:
 
 def test_warm_up_that_never_gets_steady_says_so() -> None:
     growing = itertools.count(1.0)
-    found = warm_up(lambda: next(growing) ** 3, WarmupRule(steps=20))
+    found = warm_up(lambda n: [next(growing) ** 3 for _ in range(n)], WarmupRule(steps=20))
     assert found is not None
     assert not found.steady
     assert found.steps == 400
 
 
 def test_warm_up_takes_at_least_the_steps_asked_for() -> None:
-    found = warm_up(lambda: 1.0, WarmupRule(steps=200))
+    found = warm_up(lambda n: [1.0] * n, WarmupRule(steps=200))
     assert found is not None
     assert found.steps == 200
-    assert warm_up(lambda: 1.0, WarmupRule(steps=0)) is None
+    assert warm_up(lambda n: [1.0] * n, WarmupRule(steps=0)) is None
     with pytest.raises(ConfigError, match="--warmup-steps"):
         WarmupRule(steps=-1)
 

@@ -24,7 +24,7 @@ def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> No
         folder.mkdir(parents=True)
         (folder / "last.pt").touch()
         index = {"task": "cartpole", "library": "skrl", "last": "checkpoints/last.pt", "best": "checkpoints/best.pt"}
-        index |= {"iteration": 1, "score": score, "best_score": score, "saved_at": moment}
+        index |= {"num_envs": 8, "iteration": 1, "score": score, "best_score": score, "saved_at": moment}
         (folder.parent / "checkpoint.json").write_text(json.dumps(index))
     assert find_checkpoint(None, "cartpole").path.parts[-3] == "run_10"
     assert find_checkpoint("latest", "cartpole", library="skrl").path.parts[-3] == "run_10"

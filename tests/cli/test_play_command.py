@@ -78,7 +78,9 @@ def test_success_reward_and_length_are_of_whole_episodes_counted_by_hand(tmp_pat
 
 def test_too_few_steps_are_said_and_nothing_unfinished_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert played("--num-steps", "10", "--output", "p") == 0
-    assert "shorter than an episode" in said(capsys)
+    told = said(capsys)
+    assert "shorter than an episode" in told
+    assert "4 episodes were still running after 10 steps and are counted nowhere" in told
     bundle = play_bundle("p")
     assert bundle.reward is None
     assert bundle.plan is not None

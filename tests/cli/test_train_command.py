@@ -25,7 +25,7 @@ def test_training_leaves_a_bundle_and_a_checkpoint_that_plays(library: str) -> N
     assert bundle.run.status == "completed"
     assert bundle.run.framework == library
     assert bundle.runtime.iterations_completed == 3
-    assert bundle.runtime.frames == 3 * 16 * 8
+    assert bundle.runtime.frames == 2 * 16 * 8, "the first iteration is the warm-up"
     assert bundle.learning.reward is not None
     split = bundle.time_split_s
     assert split is not None
@@ -168,10 +168,15 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_anything_is_written(
     assert "expected a run of sb3, got one of headrace; pass --library headrace" in said(capsys)
     assert trained("rest", "--resume-from", ".") == 2
     assert "expected the directory of a training" in said(capsys)
+    assert trained("rest", "--resume-from", "half", "--num-envs", "4") == 2
+    assert "its 8 environments are part of its state, got 4; resume it with num_envs=8" in said(capsys)
     assert not Path("rest").exists()
 
 
-def test_ctrl_c_ends_the_training_when_the_iteration_is_whole_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_training_when_the_iteration_is_whole_and_saved(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
     import signal
 
@@ -181,13 +186,13 @@ def test_ctrl_c_ends_the_training_when_the_iteration_is_whole_and_saved(monkeypa
         nonlocal calls
         calls += 1
         if calls == 20:  # in the second iteration of 16 steps
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.Signals[name])
         return step(self, *words)
 
     monkeypatch.setattr(headrace.BatchEnv, "step", interrupted)
-    assert trained("runs/one", "--iterations", "50") == 130
+    assert trained("runs/one", "--iterations", "50") == 128 + signal.Signals[name]
     bundle = training_bundle("runs/one")
-    assert bundle.run.status == "interrupted"
+    assert (bundle.run.status, bundle.run.status_reason) == ("interrupted", "Ctrl-C" if name == "SIGINT" else name)
     assert bundle.runtime.iterations_completed == 2
     assert bundle.checkpoint is not None
     assert bundle.checkpoint.iteration == 2
@@ -259,6 +264,7 @@ def test_resuming_records_what_changed_and_refuses_another_task_before_writing(
         == 0
     )
     came_from = training_bundle("rest").run.resumed_from.model_dump()
+    assert came_from["run_id"] == training_bundle("half").run.run_id
     assert came_from["changed"] == {"gamma": [0.99, 0.9], "task.max_angle": [None, 0.3]}
     said(capsys)
     assert main(["train", "ant", "--resume-from", "half", "--output", "other", *QUICK]) == 2

@@ -33,6 +33,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         {"metavar": "PATH=VALUE", "action": "append"},
     ),
     "--threads": ("physics threads", _WHOLE),
+    "--warmup-steps": ("steps before measuring, at least; more until the step time is steady", _WHOLE),
     "--video": ("record a video of the first environments", {"type": Path, "metavar": "FILE.mp4"}),
 }
 

@@ -32,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     amount = parser.add_mutually_exclusive_group()
     add_option(amount, "--episodes", otherwise="one per environment")
     add_option(amount, "--num-steps", otherwise="play --episodes instead")
+    add_option(parser, "--warmup-steps", default=10)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deterministic", action="store_true", default=True, help="the policy's mean action (default)")
     how.add_argument("--stochastic", dest="deterministic", action="store_false", help="sample actions")
@@ -60,6 +61,7 @@ def _play(arguments: argparse.Namespace) -> int:
             library=arguments.library,
             episodes=episodes,
             num_steps=steps,
+            warmup_steps=arguments.warmup_steps,
             deterministic=arguments.deterministic,
             trust_checkpoint=arguments.trust_checkpoint,
             video=arguments.video,

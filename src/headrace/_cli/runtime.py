@@ -21,12 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     options.add_target_options(parser)
     add_option(parser, "--num-steps", default=1000)
-    parser.add_argument(
-        "--warmup-steps",
-        type=int,
-        default=50,
-        help="least number of warm-up steps; more until the step time is steady (default: 50)",
-    )
+    add_option(parser, "--warmup-steps", default=50)
     parser.add_argument(
         "--actions", choices=("random", "zero"), default="random", help="how actions are chosen (default: random)"
     )

@@ -55,6 +55,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable",
     )
+    add_option(parser, "--video")
+    parser.add_argument(
+        "--video-interval",
+        type=int,
+        default=50,
+        metavar="N",
+        help="film the first and every N-th iteration (default: 50); filming takes time, which is in the figures",
+    )
+    add_option(parser, "--renderer", default="native")
     parser.add_argument(
         "--resume-from", type=Path, metavar="DIRECTORY", help="continue from the last checkpoint of that run"
     )
@@ -84,6 +93,9 @@ def _train(arguments: argparse.Namespace) -> int:
             resume_from=arguments.resume_from,
             ema_alpha=arguments.ema_alpha,
             series=not arguments.no_series,
+            video=arguments.video,
+            video_interval=arguments.video_interval,
+            renderer=arguments.renderer,
             on_begin=_say_where,
             on_iteration=after,
         )

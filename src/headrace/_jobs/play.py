@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env
+from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env, rendering_backend
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters._finding import FoundCheckpoint
     from headrace.adapters._policies import PolicyFile
     from headrace.bench import PlayBuilder, PlayBundle
+    from headrace.bench._stepping import WarmupRule
     from headrace.chunking import ChunkPolicy
     from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.rollout._chunk_loop import ChunkLoop
+    from headrace.rollout._episode_plan import EndlessPlan
+    from headrace.rollout._episode_plan import EpisodePlan as PlannedEpisodes
     from headrace.types import Step
 
 
@@ -40,6 +46,7 @@ def play(
     library: str | None = None,
     episodes: int | None = None,
     num_steps: int | None = None,
+    warmup_steps: int = 10,
     deterministic: bool = True,
     trust_checkpoint: bool = False,
     video: str | Path | None = None,
@@ -58,6 +65,8 @@ def play(
         library: only checkpoints of this library; None for any.
         episodes: how many, with ids from 0, each to its end and counted once; None for one per environment.
         num_steps: play so many steps of the batch instead; episodes still running then are counted nowhere.
+        warmup_steps: steps that are played before, unmeasured, at least; more until the step time is steady. 0 for
+            none. The episodes that are played do not depend on it.
         deterministic: the policy's mean action; False to sample.
         trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
         video: film the first environments into this file.
@@ -69,9 +78,11 @@ def play(
     """
     from headrace.adapters import library as library_of
     from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
+    from headrace.bench._stepping import WarmupRule
 
     request = RunRequest.of(task, ours_for="play", **options)
     _check_amounts(episodes, num_steps)
+    rule = WarmupRule(steps=warmup_steps)
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
@@ -105,6 +116,7 @@ def play(
     with Benchmark(builder, settings, output=directory, formatters=forms) as run:
         with builder.startup.phase("env_creation"):
             env = cast("BatchEnv", recipe.make(autoreset="disabled", final_obs=False))
+        run.name_renderer(rendering_backend(env))
         with closing(env), ExitStack() as stack:
             from headrace.adapters._policies import callable_policy, load_policy
             from headrace.adapters._torch_state import library_run
@@ -115,10 +127,16 @@ def play(
             else:
                 loaded = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
             _describe(builder, loaded, str(name), deterministic, found, file)
+            warm_up_play(env, loaded, builder, rule)
             if film is not None:
                 film_env(env, film, renderer, stack)
                 builder.video_path = str(film)
             roll(env, loaded, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
+    if num_steps is not None and builder.episodes.unfinished:
+        notes(
+            f"{builder.episodes.unfinished} episodes were still running after {num_steps} steps and are counted "
+            "nowhere, so that short episodes weigh more; play whole ones with episodes= (--episodes)"
+        )
     return PlayResult(
         directory=directory,
         bundle=cast("PlayBundle", run.bundle),
@@ -141,8 +159,6 @@ def roll(
     Chunks are played to their end; the model sees whoever waits, in batches of any size, so that last bits of a
     policy's answers depend on ``num_envs``: ``evaluate`` has strict batches.
     """
-    from headrace.chunking import Batching, ChunkLengths, Immediate, InlineEngine
-    from headrace.rollout._chunk_loop import ChunkLoop
     from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
     from headrace.rollout._progress import EpisodeProgress
 
@@ -157,18 +173,7 @@ def roll(
             on_progress(done)
 
     plan = EpisodePlan(episodes or env.num_envs) if num_steps is None else EndlessPlan(env.num_envs)
-    loop = ChunkLoop(
-        env,
-        policy,
-        plan,
-        lengths=ChunkLengths(horizon=policy.horizon, execute=policy.horizon),
-        rule=Immediate(),  # nobody waits for others: every step of the batch has everyone
-        engine=InlineEngine(policy, Batching(mode="fast")),
-        seed=env.seed,
-        ensemble_decay=None,
-        clamp=True,
-        on_step=watch,
-    )
+    loop = _loop(env, policy, plan, watch)
     builder.steps.begin(env.timer.seconds())
     builder.episodes.unfinished = 0
     try:
@@ -180,6 +185,63 @@ def roll(
         begun = env.episode_steps.cpu().numpy() > 0
         builder.episodes.unfinished = int((loop.running & begun).sum())
         loop.release()
+
+
+def warm_up_play(env: BatchEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: WarmupRule) -> None:
+    """Play until steps take as long as they will, outside of what ``builder`` measures: what it writes down is the time
+    of the first step and how warming up went. Random streams are afterwards as before."""
+    from headrace.adapters._torch_state import load_random_state, random_state
+    from headrace.bench._stepping import warm_up
+    from headrace.rollout._episode_plan import EndlessPlan
+    from headrace.rollout._progress import EpisodeProgress
+
+    def steps(count: int) -> list[float]:
+        moments = [time.perf_counter()]
+
+        def watch(step: Step, seconds: float, frames: int) -> None:
+            del step, seconds, frames  # what counts is the whole loop: a policy's first answer takes longest
+            moments.append(time.perf_counter())
+
+        loop = _loop(env, policy, EndlessPlan(env.num_envs), watch)
+        try:
+            with EpisodeProgress(0, shown=False) as bar:
+                result = loop.play(bar, most_steps=count)
+        finally:
+            loop.release()
+        if result.interrupt is not None:
+            raise result.interrupt
+        return [after - before for before, after in pairwise(moments)]
+
+    if not rule.steps:
+        return
+    streams = random_state()
+    with builder.startup.phase("first_step"):
+        steps(1)
+    builder.steps.warmup = warm_up(steps, rule)
+    load_random_state(streams)
+
+
+def _loop(
+    env: BatchEnv,
+    policy: ChunkPolicy,
+    plan: PlannedEpisodes | EndlessPlan,
+    on_step: Callable[[Step, float, int], None],
+) -> ChunkLoop:
+    from headrace.chunking import Batching, ChunkLengths, Immediate, InlineEngine
+    from headrace.rollout._chunk_loop import ChunkLoop
+
+    return ChunkLoop(
+        env,
+        policy,
+        plan,
+        lengths=ChunkLengths(horizon=policy.horizon, execute=policy.horizon),
+        rule=Immediate(),  # nobody waits for others: every step of the batch has everyone
+        engine=InlineEngine(policy, Batching(mode="fast")),
+        seed=env.seed,
+        ensemble_decay=None,
+        clamp=True,
+        on_step=on_step,
+    )
 
 
 def _ignore(note: str) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.bench._schema import Actions, Kind
     from headrace.bench._step_times import StartupClock
     from headrace.envs._recipe import AnyEnv
+    from headrace.recording import VideoObserver
     from headrace.rollout._chunk_loop import EvaluatedEnv
 
 _NUM_ENVS = 64
@@ -217,8 +218,8 @@ def check_video(path: Path | None, renderer: str = "native") -> None:
         raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
 
 
-def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> None:
-    """Film the first environments until ``stack`` is closed."""
+def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:
+    """Film the first environments until ``stack`` is closed; returns what films them."""
     from headrace.envs import BatchEnv
     from headrace.recording import VideoObserver
 
@@ -228,6 +229,7 @@ def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> 
     observer = stack.enter_context(VideoObserver(path, render=render, fps=1.0 / env.task.dt))
     env.attach(observer)
     stack.callback(env.detach, observer)
+    return observer
 
 
 def _plain(value: object) -> JsonValue:

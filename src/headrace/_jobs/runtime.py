@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -76,8 +75,7 @@ def runtime(
             recipe.cfg()
         with builder.startup.phase("env_creation"):
             env = recipe.make()
-        drawn_by = settings.config.model_copy(update={"rendering_backend": rendering_backend(env)})
-        run.settings = dataclasses.replace(settings, config=drawn_by)
+        run.name_renderer(rendering_backend(env))
         with closing(env):
             _measure(env, builder, actions, recipe.seed, rule, num_steps, progress or _no_bar)
     assert isinstance(run.bundle, RuntimeBundle)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, imports_phase
-from headrace.errors import ConfigError
+from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env, imports_phase, rendering_backend
+from headrace.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
     from headrace.envs import EnvRecipe
     from headrace.envs._recipe import AnyEnv
+    from headrace.recording import VideoObserver
     from headrace.rollout import PPOCfg
 
 
@@ -48,6 +49,9 @@ def train(
     resume_from: str | Path | None = None,
     ema_alpha: float = 0.1,
     series: bool = True,
+    video: str | Path | None = None,
+    video_interval: int = 50,
+    renderer: str = "native",
     on_begin: Callable[[Path], None] | None = None,
     on_iteration: Callable[[Iteration], None] | None = None,
     **options: Unpack[RunOptions],
@@ -65,6 +69,11 @@ def train(
         resume_from: directory of an earlier run to continue.
         ema_alpha: weight of the newest value in the smoothed curves.
         series: False to keep only the final values of the curves.
+        video: film the first environments into this file, which must be new, while they collect for the first iteration
+            and for each that ``video_interval`` divides. Filming takes time, which is in the figures: comparisons keep
+            filmed trainings apart.
+        video_interval: iterations from one filmed to the next.
+        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         on_begin: called with the output directory once everything is checked.
         on_iteration: called after each iteration.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
@@ -74,11 +83,18 @@ def train(
     from headrace.adapters._training import INDEX, resumable
     from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
     from headrace.bench._schema import ResumedFrom
+    from headrace.bench._stepping import first_step
 
     request = RunRequest.of(task, **options)
     recipe = request.recipe
     if iterations < 1:
         raise ConfigError(f"iterations (--iterations): expected at least 1, got {iterations}")
+    film = None if video is None else Path(video)
+    check_video(film, renderer)
+    if video_interval < 1:
+        raise ConfigError(f"video_interval (--video-interval): expected at least 1 iteration, got {video_interval}")
+    if film is not None and recipe.bridged:
+        raise ConfigError(f"video (--video): expected a task of ours to film, got {recipe.source!r}")
     builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
     spec = library_of(library)
     with imports_phase(builder.startup, recipe):
@@ -87,7 +103,9 @@ def train(
     with builder.startup.phase("task_config"):
         recipe.cfg()
     ppo = _checked_settings(spec, settings, recipe)
-    resumption = None if resume_from is None else resumable(Path(resume_from), spec.name, recipe.source)
+    resumption = (
+        None if resume_from is None else resumable(Path(resume_from), spec.name, recipe.source, recipe.num_envs)
+    )
     directory, forms = request.checked_output("training", framework=spec.name)
     if (directory / INDEX).exists():
         raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
@@ -99,14 +117,20 @@ def train(
         if resumption is not None:
             run.resumed_from = ResumedFrom(
                 path=str(resumption.last),
-                run_id=None,
+                run_id=_run_id(Path(cast("str | Path", resume_from))),
                 iteration=resumption.meta.iteration,
                 changed=resumption.changed(ppo, recipe.overrides),
             )
         with builder.startup.phase("env_creation"):
             env = recipe.make()
-        with closing(env):
+        run.name_renderer(rendering_backend(env))
+        with closing(env), ExitStack() as stack:
+            with builder.startup.phase("first_step"):
+                first_step(env)
             training = _Training(builder, env, spec, ppo, on_iteration)
+            if film is not None:
+                training.film = film_env(env, film, renderer, stack)
+                training.film_interval, builder.video_path = video_interval, str(film)
             keeper = training.run(directory, recipe, iterations, resumption)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
@@ -132,7 +156,17 @@ def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, recipe: EnvRec
     return ppo
 
 
-@dataclass(frozen=True, slots=True)
+def _run_id(directory: Path) -> str | None:
+    """Of an earlier training; None where its bundle is not there, or cannot be read."""
+    from headrace.bench import read_bundle
+
+    try:
+        return read_bundle(directory / "training.json").run.run_id
+    except DataError:
+        return None
+
+
+@dataclass(slots=True)
 class _Training:
     """The loop over iterations, and the builder that takes them down."""
 
@@ -141,6 +175,8 @@ class _Training:
     spec: LibrarySpec
     settings: PPOCfg
     on_iteration: Callable[[Iteration], None] | None
+    film: VideoObserver | None = None
+    film_interval: int = 1
 
     def run(
         self, directory: Path, recipe: EnvRecipe, iterations: int, resumption: Resumption | None
@@ -153,7 +189,12 @@ class _Training:
         with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
             first = 0 if resumption is None else resume_from(it, resumption)
             keeper = CheckpointKeeper(
-                directory, it, recipe.source, recipe.overrides, resumable=isinstance(self.env, BatchEnv)
+                directory,
+                it,
+                recipe.source,
+                recipe.overrides,
+                num_envs=recipe.num_envs,
+                resumable=isinstance(self.env, BatchEnv),
             )
             self.builder.begin()
             try:
@@ -173,6 +214,8 @@ class _Training:
 
     def _after(self, done: Iteration, keeper: CheckpointKeeper) -> bool:
         self._name_checkpoint(keeper)
+        if self.film is not None:
+            self.film.paused = bool((done.number + 1) % self.film_interval)
         if self.on_iteration is not None:
             self.on_iteration(done)
         return self.builder.iteration(

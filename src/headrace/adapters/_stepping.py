@@ -96,8 +96,9 @@ class LearnerEnv:
         return next(iter(found.values())) if len(found) == 1 else spaces.Dict(cast("Any", found))
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Begin episodes everywhere."""
-        self.obs, _ = self.env.reset(seed=seed)
+        """Begin episodes everywhere; the first time from the first episodes, whatever the environment did before."""
+        begins = seed is None and not self.obs
+        self.obs, _ = self.env.reset(seed=self.env.seed if begins else seed)
         return self.obs
 
     def step(self, actions: Tensor, *, within: bool = False) -> Turn:

@@ -166,8 +166,8 @@ def train_iterations(
     """Train; returns the iterations that are done. Run it inside :func:`headrace.adapters.library_run`.
 
     Ctrl-C, and any other signal that somebody handles, takes effect when the iteration under way is whole and saved;
-    a second one at once. Whatever ``on_iteration`` raises goes on to the caller when that iteration is saved. Whatever an
-    iteration itself raises goes on at once, since its networks and environments are between two states: the last
+    a second one at once. Whatever ``on_iteration`` raises goes on to the caller when that iteration is saved. Whatever
+    an iteration itself raises goes on at once, since its networks and environments are between two states: the last
     checkpoint stays what it was, at most a second old or fifty times what saving takes.
 
     Args:

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -104,6 +104,11 @@ class Benchmark(Generic[B]):
         if self._bundle is None:
             raise LifecycleError("Benchmark.bundle: expected a run that has ended; read it after the with block")
         return self._bundle
+
+    def name_renderer(self, renderer: str | None) -> None:
+        """Which renderers draw the images of the environments, known once those are made."""
+        config = self.settings.config.model_copy(update={"rendering_backend": renderer})
+        self.settings = replace(self.settings, config=config)
 
     def complete(self, reason: str) -> None:
         """The run ends early because it is done, for ``reason``; its status will be ``completed``."""

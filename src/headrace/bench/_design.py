@@ -74,12 +74,15 @@ def one_policy_each(before: Sequence[Bundle], after: Sequence[Bundle]) -> bool:
 
 
 def cut_short(runs: Iterable[Bundle]) -> str | None:
-    """Why outcomes of these plays cannot be judged: long episodes could not be among the finished ones."""
+    """Why outcomes of these plays cannot be judged: long episodes are less often among the finished ones."""
     for run in runs:
-        if isinstance(run, PlayBundle) and run.plan is not None and run.plan.shorter_than_episode:
+        if not isinstance(run, PlayBundle) or run.plan is None or run.plan.kind != "steps":
+            continue
+        episodes = run.runtime.episodes
+        if run.plan.shorter_than_episode or episodes is None or episodes.unfinished:
             return (
-                f"{run.run.run_id} played fewer steps than an episode may take, so long episodes are missing; "
-                "play whole episodes with --episodes"
+                f"{run.run.run_id} played a number of steps, so episodes that were cut off, mostly long ones, are "
+                "missing; play whole episodes with --episodes"
             )
     return None
 

@@ -57,8 +57,11 @@ class WarmupRule:
         )
 
 
-def warm_up(step: Callable[[], float], rule: WarmupRule, progress: Progress = lambda _: None) -> Warmup | None:
-    """Call ``step``, which returns its seconds, until the rule is content or its limit is reached.
+def warm_up(
+    steps: Callable[[int], list[float]], rule: WarmupRule, progress: Progress = lambda _: None
+) -> Warmup | None:
+    """Call ``steps``, which does so many and returns the seconds of each, until the rule is content or its limit is
+    reached.
 
     None where the rule asks for no warm-up.
     """
@@ -69,7 +72,7 @@ def warm_up(step: Callable[[], float], rule: WarmupRule, progress: Progress = la
     while done < rule.steps or not rule.is_steady(medians):
         if done >= rule.limit * rule.steps:
             break
-        seconds = [step() for _ in range(rule.block)]
+        seconds = steps(rule.block)
         medians.append(statistics.median(seconds))
         done += rule.block
         spent += sum(seconds)
@@ -99,7 +102,7 @@ class Stepper:
 
     def warm_up(self, rule: WarmupRule, progress: Progress = lambda _: None) -> None:
         """Warm up, and write into the builder how it went."""
-        self._builder.steps.warmup = warm_up(lambda: self.step()[1], rule, progress)
+        self._builder.steps.warmup = warm_up(lambda count: [self.step()[1] for _ in range(count)], rule, progress)
 
     def run(self, num_steps: int, progress: Progress = lambda _: None) -> None:
         """Measure ``num_steps`` steps into the builder; episodes that end are counted."""
@@ -160,6 +163,17 @@ def action_maker(
             return lambda: torch.zeros(shape, dtype=torch.int64, device=device)
         return lambda: (torch.rand(shape, generator=generator, dtype=torch.float64, device=device) * tops).long()
     raise UnsupportedError(f"actions: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+
+
+def first_step(env: AnyEnv) -> None:
+    """Reset and step an environment once, with zero actions: what is made on first use is there afterwards.
+
+    Whoever uses it then begins with ``env.reset(seed=env.seed)``, as if nothing had been. An environment over which a
+    seed has no say is left alone.
+    """
+    if getattr(env, "reseeds", True):
+        env.reset()
+        env.step(action_maker("zero", env.single_action_space, env.num_envs, env.device, seed=0)())
 
 
 def _synchronizer(env: AnyEnv) -> Callable[[], None] | None:

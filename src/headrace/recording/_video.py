@@ -232,6 +232,8 @@ class VideoObserver:
         self._video: TiledVideo | None = None
         self._pictures: Pictures | None = None
         self._returns: NDArray[np.float64] = np.empty(0)
+        self.paused = False
+        """While it is, episodes are followed, and nothing is drawn or filmed."""
 
     @property
     def needs(self) -> frozenset[Literal["states", "frames"]]:
@@ -255,6 +257,9 @@ class VideoObserver:
             raise DataError("video: attach the observer before reset, so that it sees episodes begin")
         step = record.step
         slots = self._filmed(record.env_ids)
+        self._returns[slots] += as_array(step.reward, "reward")[slots]
+        if self.paused:
+            return
         self._show(step.obs, slots)
         mask, final = step.info.get("_final_obs"), step.info.get("final_obs")
         if mask is not None and final is not None:
@@ -262,7 +267,6 @@ class VideoObserver:
         if self._render is not None:
             self._pictures = np.stack(self._render(torch.arange(len(self._returns))))
         assert self._pictures is not None
-        self._returns[slots] += as_array(step.reward, "reward")[slots]
         outcomes: list[bool | None] = [None] * len(self._returns)
         ends = step.info.get("ends")
         if ends is not None and ends.success is not None:

@@ -119,7 +119,7 @@ class PPO:
         self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, kept, space, extras=log_prob)
         self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
         self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        self._obs = read.of(env.reset()[0])
+        self._obs = read.of(env.reset(seed=env.seed)[0])
 
     def learn(self, iterations: int) -> Iterator[Report]:
         """Collect and improve, ``iterations`` times, with a report after each."""
