@@ -36,6 +36,7 @@ from interleaved import ONE_THREAD, median_ratio, python_of, rounds, started
 WORKER = str(Path(__file__).with_name("serving_worker.py"))
 CALLS = {"raw": "raw", "ours": "policy", "openpi": "policy", "zmq": "zmq"}
 """Contestant → the server it talks to."""
+CLIENTS = (1, 2, 4)
 STEPS = 32
 """Of an episode: two chunks."""
 
@@ -59,9 +60,9 @@ class Process:
                 return json.loads(line)
         raise RuntimeError("a process of the benchmark ended; its last words are above")
 
-    def go(self) -> None:
+    def say(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
@@ -89,29 +90,38 @@ def measure_calls(count: int, absent: list[str]) -> dict[str, tuple[list[float],
             server.close()
 
 
-def measure_clients(kind: str, clients: int, num_envs: int, episodes: int) -> float:
-    """Useful steps per second of all clients together."""
-    server = Process("server", "model-serial" if kind == "serial" else "model")
-    playing: list[Process] = []
+def measure_clients(num_envs: int, episodes: int) -> dict[tuple[str, int], float]:
+    """Kind of server and number of clients → useful steps per second of all clients together."""
+    servers = {"batching": Process("server", "model"), "serial": Process("server", "model-serial")}
+    players = [Process("play") for _ in range(max(CLIENTS))]
+    rates: dict[tuple[str, int], float] = {}
     try:
-        port = server.hear()["port"]
-        each, plan = num_envs // clients, episodes // clients
-        playing = [Process("play", port, i * plan, plan, each, STEPS, int(kind == "serial")) for i in range(clients)]
-        for client in playing:
-            client.hear()
-        for client in playing:
-            client.go()
-        ends = [client.hear() for client in playing]
-        seconds = max(end["end"] for end in ends) - min(end["begin"] for end in ends)
-        return sum(end["steps"] for end in ends) / seconds
+        ports = {kind: server.hear()["port"] for kind, server in servers.items()}
+        for player in players:
+            player.hear()
+        for clients in CLIENTS:
+            for kind, port in ports.items():
+                each, plan = num_envs // clients, episodes // clients
+                job = {"port": port, "count": plan, "num_envs": each, "steps": STEPS, "serial": kind == "serial"}
+                playing = players[:clients]
+                for number, player in enumerate(playing):
+                    player.say(json.dumps({**job, "first": number * plan}))
+                for player in playing:
+                    player.hear()
+                for player in playing:
+                    player.say("go")
+                ends = [player.hear() for player in playing]
+                seconds = max(end["end"] for end in ends) - min(end["begin"] for end in ends)
+                rates[kind, clients] = sum(end["steps"] for end in ends) / seconds
+        return rates
     finally:
-        for process in (*playing, server):
+        for process in (*players, *servers.values()):
             process.close()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, 4 clients only")
+    parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, fewer episodes")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
     parser.add_argument("--part", action="append", choices=list("ab"), help="only this part; may be repeated")
     parser.add_argument("--markdown", metavar="FILE", help="also write the tables as Markdown")
@@ -125,10 +135,7 @@ def main() -> int:
         tables.append(call_table(found))
         failures += call_shortfalls(found)
     if "b" in parts:
-        rates: dict[tuple[str, int], float] = {}
-        for clients in (4,) if arguments.quick else (1, 2, 4):
-            for kind in ("batching", "serial"):
-                rates[kind, clients] = measure_clients(kind, clients, 64, 64 if arguments.quick else 192)
+        rates = measure_clients(64, 64 if arguments.quick else 192)
         tables.append(client_table(rates))
         gain = rates["batching", 4] / rates["serial", 4]
         if gain < 3.0:

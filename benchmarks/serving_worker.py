@@ -2,7 +2,7 @@
 
 serving_worker.py server KIND            prints {"port": …}; KIND: raw, policy, zmq, model, model-serial
 serving_worker.py call KIND PORT         a contestant: raw, ours, openpi, zmq
-serving_worker.py play PORT FIRST COUNT NUM_ENVS STEPS SERIAL
+serving_worker.py play                   evaluates what each line of JSON says
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class OneByOne:
         self._engine.close()
 
 
-def play(port: int, first: int, count: int, num_envs: int, steps: int, serial: bool) -> None:
-    """Play some episodes when told to; prints steps and seconds."""
+def play() -> None:
+    """For each line of JSON: make environments, say so, play some episodes when told to; prints steps and times."""
     import torch
 
     import headrace
@@ -213,18 +213,26 @@ def play(port: int, first: int, count: int, num_envs: int, steps: int, serial: b
     from headrace.serving import RemoteEngine
 
     torch.set_num_threads(1)
-    overrides = {"episode_length": steps}
-    env = headrace.make("pusher-solid", num_envs, threads=1, autoreset="disabled", final_obs=False, overrides=overrides)
-    with RemoteEngine(f"ws://127.0.0.1:{port}") as engine:
-        episodes = range(first, first + count)
-        env.reset(seed=0)
-        env.step(torch.zeros(num_envs, ACTIONS))  # compiled before the clock runs
-        print(json.dumps({"ready": {}}), flush=True)
-        sys.stdin.readline()
-        begin = time.time()
-        runs = OneByOne(engine) if serial else engine
-        found = evaluate(env, engine.policy, engine=runs, episodes=episodes, execute=HORIZON, seed=1, progress=False)
-        print(json.dumps({"steps": found.counters.env_steps, "begin": begin, "end": time.time()}), flush=True)
+    print(json.dumps({"ready": {}}), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        num_envs, overrides = job["num_envs"], {"episode_length": job["steps"]}
+        env = headrace.make(
+            "pusher-solid", num_envs, threads=1, autoreset="disabled", final_obs=False, overrides=overrides
+        )
+        with RemoteEngine(f"ws://127.0.0.1:{job['port']}") as engine:
+            env.reset(seed=0)
+            env.step(torch.zeros(num_envs, ACTIONS))  # compiled before the clock runs
+            print(json.dumps({"prepared": True}), flush=True)
+            sys.stdin.readline()
+            begin = time.time()
+            runs = OneByOne(engine) if job["serial"] else engine
+            episodes = range(job["first"], job["first"] + job["count"])
+            found = evaluate(
+                env, engine.policy, engine=runs, episodes=episodes, execute=HORIZON, seed=1, progress=False
+            )
+            print(json.dumps({"steps": found.counters.env_steps, "begin": begin, "end": time.time()}), flush=True)
+        env.close()
 
 
 def main() -> None:
@@ -238,8 +246,7 @@ def main() -> None:
         else:
             {"raw": call_raw, "openpi": call_openpi}[kind](port)
     else:
-        port, first, count, num_envs, steps, serial = map(int, words)
-        play(port, first, count, num_envs, steps, bool(serial))
+        play()
 
 
 if __name__ == "__main__":
