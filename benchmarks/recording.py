@@ -65,15 +65,19 @@ class OneFile:
     file: Any = None
     episodes: list[dict[str, list[torch.Tensor]]] = field(default_factory=list)
     count: int = 0
+    shown: Any = None
+    """What the environments showed before the step; nobody writes into it here."""
 
-    def after_reset(self, _: ResetRecord) -> None:
+    def after_reset(self, record: ResetRecord) -> None:
+        self.shown = record.obs
         if self.file is None:
             self.file = h5py.File(self.path, "w")
             self.file.create_group("data")
             self.episodes = [{} for _ in range(NUM_ENVS)]
 
     def after_step(self, record: StepRecord) -> None:
-        values = {f"obs/{name}": value for name, value in record.obs.items()}
+        values = {f"obs/{name}": value for name, value in self.shown.items()}
+        self.shown = record.step.obs
         values |= {"actions": record.actions, "rewards": record.step.reward, "states": record.states}
         values |= {"terminated": record.step.terminated, "truncated": record.step.truncated}
         for name, value in values.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from test_serving_wire import FRAMES
 from websockets.sync.client import connect
 
 import headrace
-from headrace.chunking import Batching, ChunkContext
+from headrace.chunking import Batching, ChunkContext, Request
 from headrace.errors import ConfigError, PolicyError, StorageError
 from headrace.rollout import EpisodeResult, evaluate
 from headrace.serving import PolicyServer, RemoteCfg, RemoteEngine, ServeCfg
@@ -48,7 +50,7 @@ def test_tables_are_equal_to_the_bit_inline_in_a_thread_a_process_and_from_one_o
     episodes = range(10)
     inline = play(task, 5, episodes, batching=STRICT)
     assert play(task, 3, episodes, batching=STRICT, engine="thread") == inline
-    if task == "cartpole-told":
+    if task != "cartpole":
         assert play(task, 4, episodes, batching=STRICT, engine="process") == inline
     with PolicyServer(Denoiser(OBS_DIM[task], 1), SERVE) as server:
         with RemoteEngine(server.address) as engine:
@@ -71,13 +73,14 @@ def test_tables_are_equal_to_the_bit_inline_in_a_thread_a_process_and_from_one_o
         assert server.stats.shared > 0, "some batches must have had rows of both clients"
 
 
-def test_two_client_processes_with_different_seeds_share_a_server_and_get_the_tables_of_inline_runs() -> None:
-    policy = Denoiser(4, 1)
+@pytest.mark.parametrize("task", ["cartpole-told", "cartpole-camera"])
+def test_two_client_processes_with_different_seeds_share_a_server_and_get_the_tables_of_inline_runs(task: str) -> None:
+    policy = Denoiser(OBS_DIM[task], 1)
     program = Path(__file__).parent / "served_policies.py"
     with PolicyServer(policy, SERVE) as server:
         clients = [
             subprocess.Popen(
-                [sys.executable, str(program), server.address, "cartpole-told", "0", "6", "3", str(seed)],
+                [sys.executable, str(program), server.address, task, "0", "6", "3", str(seed)],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -86,7 +89,7 @@ def test_two_client_processes_with_different_seeds_share_a_server_and_get_the_ta
         tables = [json.loads(client.communicate(timeout=300)[0]) for client in clients]
     for seed, table in zip((11, 12), tables, strict=True):
         overrides = {"episode_length": 60}
-        env = headrace.make("cartpole-told", 4, threads=1, autoreset="disabled", final_obs=False, overrides=overrides)
+        env = headrace.make(task, 4, threads=1, autoreset="disabled", final_obs=False, overrides=overrides)
         alone = evaluate(env, policy, episodes=6, execute=8, seed=seed, batching=STRICT, progress=False)
         assert table == [[e.episode_id, e.seed, e.reward, e.length, e.success, e.diverged] for e in alone.episodes]
 
@@ -146,6 +149,46 @@ def test_a_server_killed_in_mid_evaluation_and_started_again_leaves_no_trace_in_
     restarting.join()
     assert again[0].stats.rows > 0
     again[0].close()
+
+
+def test_a_server_that_stands_still_is_an_error_after_the_time_out_and_is_used_again_when_it_goes_on() -> None:
+    program = (
+        "from served_policies import STRICT, Denoiser\n"
+        "from headrace.serving import PolicyServer, ServeCfg\n"
+        "server = PolicyServer(Denoiser(4, 1), ServeCfg(port=0, batching=STRICT)).start()\n"
+        "print(server.address, flush=True)\n"
+        "server.wait()\n"
+    )
+    folder = str(Path(__file__).parent)
+    with subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        request = _rows_for(Denoiser(4, 1))
+        try:
+            with RemoteEngine(address, cfg=RemoteCfg(timeout=20.0)) as engine:
+                engine.submit(request)
+                before = engine.poll(wait=True)
+            with RemoteEngine(address, cfg=RemoteCfg(timeout=1.0, reconnect=60.0)) as engine:
+                process.send_signal(signal.SIGSTOP)
+                engine.submit(request)
+                with pytest.raises(PolicyError, match="within 1 s"):
+                    engine.poll(wait=True)
+                process.send_signal(signal.SIGCONT)
+            with RemoteEngine(address, cfg=RemoteCfg(timeout=20.0)) as engine:
+                engine.submit(request)
+                after = engine.poll(wait=True)
+            assert before is not None
+            assert after is not None
+            assert torch.equal(before.answer.actions, after.answer.actions)
+        finally:
+            process.kill()
+
+
+def _rows_for(policy: Denoiser) -> Request:
+    """Two rows in the middle of an episode."""
+    request = make_request(2, chunk=1, obs={"policy": torch.arange(8.0).reshape(2, 4)})
+    left_over = torch.zeros(2, policy.horizon, policy.action_dim)
+    return replace(request, context=replace(request.context, left_over=left_over))
 
 
 def test_a_server_that_comes_back_with_another_policy_is_an_error() -> None:
