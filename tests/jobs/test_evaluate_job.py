@@ -175,3 +175,9 @@ def test_settings_that_contradict_what_is_there_are_refused() -> None:
     for setting in ({"connections": 2}, {"images": "png"}):
         with pytest.raises(ConfigError, match="expected the address of a server as policy"):
             _quick(Shove(), **setting)
+
+
+def test_a_name_with_a_namespace_and_play_after_it_finds_the_policy_that_we_ship() -> None:
+    found = headrace.evaluate("headrace/pusher-solid-Play", episodes=1, num_envs=1, policy_id="ours", progress=False)
+    assert found.identity is not None
+    assert found.identity["source"] == "pusher-solid"

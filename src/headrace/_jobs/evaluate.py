@@ -235,7 +235,7 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
         **settings: fields of the recipe; None where nothing was said.
     """
     if isinstance(env, (str, EnvRecipe)):
-        return recipe_of(env, _NUM_ENVS, **settings)
+        return recipe_of(env, _NUM_ENVS, **settings).resolve()
     for name, value in settings.items():
         if value is not None and name != "seed":  # of the episodes, which are begun here
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")
