@@ -14,7 +14,7 @@ class FaultyDisk(Disk):
     Args:
         code: ``errno.ENOSPC``, ``errno.EIO``, …
         room: bytes that are taken before it fails.
-        at: which call fails: ``write`` counts bytes, ``sync`` and ``rename`` fail at once.
+        at: which call fails: ``write`` and ``reserve`` count bytes, ``sync`` and ``rename`` fail at once.
     """
 
     def __init__(self, code: int, *, room: int = 0, at: str = "write") -> None:
@@ -31,6 +31,14 @@ class FaultyDisk(Disk):
             self.room -= super().write(handle, content[:taken])
             return taken
         return self._fail()
+
+    def reserve(self, handle: int, nbytes: int) -> None:
+        if self.at == "reserve":
+            wanted = max(nbytes - os.fstat(handle).st_size, 0)
+            if wanted > self.room:
+                self._fail()
+            self.room -= wanted
+        super().reserve(handle, nbytes)
 
     def sync(self, handle: int) -> None:
         if self.at == "sync":

@@ -60,6 +60,10 @@ class Disk:
         """Move a file over another, or a directory to a free name, in one step."""
         os.replace(source, target)
 
+    def reserve(self, handle: int, nbytes: int) -> None:
+        """Make a file this large, with room on the disk for all of it."""
+        os.posix_fallocate(handle, 0, nbytes)
+
     def exchange(self, first: Path, second: Path) -> int:
         """Swap two names in one step; returns an error number, 0 if it was done."""
         renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -9,6 +9,7 @@ import sys
 
 import torch
 from replay_reference import Stream
+from tensordict import TensorDict
 
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer
 from headrace.types import StackSpec
@@ -31,6 +32,25 @@ def bare(step):
     return step._replace(obs=step.obs[""], info=info)
 
 
+def as_batch(steps) -> TensorDict:
+    """Steps as one batch (N, T)."""
+    columns = []
+    for observed, action, step, active in steps:
+        done = step.terminated | step.truncated
+        final = step.info.get("final_obs", step.obs)[""]
+        after = {
+            "observation": torch.where(done.view(-1, 1, 1, 1), final, step.obs[""]),
+            "reward": step.reward,
+            "done": done,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+        }
+        acted = torch.ones(NUM_ENVS, dtype=torch.bool) if active is None else active
+        content = {"observation": observed[""], "action": action, "active": acted, "next": after}
+        columns.append(TensorDict(content, [NUM_ENVS]))
+    return torch.stack(columns, 1)
+
+
 def make_buffer(directory) -> ReplayBuffer:
     return ReplayBuffer(
         NUM_ENVS * LENGTH, NUM_ENVS, SPACES[""], ACTION, stack=STACK, sampler=PrioritizedSampler(), directory=directory
@@ -40,7 +60,14 @@ def make_buffer(directory) -> ReplayBuffer:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     store, stream = make_buffer(sys.argv[1]), make_stream(int(sys.argv[2]))
-    for count in range(1_000_000):
-        observed, action, result, active = stream.step(ACTION)
-        store.extend(observed[""], action, bare(result), active)
-        print(count + 1, flush=True)
+    count = 0
+    while True:
+        # single steps and batches of several by turns; a batch on disk counts step by step
+        steps = [stream.step(ACTION) for _ in range(1 if count % 3 else 5)]
+        if len(steps) == 1:
+            observed, action, result, active = steps[0]
+            store.extend(observed[""], action, bare(result), active)
+        else:
+            store.extend(as_batch(steps))
+        count += len(steps)
+        print(count, flush=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from headrace import files
 from headrace._kernels.gather import Bytes
 from headrace.buffers import anonymous
 from headrace.errors import CapacityError, DataError
@@ -84,7 +85,7 @@ class FileMemory:
                 raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the store was made with another layout")
             try:
                 # also for one that exists: the process that made it may have died in between
-                os.posix_fallocate(descriptor, 0, nbytes)
+                files.disk.reserve(descriptor, nbytes)
             except OSError as error:
                 os.ftruncate(descriptor, size)
                 hint = f"{nbytes / 1e6:,.0f} MB more are needed; what was stored before is intact"

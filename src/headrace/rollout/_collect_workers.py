@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -116,6 +117,8 @@ class Collector:
     def close(self) -> None:
         """End the workers. Safe to call again."""
         for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # one that died has nothing to be told
+                pipe.send(None)
             pipe.close()
         for worker in self._workers:
             worker.join(_PATIENCE)
@@ -132,7 +135,7 @@ class Collector:
 
 
 def _work(pipe: Connection, recipe: EnvRecipe, first: int, count: int) -> None:
-    """Make the environments and follow orders until the pipe is closed."""
+    """Make the environments and follow orders until there are none."""
     ignore_interrupts()
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed * 1_000_003 + first)
@@ -142,7 +145,9 @@ def _work(pipe: Connection, recipe: EnvRecipe, first: int, count: int) -> None:
         policy: Callable[[Obs], Tensor] | None = None
         obs: Obs | None = None
         while True:
-            order: _Order = pipe.recv()
+            order: _Order | None = pipe.recv()
+            if order is None:
+                return
             policy = order.policy or policy
             assert policy is not None
             if obs is None or order.seed is not None:
