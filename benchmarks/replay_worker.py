@@ -340,27 +340,26 @@ def run_samplers(frames: int, batches: int) -> dict:
     """Every sampler of ours and the memcpy limit, one after another in each round."""
     import torch
 
-    from headrace.replay import PrioritizedSampler, SliceSampler
+    from headrace.replay import PrioritizedSampler, PrioritizedSliceSampler, SliceSampler, UniformSampler
 
     steps = 16
+    # two stores, and every sampler over them
+    stacks, single = headrace_buffer(frames), headrace_buffer(frames, 1)
     buffers = {
-        "uniform": headrace_buffer(frames),
-        "n_step": headrace_buffer(frames, n_step=3),
-        "prioritized": headrace_buffer(frames, sampler=PrioritizedSampler()),
-        "slices": headrace_buffer(frames, sampler=SliceSampler(steps)),
+        "uniform": stacks,
+        "n_step": stacks.with_sampler(UniformSampler(), "n_step", n_step=3),
+        "prioritized": stacks.with_sampler(PrioritizedSampler(), "prioritized"),
+        "slices": stacks.with_sampler(SliceSampler(steps), "slices"),
+        "prioritized_slices": stacks.with_sampler(PrioritizedSliceSampler(steps), "prioritized_slices"),
+        "single": single,
+        "single_n_step": single.with_sampler(UniformSampler(), "single_n_step", n_step=3),
     }
-    feeds = [headrace_extend(buffer) for buffer in buffers.values()]
-    single = {"single": headrace_buffer(frames, 1), "single_n_step": headrace_buffer(frames, 1, n_step=3)}
-    single_feeds = [headrace_extend(buffer) for buffer in single.values()]
+    feed, single_feed = headrace_extend(stacks), headrace_extend(single)
     source = Source()
     for _ in range(frames // ENVS):
         step = source.step()
-        for feed in feeds:
-            feed(*step)
-        newest = [np.ascontiguousarray(pictures[:, -1:]) for pictures in step[:3]]
-        for feed in single_feeds:
-            feed(*newest, *step[3:])
-    buffers |= single
+        feed(*step)
+        single_feed(*(np.ascontiguousarray(pictures[:, -1:]) for pictures in step[:3]), *step[3:])
     memory = torch.zeros(max(frames * FRAME, 2 * MOVED), dtype=torch.uint8)
     memory.fill_(1)
     to = torch.zeros(MOVED, dtype=torch.uint8)
@@ -380,7 +379,7 @@ def run_samplers(frames: int, batches: int) -> dict:
         for name, source_ in (("memcpy", piece), ("memcpy_hot", piece)):
             timed(name, lambda source_=source_: to.copy_(source_))
         for name, buffer in buffers.items():
-            count = BATCH // steps if name == "slices" else BATCH
+            count = {"slices": BATCH // steps, "prioritized_slices": 64}.get(name, BATCH)
             batch = timed(name, lambda buffer=buffer, count=count: buffer.sample(count))
             if name == "prioritized":
                 index, priority = batch["index"], torch.rand(BATCH)
@@ -391,9 +390,57 @@ def run_samplers(frames: int, batches: int) -> dict:
     return {name: 1e3 * float(np.median(values[2:])) for name, values in times.items()}
 
 
+def run_writes(frames: int, batches: int) -> dict:
+    """The same 64 steps one by one and as one batch, by turns, into full buffers; and what comparing bytes takes."""
+    import torch
+    from tensordict import TensorDict
+
+    steps = 64
+    one, whole = headrace_buffer(frames), headrace_buffer(frames)
+    feed, whole_feed, source = headrace_extend(one), headrace_extend(whole), Source()
+    for _ in range(frames // ENVS):
+        step = source.step()
+        feed(*step)
+        whole_feed(*step)
+    times: dict[str, list[float]] = {"extend_steps": [], "extend_batch": [], "extend_compact": [], "compare": []}
+    for _ in range(max(batches // 20, 4)):
+        taken, named = [], []
+        for _ in range(steps):
+            named.append(np.arange(ENVS) + ENVS * source.episode.astype(np.int64))
+            taken.append(source.step())
+        columns = [torch.from_numpy(np.stack(part, 1)) for part in zip(*taken, strict=True)]
+        after = {
+            "reward": columns[3],
+            "done": columns[4] | columns[5],
+            "terminated": columns[4],
+            "truncated": columns[5],
+        }
+        content = {
+            "observation": columns[0],
+            "action": torch.zeros(ENVS, steps, dtype=torch.int64),
+            "collector": {"traj_ids": torch.from_numpy(np.stack(named, 1))},
+        }
+        full = TensorDict(content | {"next": after | {"observation": columns[1]}}, [ENVS, steps])
+        compact = TensorDict(content | {"next": after}, [ENVS, steps])
+        start = time.perf_counter()
+        for step in taken:
+            feed(*step)
+        times["extend_steps"].append((time.perf_counter() - start) / steps)
+        for name, batch in (("extend_batch", full), ("extend_compact", compact)):
+            start = time.perf_counter()
+            whole.extend(batch, fill_value=0)
+            times[name].append((time.perf_counter() - start) / steps)
+        pool, last = one._store.pool, torch.from_numpy(taken[-1][2])
+        for _ in range(8):
+            start = time.perf_counter()
+            pool._differ({"": last}, pool.everyone, pool.everyone)
+            times["compare"].append(time.perf_counter() - start)
+    return {name: 1e6 * float(np.median(values[1:])) for name, values in times.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library", choices=["torchrl", "sb3", "tianshou", "headrace", "samplers"])
+    parser.add_argument("library", choices=["torchrl", "sb3", "tianshou", "headrace", "samplers", "writes"])
     parser.add_argument("variant")
     parser.add_argument("--frames", type=int, required=True, help="transitions that the buffer holds")
     parser.add_argument("--batches", type=int, required=True, help="batches of 256 to time")
@@ -402,6 +449,8 @@ def main() -> None:
     frames = arguments.frames // ENVS * ENVS
     if arguments.library == "samplers":
         result = run_samplers(frames, arguments.batches)
+    elif arguments.library == "writes":
+        result = run_writes(frames, arguments.batches)
     elif arguments.library == "headrace":
         result = run_headrace(frames, arguments.batches, arguments.variant, arguments.directory)
     else:

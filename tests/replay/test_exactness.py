@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 
 import numpy as np
@@ -14,7 +15,9 @@ from replay_reference import NaiveStore, Stream, bits, check_batch
 from headrace.replay import (
     ArraySpec,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     SliceSampler,
     TrajectorySampler,
     UniformSampler,
@@ -85,7 +88,10 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
     length=st.integers(1, 12),
     steps=st.integers(1, 40),
     n_step=st.integers(1, 5),
-    sampler=st.sampled_from(["uniform", "prioritized", "slices", "burn_in", "trajectories"]),
+    sampler=st.sampled_from(
+        ["uniform", "once", "prioritized", "slices", "burn_in", "favored", "padded", "trajectories"]
+    ),
+    where=st.sampled_from(["memory", "memory", "disk", "lz4"]),
     autoreset=st.sampled_from(["same_step", "disabled"]),
     action=st.sampled_from(
         [ArraySpec((), torch.int64), ArraySpec((3,), torch.float32), ArraySpec((2, 2), torch.uint8)]
@@ -95,7 +101,7 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
     hand_on=st.booleans(),
 )
 def test_every_field_equals_a_store_that_keeps_everything(
-    layout, num_envs, length, steps, n_step, sampler, autoreset, action, seed, end_rate, hand_on
+    layout, num_envs, length, steps, n_step, sampler, where, autoreset, action, seed, end_rate, hand_on
 ):
     spaces, stack = layout
     gamma = 0.9
@@ -105,12 +111,24 @@ def test_every_field_equals_a_store_that_keeps_everything(
         "prioritized": PrioritizedSampler,
         "slices": lambda: SliceSampler(run),
         "burn_in": lambda: SliceSampler(max(run - 1, 1), burn_in=run - max(run - 1, 1)),
+        "once": SamplerWithoutReplacement,
+        "favored": lambda: PrioritizedSliceSampler(run),
+        "padded": lambda: SliceSampler(run, strict=False, span=True),
         "trajectories": TrajectorySampler,
     }[sampler]()
-    buffer = ReplayBuffer(
-        length * num_envs, num_envs, nested(spaces), action, stack=stack, sampler=chosen, n_step=n_step, gamma=gamma,
-        autoreset=autoreset,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory:
+        buffer = ReplayBuffer(
+            length * num_envs, num_envs, nested(spaces), action, stack=stack, sampler=chosen, n_step=n_step,
+            gamma=gamma, autoreset=autoreset, directory=directory if where == "disk" else None,
+            codec="lz4" if where == "lz4" else None,
+        )  # fmt: skip
+        compare(buffer, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on)
+        buffer.close()
+
+
+def compare(buffer, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on):
+    """Feed a buffer and the reference, and compare everything twice on the way."""
+    num_envs, length, autoreset = buffer.num_envs, buffer.spec.length, buffer.spec.autoreset
     store = NaiveStore(num_envs, length)
     stream = Stream(seed, num_envs, spaces, stack, autoreset)
     stream.end_rate = end_rate
@@ -148,13 +166,17 @@ def whole(store: NaiveStore) -> dict[int, int]:
 
 def check_samples(buffer, store, sampler, run, n_step, gamma):
     where = store.index()
-    if sampler in ("uniform", "prioritized"):
+    if sampler == "padded":
+        check_batch(buffer.sample(20), store, n_step, gamma)
+    elif sampler in ("uniform", "once", "prioritized"):
         batch = buffer.sample(len(buffer))
         check_batch(batch, store, n_step, gamma)
         if sampler == "prioritized":
             buffer.update_priorities(batch["index"], torch.arange(len(buffer)).double())
             check_batch(buffer.sample(len(buffer)), store, n_step, gamma)
-    elif sampler in ("slices", "burn_in"):
+        if sampler == "once":
+            assert len(set(batch["index"].tolist())) == len(buffer) or buffer.sampler.epoch > 1
+    elif sampler in ("slices", "burn_in", "favored"):
         possible = runs(store, run)
         if possible:
             batch = buffer.sample(len(possible))
