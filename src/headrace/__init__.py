@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace._jobs.run import SteppingResult, run
     from headrace._jobs.runtime import RunResult, runtime, startup
     from headrace._jobs.serve import serve
+    from headrace._jobs.suite import SuiteResult, SuiteTask, evaluate_suite, read_suite
     from headrace._jobs.train import TrainingResult, train
     from headrace._jobs.view import view
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
@@ -58,6 +59,8 @@ __all__ = [
     "StackSpec",
     "Step",
     "SteppingResult",
+    "SuiteResult",
+    "SuiteTask",
     "SweepResult",
     "Task",
     "TaskCfg",
@@ -69,12 +72,14 @@ __all__ = [
     "bridge",
     "compare",
     "evaluate",
+    "evaluate_suite",
     "imitate",
     "kernel_threads",
     "make",
     "merge",
     "picture",
     "play",
+    "read_suite",
     "register_task",
     "report",
     "run",
@@ -94,6 +99,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
         "headrace._jobs.evaluate": ("evaluate", "merge"),
+        "headrace._jobs.suite": ("SuiteResult", "SuiteTask", "evaluate_suite", "read_suite"),
         "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
         "headrace._jobs.imitate": ("ImitationResult", "imitate"),
         "headrace._jobs.run": ("SteppingResult", "run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -11,7 +12,9 @@ import pytest
 from script_env import LateEngine, Planner, ScriptEnv, length_of
 
 import headrace
-from headrace.errors import ConfigError, DataError
+from faulty_disk import FaultyDisk
+from headrace import files
+from headrace.errors import ConfigError, DataError, StorageError
 from headrace.rollout import Evaluation, evaluate, load_chunk_policy
 from headrace.rollout._journal import read_journal
 
@@ -41,6 +44,38 @@ def test_an_interrupted_evaluation_resumes_to_the_table_of_an_undisturbed_one(
     rows = [json.loads(line)["episode_id"] for line in path.read_text().splitlines()[1:]]
     assert sorted(rows) == list(range(23)), "every id once, none twice"
     assert _played(path, resume=True).episodes == whole.episodes, "nothing is left to play"
+
+
+@pytest.mark.parametrize("room", [0, 300, 1000, 1111])
+def test_a_full_disk_is_a_clear_error_and_the_journal_resumes_when_there_is_room(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.jsonl"
+    if not room:
+        _played(path, episodes=2)  # the header fits: it is the first row that does not
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "disk", FaultyDisk(errno.ENOSPC, room=room))
+        with pytest.raises(StorageError, match="the disk is full; make room and resume: the rows before are safe"):
+            _played(path, resume=True)
+    kept = read_journal(path).rows if path.exists() and path.stat().st_size else []
+    assert len(kept) < 23
+    again = _played(path, resume=True)
+    assert again.episodes == _played(None, policy_id=None).episodes
+    assert again.counters.env_steps == sum(row.length for row in again.episodes) - sum(row.length for row in kept)
+
+
+@pytest.mark.parametrize("size", [0, 5, 60, -1])
+def test_a_header_that_was_cut_off_is_written_again(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    _played(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"\n") + size + 1 if size < 0 else size])
+    _played(path, resume=True)
+    assert path.read_bytes() == whole
+    path.write_bytes(b"mine")
+    with pytest.raises(DataError, match="not the journal of an evaluation"):
+        _played(path, resume=True)
+    assert path.read_bytes() == b"mine"
 
 
 def test_parts_that_were_played_apart_merge_to_the_whole_table(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
         (["--policy", "nowhere:nothing"], "cannot be imported"),
         (["--policy", POLICY, "--admission", "periodic"], "periodic takes period, holds: missing a required"),
         (["--policy", POLICY, "--admission", "clock:3"], "unknown admission rule 'clock'"),
-        (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: 'no_such_module:Rule' cannot be"),
+        (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: module 'no_such_module' cannot be"),
         (["--policy", POLICY, "--admission", "greedy:hold"], "greedy takes nothing: got an unexpected"),
         (["--policy", POLICY, "--admission", "periodic:0"], "expected at least 1 step"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
@@ -32,7 +32,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "one bit, unless --fast is given."
         ),
     )
-    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks', module:NAME, or gym:ID")
+    parser.add_argument(
+        "task", metavar="TASK", help="a name from 'headrace tasks', module:NAME, gym:ID, or a suite: FILE.toml"
+    )
     parser.add_argument(
         "--policy",
         help="a checkpoint that 'headrace imitate' wrote; module:name of a policy object, class or function; "
@@ -45,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
     )
     add_option(parser, "--num-envs", default=16)
-    add_option(parser, "--seed", default=0)
+    add_option(parser, "--seed", otherwise="0, or the suite's")
     add_option(parser, "--threads", otherwise="all cores")
     add_option(parser, "--execute", otherwise="the policy's horizon")
     parser.add_argument("--offset", type=int, default=0, help="first row of a chunk that is played (default: 0)")
@@ -62,6 +64,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--ensemble", type=float, metavar="DECAY", help="temporal ensembling as in ACT; executes one action per chunk"
     )
     add_option(parser, "--video")
+    parser.add_argument(
+        "--film",
+        metavar="failures|ID,ID,…",
+        help="play these episodes again afterwards, bit for bit, and film each into --films",
+    )
+    parser.add_argument("--films", type=Path, default=Path("films"), metavar="DIRECTORY", help="(default: films)")
     add_option(parser, "--renderer", default="native")
     add_option(parser, "--csv")
     add_option(parser, "--output", otherwise="nowhere")
@@ -72,6 +80,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--policy-id",
         help="what --journal and --output call the policy (default: a hash of its weights, settings and code)",
     )
+    parser.add_argument("--instruction", metavar="TEXT", help="what the policy is told (default: the task's own text)")
     parser.add_argument(
         "--workers",
         type=int,
@@ -89,43 +98,77 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from headrace._jobs.evaluate import evaluate
     from headrace.envs._overrides import parse_assignments
 
+    settings: dict[str, Any] = {
+        "num_envs": arguments.num_envs,
+        "threads": arguments.threads,
+        "execute": arguments.execute,
+        "offset": arguments.offset,
+        "latency": arguments.latency,
+        "horizon": arguments.horizon,
+        "admission": arguments.admission,
+        "engine": arguments.engine,
+        "batching": _batching(arguments.fast, arguments.batch_size),
+        "ensemble_decay": arguments.ensemble,
+        "timeout": arguments.timeout,
+        "journal": arguments.journal,
+        "resume": arguments.resume,
+        "policy_id": arguments.policy_id,
+        "workers": arguments.workers,
+        "ray_address": arguments.ray_address,
+        "output": arguments.output,
+        **remote_of(arguments),
+    }
+    if arguments.task.endswith(".toml"):
+        return _suite(arguments, settings)
     check_table(arguments.csv)
     try:
         found = evaluate(
             arguments.task,
             arguments.policy,
             episodes=_episodes(arguments),
-            num_envs=arguments.num_envs,
-            seed=arguments.seed,
-            threads=arguments.threads,
+            seed=arguments.seed or 0,
             overrides=parse_assignments(arguments.set),
-            execute=arguments.execute,
-            offset=arguments.offset,
-            latency=arguments.latency,
-            horizon=arguments.horizon,
-            admission=arguments.admission,
-            engine=arguments.engine,
-            batching=_batching(arguments.fast, arguments.batch_size),
-            ensemble_decay=arguments.ensemble,
-            timeout=arguments.timeout,
-            journal=arguments.journal,
-            resume=arguments.resume,
-            policy_id=arguments.policy_id,
-            workers=arguments.workers,
-            ray_address=arguments.ray_address,
-            output=arguments.output,
+            instruction=arguments.instruction,
             video=arguments.video,
+            film=_films(arguments.film),
+            films=arguments.films,
             renderer=arguments.renderer,
-            **remote_of(arguments),
+            **settings,
         )
     except HeadraceError as error:
         if error.finished is not None:
             show(cast("Evaluation", error.finished), arguments.csv)
         raise
     show(found, arguments.csv)
-    if found.interrupt is not None:
-        return exit_code(found.interrupt)
-    return 1 if found.unfinished else 0
+    return _ending(found.interrupt, found.unfinished)
+
+
+def _suite(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
+    from headrace._jobs.suite import evaluate_suite
+
+    for name in ("episodes", "episode_ids", "seed", "set", "instruction", "csv", "video", "film"):
+        if getattr(arguments, name) not in (None, []):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: expected none with a suite, which has its own, or takes none")
+    found = evaluate_suite(arguments.task, arguments.policy, **settings)
+    Console().print(found.summary())
+    return _ending(found.interrupt, found.unfinished)
+
+
+def _ending(interrupt: KeyboardInterrupt | None, unfinished: int) -> int:
+    """The exit code."""
+    if interrupt is not None:
+        return exit_code(interrupt)
+    return 1 if unfinished else 0
+
+
+def _films(text: str | None) -> Literal["failures"] | list[int] | None:
+    if text is None or text == "failures":
+        return text
+    words = text.split(",")
+    if not all(word.isdigit() for word in words):
+        raise ConfigError(f"--film: expected 'failures' or ids such as 3,17, got {text!r}")
+    return [int(word) for word in words]
 
 
 def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None:

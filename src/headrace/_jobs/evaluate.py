@@ -15,9 +15,10 @@ from headrace.files import check_writable
 
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, Engine, PolicyLike
-    from headrace.rollout import Evaluation
+    from headrace.rollout import EpisodeResult, Evaluation
     from headrace.rollout._chunk_loop import HoldAction
-    from headrace.rollout._evaluate import OnEpisodes
+    from headrace.rollout._episode_plan import EpisodePlan
+    from headrace.rollout._evaluate import Evaluator, OnEpisodes
     from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.serving import ImageCoding, WireMapping
 
@@ -47,11 +48,14 @@ def evaluate(
     journal: str | Path | None = None,
     resume: bool = False,
     policy_id: str | None = None,
+    instruction: str | None = None,
     on_episodes: OnEpisodes | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     output: str | Path | None = None,
     video: str | Path | None = None,
+    film: Literal["failures"] | Iterable[int] | None = None,
+    films: str | Path = "films",
     renderer: str = "native",
     mapping: WireMapping | None = None,
     connections: int = 1,
@@ -92,13 +96,17 @@ def evaluate(
         resume: go on with that journal.
         policy_id: what journal and output call the policy; None for a hash of its weights, settings and code. The
             policy of a server needs one.
+        instruction: what the policy is told in every episode, in place of the environment's own text.
         on_episodes: called with the rows of episodes as they finish.
         workers: play in this many processes, each with ``num_envs`` environments, as
             :func:`headrace.distributed.evaluate` does; None for this process.
         ray_address: of the Ray cluster whose machines the workers run on; None for this machine.
         output: new file that the result is saved to, also after Ctrl-C or a failure; :meth:`Evaluation.load` reads it.
         video: film the first environments of a task of ours into this file, which must be new.
-        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
+        film: play these episodes again afterwards, bit for bit, and film each: ``failures`` for those without success,
+            or ids of the plan. A task of ours.
+        films: directory for ``episode-ID.mp4`` files, each of which must be new.
+        renderer: what draws videos: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         mapping: from our groups to a server's keys.
         connections: requests to a server that are under way at once.
         images: encoding of images on the wire to a server.
@@ -129,6 +137,7 @@ def evaluate(
         allow_hold=allow_hold,
         timeout=timeout,
         policy_id=policy_id,
+        instruction=instruction,
         mapping=mapping,
         connections=connections,
         images=images,
@@ -136,19 +145,41 @@ def evaluate(
     check_remote(policy, settings)
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
-    film = None if video is None else Path(video)
-    check_video(film, renderer)
+    whole = None if video is None else Path(video)
+    check_video(whole, renderer)
+    plan = EpisodePlan(episodes)
+    wanted = film if film is None or isinstance(film, str) else tuple(film)
+    replayed = recipe or cast("EnvRecipe | None", getattr(env, "recipe", None))
+    if wanted is not None:
+        _check_films(wanted, Path(films), plan, replayed)
     saved = None if output is None else Path(output)
     if saved is not None:
         if saved.exists():
             raise ConfigError(f"output (--output): {saved} already exists, and nothing is ever overwritten")
         check_writable(saved.parent)
     book = None if journal is None else Path(journal)
+
+    def filmed(found: Evaluation) -> Evaluation:
+        if wanted is None or replayed is None:
+            return found
+        rows = [
+            row
+            for row in found.episodes
+            if (row.success is False if wanted == "failures" else row.episode_id in wanted)
+        ]
+        with (
+            closing(replayed.replace(num_envs=1).make(autoreset="disabled", final_obs=False)) as single,
+            open_evaluator(single, policy, rows[0].seed if rows else 0, settings) as again,
+        ):
+            for row in rows:
+                _film_again(single, again, row, Path(films) / f"episode-{row.episode_id:06d}.mp4", renderer)
+        return found
+
     with _saving(saved) as save, ExitStack() as stack:
         if workers is not None:
             from headrace.distributed import evaluate as evaluate_distributed
 
-            if recipe is None or film is not None:
+            if recipe is None or whole is not None:
                 raise ConfigError("workers: expected environments by name or recipe, and no video, with workers")
             found = evaluate_distributed(
                 recipe,
@@ -162,7 +193,7 @@ def evaluate(
                 progress=progress,
                 **settings,
             )
-            return save(found)
+            return filmed(save(found))
         if ray_address is not None:
             raise ConfigError("ray_address (--ray-address): expected a number of workers with it")
         if recipe is None:
@@ -172,18 +203,18 @@ def evaluate(
             made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
             played_seed = recipe.seed
         evaluator = stack.enter_context(open_evaluator(made, policy, played_seed, settings))
-        if film is not None:
-            film_env(made, film, renderer, stack)
+        if whole is not None:
+            film_env(made, whole, renderer, stack)
         named = journal is not None or saved is not None or policy_id is not None
         found = play_plan(
-            EpisodePlan(episodes),
+            plan,
             partial(evaluator.play, progress=progress),
             header=evaluator.header if named else None,
             journal=book,
             resume=resume,
             on_episodes=on_episodes,
         )
-        return save(found)
+        return filmed(save(found))
 
 
 @contextmanager
@@ -240,3 +271,29 @@ def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecip
         if value is not None and name != "seed":  # of the episodes, which are begun here
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")
     return None
+
+
+def _check_films(wanted: str | tuple[int, ...], films: Path, plan: EpisodePlan, recipe: EnvRecipe | None) -> None:
+    """Refuse films that could not be made, before the work."""
+    if isinstance(wanted, str) and wanted != "failures":
+        raise ConfigError(f"film (--film): expected 'failures' or episode ids, got {wanted!r}")
+    if recipe is None or recipe.bridged:
+        raise ConfigError("film (--film): expected a task of ours, by name or recipe")
+    planned = set(plan.ids)
+    for episode in planned if isinstance(wanted, str) else wanted:
+        if episode not in planned:
+            raise ConfigError(f"film (--film): expected episodes of the plan, got {episode}")
+        check_video(films / f"episode-{episode:06d}.mp4")
+    check_writable(films)
+
+
+def _film_again(env: EvaluatedEnv, evaluator: Evaluator, row: EpisodeResult, path: Path, renderer: str) -> None:
+    """Play an episode once more, filmed; its row must be the one of the table."""
+    from headrace.rollout._evaluation_files import unique_rows
+
+    with ExitStack() as stack:
+        film_env(env, path, renderer, stack)
+        again = evaluator.play([row.episode_id])
+    if again.interrupt is not None:
+        raise again.interrupt
+    unique_rows([("the table", row), (str(path), again.episodes[0])])

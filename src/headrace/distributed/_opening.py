@@ -40,6 +40,7 @@ class EvaluationSettings(TypedDict, total=False):
     allow_hold: bool
     timeout: float | None
     policy_id: str | None
+    instruction: str | None
     mapping: WireMapping | None
     connections: int
     images: ImageCoding

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from torch import nn
 
@@ -32,6 +32,7 @@ from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._journal import Header, Journal, circumstances, source_of
 from headrace.rollout._policy_id import policy_hash
 from headrace.rollout._progress import EpisodeProgress
+from headrace.types import Ids
 
 OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
 """Gets the rows of episodes as they finish."""
@@ -56,6 +57,7 @@ def evaluate(
     journal: str | Path | None = None,
     resume: bool = False,
     policy_id: str | None = None,
+    instruction: str | None = None,
     on_episodes: OnEpisodes | None = None,
     progress: bool = True,
 ) -> Evaluation:
@@ -91,6 +93,7 @@ def evaluate(
         policy_id: what journals and saved evaluations call the policy; None for a hash of its weights, settings and
             code, which is taken for a journal only. A policy that cannot be seen through, on a server for example,
             needs one.
+        instruction: what the policy is told in every episode, in place of the environment's own text.
         on_episodes: called in each step in which episodes ended, with their rows, once they are in the journal.
         progress: show a progress bar with rates and the running success rate.
 
@@ -120,6 +123,7 @@ def evaluate(
         allow_hold=allow_hold,
         timeout=timeout,
         policy_id=policy_id,
+        instruction=instruction,
     )
     with closing(evaluator):
         return play_plan(
@@ -155,6 +159,7 @@ class Evaluator:
         allow_hold: bool = False,
         timeout: float | None = None,
         policy_id: str | None = None,
+        instruction: str | None = None,
     ) -> None:
         if env.autoreset != "disabled":
             raise ConfigError(
@@ -187,7 +192,9 @@ class Evaluator:
         formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
         self._own_engine = isinstance(engine, str)
         self._engine = make_engine(engine, self._policy, formed, timeout=timeout) if isinstance(engine, str) else engine
-        self._env, self._rule, self._seed, self._policy_id = env, rule, seed, policy_id
+        self._env = env if instruction is None else cast("EvaluatedEnv", _Told(env, instruction))
+        self._instruction = {} if instruction is None else {"instruction": instruction}
+        self._rule, self._seed, self._policy_id = rule, seed, policy_id
         self._ensemble_decay = ensemble_decay
         self._hold_action: HoldAction = hold_action
 
@@ -201,15 +208,19 @@ class Evaluator:
                     "where it cannot be seen; a journal is resumed and merged for equal policies only"
                 )
             self._policy_id = policy_hash(self._policy)
-        identity = source_of(self._env) | {
-            "seed": self._seed,
-            "policy": self._policy_id,
-            **asdict(self._lengths),
-            "ensemble_decay": self._ensemble_decay,
-            "strict_size": self._engine.strict_size,
-            "hold": str(self._rule) if self._rule.holds else None,
-            "fidelity": self._env.fidelity,
-        }
+        identity = (
+            source_of(self._env)
+            | self._instruction
+            | {
+                "seed": self._seed,
+                "policy": self._policy_id,
+                **asdict(self._lengths),
+                "ensemble_decay": self._ensemble_decay,
+                "strict_size": self._engine.strict_size,
+                "hold": str(self._rule) if self._rule.holds else None,
+                "fidelity": self._env.fidelity,
+            }
+        )
         return Header(identity=identity, circumstances=circumstances(self._env, type(self._engine).__name__))
 
     def play(self, ids: Sequence[int], on_episodes: OnEpisodes | None = None, *, progress: bool = False) -> Evaluation:
@@ -248,6 +259,19 @@ class Evaluator:
         if self._own_engine:
             self._engine.close()
         restore_modes(self._modes)
+
+
+class _Told:
+    """An environment whose episodes have an instruction that somebody else chose."""
+
+    def __init__(self, env: EvaluatedEnv, instruction: str) -> None:
+        self._env, self._instruction = env, instruction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
+        return (self._instruction,) * len(self._env.instructions(ids))
 
 
 def play_plan(

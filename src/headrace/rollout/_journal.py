@@ -58,9 +58,9 @@ class Journal:
         self.path = path
         self.rows: list[EpisodeResult] = []
         """Of the file, when it was opened."""
-        if path.exists():
-            if not resume:
-                raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
+        if path.exists() and not resume:
+            raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
+        if path.exists() and not _torn_header(path):
             before = read_journal(path)
             self.rows = before.rows
             check_same(header, before.header, str(path))
@@ -69,6 +69,7 @@ class Journal:
             if more := set(plan) - before.plan:
                 self._append({"plan": ranges_of(more)})
         else:
+            path.unlink(missing_ok=True)
             self._append(
                 {
                     "format": FORMAT,
@@ -88,6 +89,12 @@ class Journal:
             append(self.path, text.encode())
         except OSError as error:
             raise storage_error(self.path, error, "make room and resume: the rows before are safe") from error
+
+
+def _torn_header(path: Path) -> bool:
+    """Whether a file is the beginning of a header: a full disk or a crash came before anything was played."""
+    raw, begin = path.read_bytes(), f'{{"format": "{FORMAT}"'.encode()
+    return b"\n" not in raw and raw[: len(begin)] == begin[: len(raw)]
 
 
 def check_same(expected: Header, got: Header, name: str) -> None:
