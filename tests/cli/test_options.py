@@ -22,10 +22,10 @@ SYNONYMS = {
     "--episodes": ("--num-episodes", "--n-episodes"),
     "--output": ("--out", "--outdir", "--output-dir", "--folder", "--directory", "--to-file"),
     "--set": ("--override", "--overrides", "--option"),
-    "--threads": ("--num-threads", "--workers"),
+    "--threads": ("--num-threads",),
     "--seed": ("--random-seed",),
     "--library": ("--lib", "--framework", "--rl-library"),
-    "--video": ("--film", "--movie"),
+    "--video": ("--movie",),
 }
 
 

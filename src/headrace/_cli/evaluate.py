@@ -69,7 +69,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="failures|ID,ID,…",
         help="play these episodes again afterwards, bit for bit, and film each into --films",
     )
-    parser.add_argument("--films", type=Path, default=Path("films"), metavar="DIRECTORY", help="(default: films)")
+    parser.add_argument(
+        "--films",
+        type=Path,
+        default=Path("films"),
+        metavar="DIRECTORY",
+        help="directory for the films of --film (default: films)",
+    )
     add_option(parser, "--renderer", default="native")
     add_option(parser, "--csv")
     add_option(parser, "--output", otherwise="nowhere")
