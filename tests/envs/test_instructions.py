@@ -132,8 +132,11 @@ def test_bridged_environments_say_what_to_do_in_texts_of_observation_or_info(kin
     env.close()
 
 
-def test_a_bridged_text_that_changes_within_an_episode_is_an_error() -> None:
-    env = bridge([functools.partial(ToldEnv, fickle=True)] * 2, seed=8)
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_bridged_text_that_changes_within_an_episode_is_an_error(kind: str) -> None:
+    factories = [functools.partial(ToldEnv, fickle=True)] * 2
+    vector = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
+    env = bridge(factories if kind == "single" else Opaque(vector), seed=8)
     env.reset()
     with pytest.raises(EnvError, match=r"environment 0.*expected the instruction 'walk \d steps' for the whole"):
         env.step(torch.zeros(2, 2))

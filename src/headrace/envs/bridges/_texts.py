@@ -77,8 +77,13 @@ def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, en
 
 
 def check_unchanged(env_id: int, obs: object, path: Path, told: str) -> None:
+    """As :func:`require_same_text`, of one environment's observation."""
+    require_same_text(env_id, told, text_at(obs, path))
+
+
+def require_same_text(env_id: int, told: str, now: str) -> None:
     """An instruction is constant within an episode: whoever read it at the start would not see it change."""
-    if (now := text_at(obs, path)) != told:
+    if now != told:
         raise EnvError(
             f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
             "begin a new episode with a new instruction"

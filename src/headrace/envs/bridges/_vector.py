@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Array, Exchange
 from headrace.envs.bridges._executors import Fidelity
-from headrace.envs.bridges._texts import instruction_path, instructions_of
+from headrace.envs.bridges._texts import instruction_path, instructions_of, require_same_text
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
@@ -67,6 +67,8 @@ class VectorBackend:
         self._first_obs: object = None
         self._first_infos: Mapping[str, Any] = {}
         self._text_path = instruction_path(vector.single_observation_space)
+        # the text of each environment's observation in its episode; absent where nothing is known of it
+        self._texts: dict[int, str] = {}
         self._autoreset: set[int] = set()
 
     @property
@@ -96,6 +98,8 @@ class VectorBackend:
         for env_id in env_ids:
             self._saved.pop(env_id, None)
         self.exchange.write_batch(rows, obs)
+        if self._text_path is not None:
+            self._texts.update(zip(env_ids, instructions_of(obs, {}, self._text_path, env_ids), strict=True))
         return instructions_of(obs, infos, self._text_path, env_ids)
 
     def step(self, env_ids: Sequence[int]) -> None:
@@ -118,6 +122,11 @@ class VectorBackend:
         exchange.terminated[rows] = np.asarray(terminated)[rows]
         exchange.truncated[rows] = np.asarray(truncated)[rows]
         ended = rows[done[rows]]
+        if self._text_path is not None:
+            # where an episode ended, the observation may be that of the next one
+            going: list[int] = rows[~done[rows]].tolist()
+            for env_id, text in zip(going, instructions_of(obs, {}, self._text_path, going), strict=True):
+                require_same_text(env_id, self._texts.setdefault(env_id, text), text)
         exchange.success[rows] = NO_SUCCESS_MEASURE
         self._write_success(ended, infos)
         if self.mode == AutoresetMode.SAME_STEP and len(ended):
@@ -149,6 +158,7 @@ class VectorBackend:
         for env_id, state in enumerate(states):
             self._restore(self._vector, env_id, state)
         self._saved.clear()
+        self._texts.clear()
         self._over[:] = False
         self._autoreset = set()
 
