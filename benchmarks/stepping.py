@@ -66,7 +66,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     plan = [(task, size) for task in ACTION for size in arguments.sizes]
     count, seconds = 5, 0.8
     if arguments.quick:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.bench._step_times import StartupClock
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
-    from headrace.rollout._chunk_loop import EvaluatedEnv
+    from headrace.rollout._evaluated_env import EvaluatedEnv
 
 _NUM_ENVS = 64
 

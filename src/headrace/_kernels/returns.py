@@ -127,12 +127,13 @@ def _numba(
     run(
         kernel,
         envs,
+        (steps, envs),
         *(None if tensor is None else _array(tensor) for tensor in rollout),
         *extra,
         *(None if number is None else scalar(number) for number in numbers),
         *counts,
-        advantage.numpy(),
-        value_target.numpy(),
+        advantage.numpy().reshape(-1),
+        value_target.numpy().reshape(-1),
         min_rows=_SHARE // max(steps, 1) + 1,
     )
     return advantage, value_target
@@ -170,7 +171,7 @@ def _warp(
 def _array(tensor: Tensor) -> NDArray[Any]:
     # asked one by one: at these sizes a detach that does nothing is a measurable part of the whole
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
+    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy().reshape(-1)
 
 
 def _outputs(like: Tensor) -> Returns:

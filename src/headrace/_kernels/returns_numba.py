@@ -1,10 +1,12 @@
-"""The return recursions on the CPU: one pass over the bytes, backwards in time; a kernel's rows are environments.
+"""The return recursions on the CPU, backwards in time; a kernel's rows are environments.
 
-Each step is worked in short loops over few arrays. One loop over all of them would read better, but LLVM vectorizes a
-loop only where it can show with eight comparisons that its arrays do not overlap.
+Several steps are worked at once, as many as stay in a fast cache: what does not depend on the next step is one flat
+loop over all of them, and only the carry goes step by step, so that narrow rollouts (few environments, many steps)
+are not slower than wide ones. Loops are short and over few arrays: LLVM vectorizes one only where it can show with
+eight comparisons that its arrays do not overlap. Indices are unsigned: numba looks for negative ones otherwise.
 
-Arrays are C-contiguous (T, N); ``active`` and ``ratio`` may be None, and numba leaves out what depends on them. Numbers
-(``gamma``, …) come in the arrays' dtype, so that float32 stays float32.
+Arrays are C-contiguous (T, N), flattened; ``active`` and ``ratio`` may be None, and numba leaves out what depends on
+them. Numbers (``gamma``, …) come in the arrays' dtype, so that float32 stays float32.
 """
 
 from __future__ import annotations
@@ -19,78 +21,165 @@ from headrace._kernels.compiled import helper, kernel
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Flags: TypeAlias = NDArray[np.bool_]
 Number: TypeAlias = Any  # a numpy scalar of the arrays' dtype
+Index: TypeAlias = Any  # np.uint64
+
+_BLOCK = 4096
+"""Elements that are worked at once."""
 
 
 @helper
-def _mark_cuts(truncated: Flags, active: Flags | None, fresh: Flags, cut: Flags) -> None:
+def _mark(lo: Index, count: Index, truncated: Flags, active: Flags | None, fresh: Flags, cut: Flags, at: Index) -> None:
     """cut: what follows is not known. ``fresh``: no active step follows; cleared for those that are active now."""
-    for n in range(cut.shape[0]):
-        cut[n] = truncated[n] | fresh[n]
-    for n in range(cut.shape[0]):
-        fresh[n] = False if active is None else fresh[n] & (not active[n])
+    for i in range(count):
+        cut[at + i] = truncated[lo + i] | fresh[i]
+    for i in range(count):
+        fresh[i] = False if active is None else fresh[i] & (not active[lo + i])
 
 
 @helper
-def _step(
+def _ahead(
+    lo: Index,
+    count: Index,
     reward: Floats,
     value: Floats,
     next_value: Floats,
     terminated: Flags,
-    cut: Flags,
-    active: Flags | None,
     ratio: Floats | None,
-    following: Floats,
+    cut: Flags,
+    at: Index,
     gamma: Number,
-    decay: Number,
-    base: Number,
     weight: Number | None,
     rho_clip: Number,
-    c_clip: Number,
     out: Floats,
 ) -> None:
-    """out = x_t, from following = x_{t+1}; those that are not active keep theirs.
-
-    Within an episode V' counts ``weight`` times (0: it is not read; None: once).
-    """
+    """out = ρ_t·a_t; within an episode V' counts ``weight`` times (0: not read; None: once, and V is taken off)."""
     zero = gamma - gamma
-    for n in range(out.shape[0]):
+    for i in range(count):
+        now, then = value[lo + i], next_value[lo + i]
         # a cut trajectory whose V' is unknown goes on from V
-        known = value[n] if cut[n] & (next_value[n] != next_value[n]) else next_value[n]
+        known = now if cut[at + i] & (then != then) else then
         if weight is not None:
-            within = weight * next_value[n] if weight != zero else zero
-            known = known if cut[n] else within
-        ahead = reward[n] + gamma * (zero if terminated[n] else known) - base * value[n]
-        carried = zero if terminated[n] | cut[n] else following[n]
-        if ratio is None:
-            new = ahead + decay * carried
-        else:
-            new = min(ratio[n], rho_clip) * ahead + decay * min(ratio[n], c_clip) * carried
-        out[n] = new if active is None or active[n] else following[n]
+            known = known if cut[at + i] else (weight * then if weight != zero else zero)
+        ahead = reward[lo + i] + gamma * (zero if terminated[lo + i] else known)
+        if weight is None:
+            ahead = ahead - now
+        out[lo + i] = ahead if ratio is None else min(ratio[lo + i], rho_clip) * ahead
 
 
 @helper
-def _write(x: Floats, value: Floats, times: Number, active: Flags | None, out: Floats) -> None:
+def _go_on(
+    lo: Index,
+    count: Index,
+    terminated: Flags,
+    active: Flags | None,
+    cut: Flags,
+    at: Index,
+    decay: Number,
+    x: Floats,
+    following: Floats,
+    after: Index,
+) -> None:
+    """x_t ← x_t + decay·x_{t+1}, which lies in ``following`` from ``after`` on.
+
+    With ``active`` that is a carry, which those that are active replace.
+    """
+    zero = decay - decay
+    for n in range(count):
+        old = following[after + n]
+        new = x[lo + n] + decay * (zero if terminated[lo + n] | cut[at + n] else old)
+        x[lo + n] = new
+        if active is not None:
+            following[after + n] = new if active[lo + n] else old
+
+
+@helper
+def _go_on_weighted(
+    lo: Index,
+    count: Index,
+    terminated: Flags,
+    active: Flags | None,
+    ratio: Floats,
+    cut: Flags,
+    at: Index,
+    numbers: tuple[Number, Number, Number, Number],
+    advantage: Floats,
+    x: Floats,
+    carry: Floats,
+) -> None:
+    """advantage = x_t + γ·ρ_t·x_{t+1}, x_t ← x_t + γ·λ·c_t·x_{t+1}, where x_t is ρ_t·a_t at first."""
+    gamma, decay, rho_clip, c_clip = numbers
+    zero = gamma - gamma
+    for n in range(count):
+        old = carry[n]
+        carried = zero if terminated[lo + n] | cut[at + n] else old
+        advantage[lo + n] = x[lo + n] + gamma * min(ratio[lo + n], rho_clip) * carried
+    for n in range(count):
+        old = carry[n]
+        carried = zero if terminated[lo + n] | cut[at + n] else old
+        new = x[lo + n] + decay * min(ratio[lo + n], c_clip) * carried
+        x[lo + n] = new
+        if active is None:
+            carry[n] = new
+    if active is not None:
+        for n in range(count):
+            old, new = carry[n], x[lo + n]
+            carry[n] = new if active[lo + n] else old
+
+
+@helper
+def _lengthen(
+    lo: Index,
+    count: Index,
+    reward: Floats,
+    terminated: Flags,
+    active: Flags | None,
+    cut: Flags,
+    at: Index,
+    gamma: Number,
+    target: Floats,
+    carry: Floats,
+) -> None:
+    """target ← r_t + γ·carry, the next step's target before this pass; carry ← target before this pass."""
+    for n in range(count):
+        shorter, old = target[lo + n], carry[n]
+        longer = reward[lo + n] + gamma * old
+        target[lo + n] = shorter if terminated[lo + n] | cut[at + n] else longer
+        carry[n] = shorter if active is None or active[lo + n] else old
+
+
+@helper
+def _add_value(
+    lo: Index, count: Index, times: Number, x: Floats, value: Floats, active: Flags | None, out: Floats
+) -> None:
     """out = x + times·V; 0 where not active."""
     zero = times - times
-    if times == zero:
-        for n in range(out.shape[0]):
-            out[n] = x[n] if active is None or active[n] else zero
-    else:
-        for n in range(out.shape[0]):
-            out[n] = x[n] + times * value[n] if active is None or active[n] else zero
+    for i in range(count):
+        total = x[lo + i] + times * value[lo + i]
+        out[lo + i] = total if active is None or active[lo + i] else zero
 
 
 @helper
-def _zero(active: Flags | None, out: Floats) -> None:
+def _add_own_value(lo: Index, count: Index, value: Floats, x: Floats) -> None:
+    """x ← x + V, in place, which two arguments that are one array would hide from LLVM."""
+    for i in range(count):
+        x[lo + i] = x[lo + i] + value[lo + i]
+
+
+@helper
+def _clear(lo: Index, count: Index, active: Flags | None, out: Floats) -> None:
+    """0 where not active."""
     zero = out.dtype.type(0)
-    for n in range(out.shape[0]):
-        out[n] = out[n] if active is None or active[n] else zero
+    if active is not None:
+        for i in range(count):
+            old = out[lo + i]
+            out[lo + i] = old if active[lo + i] else zero
 
 
 @kernel(checked_division=False)
 def lambda_returns(
     start: int,
     stop: int,
+    shape: tuple[int, int],
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -107,59 +196,57 @@ def lambda_returns(
     value_target: Floats,
 ) -> None:
     """See :func:`headrace._kernels.returns.lambda_returns`."""
+    steps, envs = shape
     one = gamma - gamma + 1
-    base = one if weight is None else one - one
+    decay = gamma * lam
+    width, none = np.uint64(stop - start), np.uint64(0)
+    # whole rows only lie side by side
+    rows = max(1, _BLOCK // envs) if stop - start == envs else 1
     carry = np.zeros(stop - start, reward.dtype)
-    spare = np.empty_like(carry)
-    # nothing follows the last step
-    fresh, cut = np.ones(stop - start, np.bool_), np.ones(stop - start, np.bool_)
-    for back in range(reward.shape[0]):
-        t = reward.shape[0] - 1 - back
-        rewards, values, next_values = reward[t, start:stop], value[t, start:stop], next_value[t, start:stop]
-        ends, to_advantage, to_target = terminated[t, start:stop], advantage[t, start:stop], value_target[t, start:stop]
-        live = None if active is None else active[t, start:stop]
+    # nothing follows the last step; with ``active`` that is not the same row for all
+    fresh = np.ones(stop - start, np.bool_)
+    marks = np.ones(rows * (stop - start), np.bool_)
+    x = value_target if weight is not None or ratio is not None else advantage
+    end = steps
+    while end > 0:
+        begin = max(end - (rows if end < steps or active is not None else 1), 0)
+        lo, count = np.uint64(begin * envs + start), np.uint64((end - begin) * (stop - start))
+        cut, where = marks, none
         if active is not None:
-            _mark_cuts(truncated[t, start:stop], live, fresh, cut)
-        elif back > 0:
-            cut = truncated[t, start:stop]
+            for back in range(end - begin):
+                at = np.uint64((end - begin - 1 - back) * (stop - start))
+                _mark(lo + at, width, truncated, active, fresh, marks, at)
+        elif end < steps:
+            cut, where = truncated, lo
+        _ahead(lo, count, reward, value, next_value, terminated, ratio, cut, where, gamma, weight, rho_clip, x)
+        for back in range(end - begin):
+            at = np.uint64((end - begin - 1 - back) * (stop - start))
+            if ratio is not None:
+                numbers = (gamma, decay, rho_clip, c_clip)
+                _go_on_weighted(
+                    *(lo + at, width, terminated, active, ratio, cut, where + at, numbers, advantage, x, carry)
+                )
+            elif active is not None:
+                _go_on(lo + at, width, terminated, active, cut, where + at, decay, x, carry, none)
+            elif end < steps:
+                after = lo + at + np.uint64(envs)
+                _go_on(lo + at, width, terminated, None, cut, where + at, decay, x, x, after)
         if ratio is not None:
-            weights = ratio[t, start:stop]
-            # ρ·(a + γ·x) is x with ρ in the place of c
-            _step(
-                *(rewards, values, next_values, ends, cut, None, weights, carry),
-                *(gamma, gamma, base, weight, rho_clip, rho_clip, to_advantage),
-            )
-            _step(
-                *(rewards, values, next_values, ends, cut, live, weights, carry),
-                *(gamma, gamma * lam, base, weight, rho_clip, c_clip, spare),
-            )
-            if active is not None:
-                _zero(live, to_advantage)
-            _write(spare, values, base, live, to_target)
-            spare, carry = carry, spare
-        elif active is not None:
-            _step(
-                *(rewards, values, next_values, ends, cut, live, None, carry),
-                *(gamma, gamma * lam, base, weight, rho_clip, c_clip, spare),
-            )
-            _write(spare, values, base - one, live, to_advantage)
-            _write(spare, values, base, live, to_target)
-            spare, carry = carry, spare
+            _add_own_value(lo, count, value, x)
+            _clear(lo, count, active, advantage)
+        elif weight is None:
+            _add_value(lo, count, one, x, value, active, value_target)
         else:
-            # x is one of the results, and lies there from the start
-            new, other = (to_advantage, to_target) if base == one else (to_target, to_advantage)
-            _step(
-                *(rewards, values, next_values, ends, cut, None, None, carry),
-                *(gamma, gamma * lam, base, weight, rho_clip, c_clip, new),
-            )
-            _write(new, values, base + base - one, None, other)
-            carry = new
+            _add_value(lo, count, -one, x, value, active, advantage)
+        _clear(lo, count, active, x)
+        end = begin
 
 
 @kernel(checked_division=False)
 def n_step(
     start: int,
     stop: int,
+    shape: tuple[int, int],
     reward: Floats,
     value: Floats,
     next_value: Floats,
@@ -172,30 +259,22 @@ def n_step(
     value_target: Floats,
 ) -> None:
     """n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
-    zero, one = gamma - gamma, gamma - gamma + 1
+    steps, envs = shape
+    one = gamma - gamma + 1
+    width = np.uint64(stop - start)
     carry = np.zeros(stop - start, reward.dtype)
-    new = np.empty_like(carry)
-    fresh, marked = np.empty(stop - start, np.bool_), np.empty(stop - start, np.bool_)
-    for m in range(n):
-        for e in range(stop - start):
-            fresh[e] = True
-        for back in range(reward.shape[0]):
-            t = reward.shape[0] - 1 - back
-            live = None if active is None else active[t, start:stop]
-            values, ends, target = value[t, start:stop], terminated[t, start:stop], value_target[t, start:stop]
-            _mark_cuts(truncated[t, start:stop], live, fresh, marked)
-            rewards = reward[t, start:stop]
-            next_values = next_value[t, start:stop]
-            # the first pass bootstraps after every step, the others only at the ends
-            weight, decay = (one, zero) if m == 0 else (zero, gamma)
-            _step(
-                *(rewards, values, next_values, ends, marked, None, None, carry),
-                *(gamma, decay, zero, weight, one, one, new),
-            )
-            if m > 0:
-                for e in range(stop - start):
-                    carry[e] = target[e] if live is None or live[e] else carry[e]
-            _write(new, values, zero, live, target)
-    for t in range(reward.shape[0]):
-        live = None if active is None else active[t, start:stop]
-        _write(value_target[t, start:stop], value[t, start:stop], -one, live, advantage[t, start:stop])
+    fresh, cut = np.ones(stop - start, np.bool_), np.empty(steps * (stop - start), np.bool_)
+    for back in range(steps):
+        t = steps - 1 - back
+        lo, at = np.uint64(t * envs + start), np.uint64(t * (stop - start))
+        _mark(lo, width, truncated, active, fresh, cut, at)
+        _ahead(lo, width, reward, value, next_value, terminated, None, cut, at, gamma, one, one, value_target)
+    for _ in range(n - 1):
+        for back in range(steps):
+            t = steps - 1 - back
+            lo, at = np.uint64(t * envs + start), np.uint64(t * (stop - start))
+            _lengthen(lo, width, reward, terminated, active, cut, at, gamma, value_target, carry)
+    for t in range(steps):
+        lo = np.uint64(t * envs + start)
+        _add_value(lo, width, -one, value_target, value, active, advantage)
+        _clear(lo, width, active, value_target)
