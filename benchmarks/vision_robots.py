@@ -1,23 +1,28 @@
-"""Part (e) of the vision benchmark: cameras on robots made of meshes, against MuJoCo's EGL renderer.
+"""Part (e) of the vision benchmark: cameras on robots made of meshes, against MuJoCo's renderers and ray casters.
 
-  headrace     NativeCamera, poses included, two threads
-  egl          mujoco.Renderer in two processes as a user gets it: shadows, reflections, four samples per pixel
-  egl fair     the same without shadows, reflections and antialiasing, which NativeCamera leaves out by default
+  headrace      NativeCamera, poses included, two threads; "moving" draws without static layers, as a camera that moves
+  egl fair      mujoco.Renderer in two processes, without shadows, reflections and antialiasing, which NativeCamera
+                leaves out by default: what the bars are about
+  egl, osmesa   the same as a user gets it (with shadows, reflections, four samples per pixel); OSMesa as the fair EGL
+  mujoco-warp   create_render_context and render
+  newton        SensorCamera without shadows and textures
 
-16 environments in different poses; frames per second. "moving" draws without static layers, as for a camera that moves.
+16 environments around the pose in which the task begins; frames per second, medians of rounds in turn.
 
-  python benchmarks/vision_robots.py            the whole table (gym-aloha and metaworld: pip install --no-deps …)
-  python benchmarks/vision_robots.py --quick    ALOHA at 84 x 84, under a minute once kernels are compiled
+  python benchmarks/vision_robots.py            the whole table (gym-aloha and metaworld: make bench-setup)
+  python benchmarks/vision_robots.py --quick    ALOHA at 84 x 84, headrace and the fair EGL, under a minute
   python benchmarks/vision_robots.py --check    exit 1 and name each bar that falls short
+  python benchmarks/vision_robots.py --scene sawyer --size 224x224
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import multiprocessing
+import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,23 +30,29 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from interleaved import PeerMissingError, Worker, python_of, serve
+
 SCENES = {
     "aloha": ("gym_aloha", "assets/bimanual_viperx_transfer_cube.xml", "top"),
     "sawyer": ("metaworld", "assets/sawyer_xyz/sawyer_pick_place_v3.xml", "corner"),
 }
 SIZES = ((84, 84), (224, 224), (480, 640))
-EVERYTHING = ("rgb", "depth", "segmentation")
+KINDS = {"rgb": ("rgb",), "rgb+depth+seg": ("rgb", "depth", "segmentation")}
 BARS = {
     ("rgb", "fixed"): (10.0, 7.0, 3.5),
     ("rgb+depth+seg", "fixed"): (20.0, 15.0, 10.0),
     ("rgb", "moving"): (7.0, 4.0, 1.5),
 }
 """At least so many times the fair EGL, by size."""
+OTHERS = ("egl", "osmesa fair", "mujoco-warp", "newton")
 ENVS = 16
+ALOHA_ARM = (0, -0.96, 1.16, 0, -0.3, 0, 0.02239, -0.02239)
+"""Where gym-aloha puts both arms at the start."""
 
 
 def load(scene: str) -> tuple[Any, str, np.ndarray]:
-    """Model, camera and float64 (ENVS, nq) positions near the model's own."""
+    """Model, camera and float64 (ENVS, nq) positions around the pose in which the task begins."""
     import mujoco
 
     package, path, camera = SCENES[scene]
@@ -49,42 +60,39 @@ def load(scene: str) -> tuple[Any, str, np.ndarray]:
     if found is None or not found.submodule_search_locations:
         raise SystemExit(f"{package} is not installed; run: pip install --no-deps gym-aloha metaworld")
     model = mujoco.MjModel.from_xml_path(str(Path(found.submodule_search_locations[0]) / path))
-    rng = np.random.default_rng(0)
-    qpos = np.tile(model.qpos0, (ENVS, 1))
+    rng, start = np.random.default_rng(0), model.qpos0.copy()
+    if scene == "aloha":
+        start[:16] = ALOHA_ARM * 2
+    else:
+        # the hand is pulled to its place by a mocap body, as metaworld does at reset
+        data = mujoco.MjData(model)
+        for _ in range(400):
+            data.mocap_pos[0], data.mocap_quat[0] = (0, 0.6, 0.2), (1, 0, 1, 0)
+            data.ctrl[:] = -1, 1
+            mujoco.mj_step(model, data)
+        start = data.qpos.copy()
+    qpos = np.tile(start, (ENVS, 1))
     for joint in range(model.njnt):
         at, hinge = model.jnt_qposadr[joint], model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_HINGE)
         if model.jnt_type[joint] >= int(mujoco.mjtJoint.mjJNT_SLIDE):
-            qpos[:, at] += rng.normal(size=ENVS) * (0.2 if hinge else 0.01)
+            qpos[:, at] += rng.normal(size=ENVS) * (0.08 if hinge else 0.01)
     return model, camera, qpos
 
 
-def rate(draw: Callable[[], None], frames: int, seconds: float) -> float:
-    """Median frames per second of calls that draw so many."""
-    draw()
-    draw()
-    rates, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end or len(rates) < 3:
-        start = time.perf_counter()
-        draw()
-        rates.append(frames / (time.perf_counter() - start))
-    return statistics.median(rates)
+# The workers' side: a function per contestant that returns "draw these environments once".
 
 
-def headrace_rate(scene: str, height: int, width: int, kinds: tuple[str, ...], layers: bool, seconds: float) -> float:
-    """NativeCamera on two threads."""
+def _headrace(scene: str, height: int, width: int, kinds: tuple[Any, ...], motion: str) -> Callable[[], object]:
     from headrace.sim import CameraFrames, CameraSpec, NativeCamera, PoseReader
 
     model, name, qpos = load(scene)
-    spec = CameraSpec(name=name, width=width, height=height, data_types=kinds)  # type: ignore[arg-type]
-    camera, reader = NativeCamera(model, spec, threads=2, layers=layers), PoseReader(model, threads=2)
-    out = CameraFrames.empty(spec, ENVS)
-    return rate(lambda: camera.render(reader.read(qpos), out) and None, ENVS, seconds)
+    spec = CameraSpec(name=name, width=width, height=height, data_types=kinds)
+    camera = NativeCamera(model, spec, threads=2, layers=motion == "fixed")
+    reader, out = PoseReader(model, threads=2), CameraFrames.empty(spec, ENVS)
+    return lambda: camera.render(reader.read(qpos), out)
 
 
-def _egl(scene: str, height: int, width: int, kinds: tuple[str, ...], fair: bool, seconds: float, queue: Any) -> None:
-    import os
-
-    os.environ["MUJOCO_GL"] = "egl"
+def _opengl(scene: str, height: int, width: int, kinds: tuple[Any, ...], fair: bool) -> Callable[[], object]:
     import mujoco
 
     model, name, qpos = load(scene)
@@ -110,45 +118,183 @@ def _egl(scene: str, height: int, width: int, kinds: tuple[str, ...], fair: bool
                 renderer.render()
                 renderer.disable_segmentation_rendering()
 
-    queue.put(rate(draw, ENVS // 2, seconds))
+    return draw
 
 
-def egl_rate(scene: str, height: int, width: int, kinds: tuple[str, ...], fair: bool, seconds: float) -> float:
-    """MuJoCo's renderer in two processes at the same time."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    arguments = (scene, height, width, kinds, fair, seconds, queue)
-    processes = [context.Process(target=_egl, args=arguments) for _ in range(2)]
-    for process in processes:
-        process.start()
-    total = sum(queue.get(timeout=600) for _ in processes)
-    for process in processes:
-        process.join()
-    return total
+def _mujoco_warp(scene: str, height: int, width: int, kinds: tuple[Any, ...]) -> Callable[[], object]:
+    import mujoco
+    import mujoco_warp as mjw
+    import warp as wp
+
+    wp.config.quiet = True
+    model, name, qpos = load(scene)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    m, d = mjw.put_model(model), mjw.put_data(model, data, nworld=ENVS)
+    more = "depth" in kinds
+    context = mjw.create_render_context(
+        model, nworld=ENVS, cam_res=(width, height), render_rgb=True, render_depth=more, render_seg=more,
+        cam_active=[name],
+    )  # fmt: skip
+    positions = qpos.astype(np.float32)
+
+    def draw() -> object:
+        d.qpos.assign(positions)
+        mjw.kinematics(m, d)
+        mjw.com_pos(m, d)
+        mjw.camlight(m, d)
+        mjw.refit_bvh(m, d, context)
+        mjw.render(m, d, context)
+        return context.rgb_data.numpy()
+
+    return draw
+
+
+def _newton(scene: str, height: int, width: int) -> Callable[[], object]:
+    import math
+
+    import mujoco
+    import newton
+    import warp as wp
+    from newton.sensors import SensorCamera
+
+    wp.config.quiet = True
+    reference, name, _ = load(scene)
+    package, path, _ = SCENES[scene]
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.submodule_search_locations
+    one = newton.ModelBuilder()
+    one.add_mjcf(str(Path(found.submodule_search_locations[0]) / path))
+    builder = newton.ModelBuilder()
+    builder.replicate(one, ENVS)
+    model = builder.finalize(device="cpu")
+    state = model.state()
+    config = SensorCamera.RenderConfig(enable_shadows=False, enable_textures=False)
+    camera = SensorCamera(model, default_render_config=config)
+    camera.create_default_light(enable_shadows=False)
+    data = mujoco.MjData(reference)
+    mujoco.mj_forward(reference, data)
+    number, quat = reference.camera(name).id, np.empty(4)
+    mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
+    pose = np.array([*data.cam_xpos[number], *quat[1:], quat[0]], np.float32)
+    transforms = wp.array(np.tile(pose, (ENVS, 1)), dtype=wp.transformf, device="cpu")
+    fov = math.radians(reference.cam_fovy[number])
+    rays = SensorCamera.compute_camera_rays_pinhole(width, height, camera_fov=fov, device="cpu")
+    color = camera.allocate_image_color(ENVS, width, height)
+
+    def draw() -> object:
+        newton.eval_fk(model, model.joint_q, model.joint_qd, state)
+        model.bvh_refit_shapes(state)
+        camera.update(state, transforms, rays, color_image=color)
+        return color.numpy()
+
+    return draw
+
+
+def _work(name: str, scene: str, size: str, kinds: str, seconds: float) -> None:
+    height, width = (int(side) for side in size.split("x"))
+    wanted = KINDS[kinds]
+    count = ENVS
+    if name.startswith("headrace"):
+        draw = _headrace(scene, height, width, wanted, name.split()[1])
+    elif name == "mujoco-warp":
+        draw = _mujoco_warp(scene, height, width, wanted)
+    elif name == "newton":
+        draw = _newton(scene, height, width)
+    else:
+        draw, count = _opengl(scene, height, width, wanted, name.endswith("fair")), ENVS // 2
+    draw()
+    draw()
+
+    def measure() -> float:
+        frames, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds:
+            draw()
+            frames += count
+        return frames / spent
+
+    serve({}, measure)
+
+
+class _Team:
+    """A contestant: MuJoCo's renderers as two processes whose speeds add up, the others as one with two threads."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        python = ".venv" if name.startswith("headrace") else ".venv-bench-sim"
+        command = [str(python_of(python)), os.path.abspath(__file__), "--worker", name, *arguments]
+        environment = {"OMP_NUM_THREADS": "2", "HEADRACE_NUM_THREADS": "2"}
+        opengl = name.startswith(("egl", "osmesa"))
+        if opengl:
+            environment = {"MUJOCO_GL": name.split()[0], "PYOPENGL_PLATFORM": name.split()[0]}
+        self.workers = [Worker(name, command, environment) for _ in range(2 if opengl else 1)]
+
+    def measure(self) -> float:
+        values: list[float] = []
+        threads = [threading.Thread(target=lambda w=w: values.append(w.measure())) for w in self.workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(values)
+
+
+def _case(scene: str, size: str, kinds: str, names: list[str], seconds: float, rounds: int) -> dict[str, float]:
+    """Median frames per second by contestant; those that cannot start are left out, with a word."""
+    teams: dict[str, _Team] = {}
+    for name in names:
+        try:
+            teams[name] = _Team(name, ["--scene", scene, "--size", size, "--kinds", kinds, "--seconds", str(seconds)])
+        except PeerMissingError as error:
+            print(f"absent: {error}")
+    values: dict[str, list[float]] = {name: [] for name in teams}
+    try:
+        for _ in range(rounds):
+            for name, team in teams.items():
+                values[name].append(team.measure())
+    finally:
+        for team in teams.values():
+            for worker in team.workers:
+                worker.close()
+    return {name: statistics.median(rates) for name, rates in values.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--scene", action="append", choices=list(SCENES))
+    parser.add_argument("--size", action="append", choices=[f"{height}x{width}" for height, width in SIZES])
+    parser.add_argument("--bars-only", action="store_true", help="headrace and the fair EGL only")
+    parser.add_argument("--kinds", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    scenes, sizes = (["aloha"], SIZES[:1]) if options.quick else (list(SCENES), SIZES)
-    seconds = 1.0 if options.quick else 4.0
+    if options.worker:
+        _work(options.worker, options.scene[0], options.size[0], options.kinds, options.seconds)
+        return 0
+    sizes = [f"{height}x{width}" for height, width in SIZES]
+    scenes = options.scene or (["aloha"] if options.quick else list(SCENES))
+    wanted = options.size or (sizes[:1] if options.quick else sizes)
+    seconds, rounds = (0.4, 3) if options.quick else (0.7, 5)
     short: list[str] = []
-    print("scene   size     kinds          camera  headrace  egl fair  egl default  times fair")
+    print("| scene | size | kinds | contestant | frames/s | headrace, fixed, is | bar |\n|---|---|---|---|---|---|---|")
     for scene in scenes:
-        for place, (height, width) in enumerate(sizes):
-            for (kinds, motion), bars in BARS.items():
-                wanted = ("rgb",) if kinds == "rgb" else EVERYTHING
-                ours = headrace_rate(scene, height, width, wanted, motion == "fixed", seconds)
-                fair = egl_rate(scene, height, width, wanted, True, seconds)
-                default = float("nan") if options.quick else egl_rate(scene, height, width, wanted, False, seconds)
-                case = f"{scene:7s} {height}x{width:<5d}{kinds:14s} {motion:7s}"
-                print(f"{case} {ours:8.0f}  {fair:8.0f}  {default:11.0f}  {ours / fair:9.1f}", flush=True)
-                if ours / fair < bars[place]:
-                    short.append(f"{case}: {ours / fair:.1f} times the fair EGL, expected {bars[place]}")
+        for size in wanted:
+            for kinds in KINDS:
+                names = ["headrace fixed", *(["headrace moving"] if kinds == "rgb" else []), "egl fair"]
+                names += [] if options.quick or options.bars_only or kinds != "rgb" else OTHERS
+                rates = _case(scene, size, kinds, names, seconds, rounds)
+                fair, fixed = rates.get("egl fair"), rates.get("headrace fixed", float("nan"))
+                for name, rate in rates.items():
+                    bar = BARS.get((kinds, name.removeprefix("headrace ")))
+                    least = "" if bar is None else f"{bar[sizes.index(size)]:g}"
+                    times = f"{fixed / rate:.1f}" if bar is None or not fair else f"{rate / fair:.1f} × egl fair"
+                    print(f"| {scene} | {size} | {kinds} | {name} | {rate:,.0f} | {times} | {least} |", flush=True)
+                    if bar is not None and (not fair or rate / fair < bar[sizes.index(size)]):
+                        short.append(f"{scene} {size} {kinds}, {name}: {times}, expected {least}")
     for line in short:
-        print("SHORT", line)
+        print("short:", line)
     return 1 if options.check and short else 0
 
 

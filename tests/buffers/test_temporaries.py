@@ -126,3 +126,28 @@ def test_peek_on_the_cpu_allocates_at_most_one_frame_beside_its_result(ids):
         before = result.clone()
         result.zero_()
         assert torch.equal(peek(rows, ids), before), "the result is the caller's own"
+
+
+@pytest.mark.parametrize("which", ["all", "mask", "ids"])
+@pytest.mark.parametrize(("channels", "dim"), [("last", -1), ("first", 0), ("last", 0)])
+def test_a_normalized_peek_takes_one_frame_beside_what_it_gives(which, channels, dim):
+    shape = FRAME if channels == "last" else (3, 8, 10)
+    stack = FrameStack(StackSpec(frames=K, dim=dim), num_envs=N, frame_shape=shape, channels=channels, normalize=True)
+    generator = torch.Generator().manual_seed(0)
+    env_ids = {"all": None, "mask": torch.tensor([1, 0, 1, 1, 0, 1]).bool(), "ids": torch.tensor([4, 1, 2])}[which]
+    for step in range(6):
+        stack.append(torch.randint(0, 256, (N, *shape), generator=generator, dtype=torch.uint8))
+        if step == 3:
+            stack.reset(torch.tensor([1, 4]))
+            continue
+        rows = 3 if which == "ids" else N
+        frames = torch.randint(0, 256, (rows, *shape), generator=generator, dtype=torch.uint8)
+        flags = 64 * N * K * K
+        with Counter() as counter:
+            peeked = stack.peek(frames, env_ids)
+        # each slot's frame is given back before the next; the observation itself may come from a pool, uncounted
+        assert counter.bytes <= K * rows * math.prod(shape) + peeked.nbytes + flags
+        saved = stack.state_dict()
+        stack.append(frames, env_ids)
+        assert torch.equal(peeked, stack.observe(env_ids))
+        stack.load_state_dict(saved)

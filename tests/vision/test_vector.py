@@ -353,8 +353,33 @@ def test_groups_are_normalized_one_by_one() -> None:
     assert obs in env.observation_space
     with pytest.raises(UnknownNameError, match="did you mean 'camera'"):
         FrameStackVector(vector(AutoresetMode.SAME_STEP, named=True), {"camera": spec}, normalize={"camara": True})
-    with pytest.raises(ConfigError, match="True or False"):
+    with pytest.raises(ConfigError, match="one value"):
         FrameStackVector(vector(AutoresetMode.SAME_STEP), spec, normalize={"camera": True})
+
+
+def test_each_group_has_its_channels_where_it_says() -> None:
+    class TwoLayouts(gymnasium.Env):
+        observation_space = gymnasium.spaces.Dict(
+            {
+                "last": gymnasium.spaces.Box(0, 255, SHAPE, np.uint8),
+                "first": gymnasium.spaces.Box(0, 255, (SHAPE[2], *SHAPE[:2]), np.uint8),
+            }
+        )
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"last": frame(0, 0, 0), "first": np.moveaxis(frame(0, 0, 0), -1, 0)}, {}
+
+    specs = {"last": StackSpec(frames=2), "first": StackSpec(frames=2, dim=0)}
+    env = FrameStackVector(
+        gymnasium.vector.SyncVectorEnv([TwoLayouts] * 2), specs, channels={"first": "first"}, normalize=True
+    )
+    obs, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(np.moveaxis(obs["first"], 1, -1), obs["last"])
+    np.testing.assert_array_equal(obs["last"][1], stacked(0, 0, 0, specs["last"], normalize=True))
+    with pytest.raises(UnknownNameError, match="did you mean 'first'"):
+        FrameStackVector(gymnasium.vector.SyncVectorEnv([TwoLayouts]), specs, channels={"frist": "first"})
 
 
 def test_what_the_environment_does_not_have_is_named() -> None:

@@ -8,6 +8,7 @@ logger ``headrace.kernels``.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class _Narrator(_event.Listener):
         self._lock = threading.Lock()
         self._depth = 0
         self._timer: threading.Timer | None = None
+        self._collects = False
 
     def on_start(self, event: _event.Event) -> None:
         function = cast("dict[str, Any]", event.data)["dispatcher"].py_func
@@ -46,6 +48,10 @@ class _Narrator(_event.Listener):
         _LOG.info("compiling %s", name)
         with self._lock:
             self._depth += 1
+            if self._depth == 1 and gc.isenabled():
+                # millions of small objects that live until the end: looking for garbage takes a third of the time
+                gc.disable()
+                self._collects = True
             if self._depth == 1 and self._timer is None:
                 self._timer = threading.Timer(_PATIENCE_S, self._warn, (name,))
                 self._timer.daemon = True
@@ -55,6 +61,9 @@ class _Narrator(_event.Listener):
         del event
         with self._lock:
             self._depth -= 1
+            if self._depth == 0 and self._collects:
+                gc.enable()
+                self._collects = False
             if self._depth == 0 and self._timer is not None and self._timer.is_alive():
                 self._timer.cancel()
                 self._timer = None
@@ -84,7 +93,9 @@ def kernel(*, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Cal
 
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
-        return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True, error_model=error_model)(function))
+        # called from Python and from other kernels, never as a C callback; the setting is missing from numba's types
+        settings: dict[str, Any] = {"no_cfunc_wrapper": True, "error_model": error_model}
+        return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True, **settings)(function))
 
     return compile_
 

@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from headrace._kernels.compiled import helper, inline
+from headrace._kernels.compiled import helper
+from headrace._kernels.render_math import dot
 from headrace._kernels.render_scene import CAPSULE, CYLINDER, F64, I32, PLANE, SPHERE, RenderFrame
 
 _EVERYTHING = 1e30
@@ -56,9 +57,9 @@ def pixel_bounds(
             a = box[0] + (box[3] if corner & 1 else -box[3])
             b = box[1] + (box[4] if corner & 2 else -box[4])
             c = box[2] + (box[5] if corner & 4 else -box[5])
-            x = center[0] + a * axes[0, 0] + b * axes[1, 0] + c * axes[2, 0]
-            y = center[1] + a * axes[0, 1] + b * axes[1, 1] + c * axes[2, 1]
-            depth = center[2] + a * axes[0, 2] + b * axes[1, 2] + c * axes[2, 2]
+            x = center[0] + dot(a, b, c, axes[0, 0], axes[1, 0], axes[2, 0])
+            y = center[1] + dot(a, b, c, axes[0, 1], axes[1, 1], axes[2, 1])
+            depth = center[2] + dot(a, b, c, axes[0, 2], axes[1, 2], axes[2, 2])
             nearest, farthest = min(nearest, depth), max(farthest, depth)
             scale = 1.0 if flat else 1.0 / max(depth, 1e-300)
             u_0, u_1 = min(u_0, x * scale), max(u_1, x * scale)
@@ -77,11 +78,14 @@ def pixel_bounds(
         elif kind == CYLINDER:
             s_y, s_z = s_x, 0.0
             offset, pieces = size[1], 2
-        xx = s_x * axes[0, 0] ** 2 + s_y * axes[1, 0] ** 2 + s_z * axes[2, 0] ** 2
-        yy = s_x * axes[0, 1] ** 2 + s_y * axes[1, 1] ** 2 + s_z * axes[2, 1] ** 2
-        zz = s_x * axes[0, 2] ** 2 + s_y * axes[1, 2] ** 2 + s_z * axes[2, 2] ** 2
-        xz = s_x * axes[0, 0] * axes[0, 2] + s_y * axes[1, 0] * axes[1, 2] + s_z * axes[2, 0] * axes[2, 2]
-        yz = s_x * axes[0, 1] * axes[0, 2] + s_y * axes[1, 1] * axes[1, 2] + s_z * axes[2, 1] * axes[2, 2]
+        x_0, x_1, x_2 = axes[0, 0], axes[1, 0], axes[2, 0]
+        y_0, y_1, y_2 = axes[0, 1], axes[1, 1], axes[2, 1]
+        z_0, z_1, z_2 = axes[0, 2], axes[1, 2], axes[2, 2]
+        xx = dot(s_x, s_y, s_z, x_0 * x_0, x_1 * x_1, x_2 * x_2)
+        yy = dot(s_x, s_y, s_z, y_0 * y_0, y_1 * y_1, y_2 * y_2)
+        zz = dot(s_x, s_y, s_z, z_0 * z_0, z_1 * z_1, z_2 * z_2)
+        xz = dot(s_x, s_y, s_z, x_0 * z_0, x_1 * z_1, x_2 * z_2)
+        yz = dot(s_x, s_y, s_z, y_0 * z_0, y_1 * z_1, y_2 * z_2)
         reach = math.sqrt(zz)
         for piece in range(pieces):
             shift = offset if piece == 0 else -offset
@@ -113,7 +117,7 @@ def pixel_bounds(
     return nearest <= frame.near
 
 
-@inline
+@helper
 def _clip(pixel: float, size: int) -> np.int32:
     # a comparison with NaN is false: never beyond the picture
     return np.int32(pixel if 0.0 < pixel < size else (0.0 if not pixel >= size else size))

@@ -6,30 +6,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._kernels.compiled import kernel
-from headrace._kernels.render_light import primitive_normals, shape_normals
-from headrace._kernels.render_place import line_ray
+from headrace._kernels.render_light import face_normals, local_points, primitive_normals, run_end, turn
+from headrace._kernels.render_math import line_ray
 from headrace._kernels.render_scene import (
     F32,
     F64,
     I32,
     U8,
-    RenderPlaces,
-    RenderScene,
-    RenderScratch,
-    RenderTriangles,
 )
 
 
 @kernel()
-def find_lines(places: RenderPlaces, first: I32, last: I32, alpha: np.float32, lines: I32) -> None:
+def find_lines(bounds: I32, alphas: F32, first: I32, last: I32, alpha: np.float32, lines: I32) -> None:
     """Spans int32 (n, H, 2) that geoms first[i] … last[i] of at least alpha can touch; empty ones are (0, 0)."""
     for i in range(first.shape[0]):
         for y in range(lines.shape[1]):
             lines[i, y, 0], lines[i, y, 1] = 32767, 0
         for g in range(first[i], last[i]):
-            x_0, x_1 = places.bounds[i, g, 0], places.bounds[i, g, 1]
-            if x_0 < x_1 and places.alpha[i, g] >= alpha:
-                for y in range(places.bounds[i, g, 2], places.bounds[i, g, 3]):
+            x_0, x_1 = bounds[i, g, 0], bounds[i, g, 1]
+            if x_0 < x_1 and alphas[i, g] >= alpha:
+                for y in range(bounds[i, g, 2], bounds[i, g, 3]):
                     lines[i, y, 0], lines[i, y, 1] = min(lines[i, y, 0], x_0), max(lines[i, y, 1], x_1)
         for y in range(lines.shape[1]):
             lines[i, y, 0] = min(lines[i, y, 0], lines[i, y, 1])
@@ -92,70 +88,50 @@ def to_gray(rgb: U8, out: U8) -> None:
 
 @kernel(checked_division=False)
 def find_normals(
-    scene: RenderScene,
+    types: I32,
+    shapes: I32,
+    face_bits: int,
     sizes: F64,
     camera_mat: F64,
-    places: RenderPlaces,
-    triangles: RenderTriangles | None,
+    rays: F64,
+    all_axes: F32,
+    ranges: I32 | None,
+    planes: F32 | None,
     lines: I32,
     background: NDArray[np.bool_],
-    scratch: RenderScratch,
+    line: F32,
+    work: F32,
+    xs: F32,
     z: F32,
     ids: I32,
     out: F32,
 ) -> None:
     """Unit normals of the surfaces in the world into float32 (n, H, W, 3); zero where nothing is."""
-    work, xs, line, bits = scratch.work, scratch.xs, scratch.line, scene.face_bits
-    mask = np.int32((1 << bits) - 1)
-    size = np.empty(3, np.float32)
+    bits = face_bits
+    mask, back = np.int32((1 << bits) - 1), np.empty(9, np.float32)
     for i in range(lines.shape[0]):
-        cam = camera_mat[i]
+        # from the camera's coordinates to the world's
+        for a in range(3):
+            for k in range(3):
+                back[3 * a + k] = np.float32(camera_mat[i, 3 * k + a])
         for y in range(lines.shape[1]):
-            at, last = int(lines[i, y, 0]), int(lines[i, y, 1])
+            at, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
             z_line, ids_line = z[i, y], ids[i, y]
             while at < last:
-                g = ids_line[at] >> bits
-                end = at + 1
-                while end < last and ids_line[end] >> bits == g:
-                    end += 1
+                g, end = ids_line[at] >> bits, run_end(ids_line, at, last, bits)
+                nx, ny, nz = work[0, at:end], work[1, at:end], work[2, at:end]
                 if g >= 0:
-                    line_ray(places.rays[i, g], y, line)
-                    nx, ny, nz = work[0, at:end], work[1, at:end], work[2, at:end]
-                    axes = places.axes[i, g]
-                    if triangles is not None:
-                        shape = scene.geom_shapes[g]
-                        if shape >= 0:
-                            shape_normals(
-                                z_line[at:end],
-                                xs[at:end],
-                                ids_line[at:end],
-                                mask,
-                                int(triangles.ranges[shape, 2]),
-                                triangles.normals,
-                                triangles.planes,
-                                False,
-                                line,
-                                axes,
-                                nx,
-                                ny,
-                                nz,
-                            )
-                    if scene.geom_shapes[g] < 0:
-                        for a in range(3):
-                            size[a] = np.float32(sizes[i if sizes.shape[0] > 1 else 0, g, a])
-                        primitive_normals(
-                            int(scene.geom_types[g]), z_line[at:end], xs[at:end], line, size, axes, nx, ny, nz
-                        )
+                    if ranges is not None and planes is not None:  # noqa: SIM102  # only a bare None is not compiled
+                        if shapes[g] >= 0:
+                            face_normals(ids_line[at:end], mask, ranges[shapes[g], 2], planes, nx, ny, nz)
+                    if shapes[g] < 0:
+                        line_ray(rays[i, g], y, line)
+                        local_points(z_line[at:end], xs[at:end], line, nx, ny, nz)
+                        primitive_normals(types[g], sizes[i if sizes.shape[0] > 1 else 0, g], nx, ny, nz)
+                    turn(all_axes[i, g], nx, ny, nz)
+                    turn(back, nx, ny, nz)
+                if g >= 0 or background[i]:
                     for a in range(3):
-                        to_x, to_y, to_z = (
-                            np.float32(cam[3 * a]),
-                            np.float32(cam[3 * a + 1]),
-                            np.float32(cam[3 * a + 2]),
-                        )
-                        for k in range(end - at):
-                            out[i, y, at + k, a] = to_x * nx[k] + to_y * ny[k] + to_z * nz[k]
-                elif background[i]:
-                    for k in range(at, end):
-                        for a in range(3):
-                            out[i, y, k, a] = np.float32(0)
+                        for k in range(at, end):
+                            out[i, y, k, a] = work[a, k] if g >= 0 else np.float32(0)
                 at = end

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace._kernels.compiled import helper
+from headrace._kernels.render_math import along, dot
 from headrace._kernels.render_scene import (
     BOX,
     CAPSULE,
@@ -18,9 +19,9 @@ from headrace._kernels.render_scene import (
     DIRECTIONAL,
     ELLIPSOID,
     F32,
+    F64,
     I32,
     PLANE,
-    SPHERE,
     U8,
 )
 
@@ -32,105 +33,98 @@ _TINY = np.float32(1e-30)
 
 
 @helper
-def primitive_normals(kind: int, z: F32, xs: F32, ray: F32, size: F32, axes: F32, nx: F32, ny: F32, nz: F32) -> None:
-    """Unit normals of a run that sees a primitive at depths z.
+def run_end(ids: I32, at: int, end: int, bits: int) -> int:
+    """Past the last pixel that shows the same geom as pixel ``at``."""
+    g = ids[at] >> bits
+    at += 1
+    while at < end and ids[at] >> bits == g:
+        at += 1
+    return at
 
-    ``axes`` float32 (9,): the geom's three axes in camera coordinates.
-    """
-    n = z.shape[0]
-    ox, oy, oz, px, py, pz = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
+
+@helper
+def local_points(z: F32, xs: F32, ray: F32, px: F32, py: F32, pz: F32) -> None:
+    """Where the rays of a run meet the surface at depths z, in the geom's frame (of a ball divided by its size)."""
+    ox, oy, oz, ux, uy, uz = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
     dx, dy, dz, sx, sy, sz = ray[6], ray[7], ray[8], ray[9], ray[10], ray[11]
-    ax, ay, az = axes[0], axes[1], axes[2]
-    bx, by, bz = axes[3], axes[4], axes[5]
-    cx, cy, cz = axes[6], axes[7], axes[8]
+    for k in range(z.shape[0]):
+        px[k] = along(ox, ux, dx, sx, xs[k], z[k])
+        py[k] = along(oy, uy, dy, sy, xs[k], z[k])
+        pz[k] = along(oz, uz, dz, sz, xs[k], z[k])
+
+
+@helper
+def turn(axes: F32, x: F32, y: F32, z: F32) -> None:
+    """From the geom's frame to the camera's, in place. ``axes`` float32 (9,): the geom's, in camera coordinates."""
+    ax, ay, az, bx, by, bz, cx, cy, cz = axes[0], axes[1], axes[2], axes[3], axes[4], axes[5], axes[6], axes[7], axes[8]
+    for k in range(x.shape[0]):
+        a, b, c = x[k], y[k], z[k]
+        x[k], y[k], z[k] = dot(a, b, c, ax, bx, cx), dot(a, b, c, ay, by, cy), dot(a, b, c, az, bz, cz)
+
+
+@helper
+def primitive_normals(kind: int, sizes: F64, nx: F32, ny: F32, nz: F32) -> None:
+    """Unit normals of a run that sees a primitive, in its frame, from the points where it sees it, in place.
+
+    A sphere's points, divided by its radius, are its normals.
+    """
+    n, radius, h = nx.shape[0], np.float32(sizes[0]), np.float32(sizes[1])
+    ia, ib, ic = _ONE / radius, _ONE / h, _ONE / np.float32(sizes[2])
     if kind == PLANE:
         for k in range(n):
-            nx[k], ny[k], nz[k] = cx, cy, cz
-    elif kind == SPHERE:
-        for k in range(n):
-            t, x = z[k], xs[k]
-            a, b, c = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
-            nx[k], ny[k], nz[k] = a * ax + b * bx + c * cx, a * ay + b * by + c * cy, a * az + b * bz + c * cz
+            nx[k], ny[k], nz[k] = _ZERO, _ZERO, _ONE
     elif kind == ELLIPSOID:
-        ia, ib, ic = _ONE / size[0], _ONE / size[1], _ONE / size[2]
         for k in range(n):
-            t, x = z[k], xs[k]
-            a, b, c = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
-            a, b, c = a * ia, b * ib, c * ic
-            inv = _ONE / np.sqrt(a * a + b * b + c * c)
-            a, b, c = a * inv, b * inv, c * inv
-            nx[k], ny[k], nz[k] = a * ax + b * bx + c * cx, a * ay + b * by + c * cy, a * az + b * bz + c * cz
+            a, b, c = nx[k] * ia, ny[k] * ib, nz[k] * ic
+            inv = _ONE / np.sqrt(dot(a, b, c, a, b, c))
+            nx[k], ny[k], nz[k] = a * inv, b * inv, c * inv
     elif kind == CAPSULE:
-        inv, h = _ONE / size[0], size[1]
         for k in range(n):
-            t, x = z[k], xs[k]
-            a, b, c = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
-            a, b, c = a * inv, b * inv, (c - max(-h, min(h, c))) * inv
-            nx[k], ny[k], nz[k] = a * ax + b * bx + c * cx, a * ay + b * by + c * cy, a * az + b * bz + c * cz
+            nx[k], ny[k], nz[k] = nx[k] * ia, ny[k] * ia, (nz[k] - max(-h, min(h, nz[k]))) * ia
     elif kind == CYLINDER:
-        inv, r2, h2 = _ONE / size[0], size[0] * size[0], size[1] * size[1]
+        r2, h2 = radius * radius, h * h
         for k in range(n):
-            t, x = z[k], xs[k]
-            a, b, c = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
+            a, b, c = nx[k], ny[k], nz[k]
             # on a cap where the point is relatively farther along the axis than across it
             cap = c * c * r2 > (a * a + b * b) * h2
             side = _ONE if c > _ZERO else -_ONE
-            a, b, c = _ZERO if cap else a * inv, _ZERO if cap else b * inv, side if cap else _ZERO
-            nx[k], ny[k], nz[k] = a * ax + b * bx + c * cx, a * ay + b * by + c * cy, a * az + b * bz + c * cz
+            nx[k], ny[k], nz[k] = _ZERO if cap else a * ia, _ZERO if cap else b * ia, side if cap else _ZERO
     elif kind == BOX:
-        ia, ib, ic = _ONE / size[0], _ONE / size[1], _ONE / size[2]
         for k in range(n):
-            t, x = z[k], xs[k]
-            a, b, c = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
-            a, b, c = a * ia, b * ib, c * ic
+            a, b, c = nx[k] * ia, ny[k] * ib, nz[k] * ic
             on_a = (abs(a) >= abs(b)) & (abs(a) >= abs(c))
             on_b = (abs(b) >= abs(c)) & (not on_a)
             side = a if on_a else (b if on_b else c)
             side = _ONE if side > _ZERO else -_ONE
-            nx[k] = side * (ax if on_a else (bx if on_b else cx))
-            ny[k] = side * (ay if on_a else (by if on_b else cy))
-            nz[k] = side * (az if on_a else (bz if on_b else cz))
+            nx[k] = side if on_a else _ZERO
+            ny[k] = side if on_b else _ZERO
+            nz[k] = _ZERO if on_a | on_b else side
 
 
 @helper
-def shape_normals(
-    z: F32,
-    xs: F32,
-    ids: I32,
-    mask: np.int32,
-    first: int,
-    faces: F32,
-    planes: F32,
-    smooth: bool,
-    ray: F32,
-    axes: F32,
-    nx: F32,
-    ny: F32,
-    nz: F32,
-) -> None:
-    """Unit normals of a run that sees a shape: between the corners' normals where ``smooth``, else the face's own.
-
-    ``first`` is the shape's first face in ``RenderTriangles.normals`` and ``planes``.
-    """
-    ox, oy, oz, px, py, pz = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
-    dx, dy, dz, sx, sy, sz = ray[6], ray[7], ray[8], ray[9], ray[10], ray[11]
-    for k in range(z.shape[0]):
+def face_normals(ids: I32, mask: np.int32, first: int, planes: F32, nx: F32, ny: F32, nz: F32) -> None:
+    """Unit normals of the faces that a run sees of a shape whose first face is ``first``, in its frame."""
+    for k in range(ids.shape[0]):
         f = np.uint64(first + (ids[k] & mask))
-        if smooth:
-            face, t, x = faces[f], z[k], xs[k]
-            p, q, r = ox + x * px + t * (dx + x * sx), oy + x * py + t * (dy + x * sy), oz + x * pz + t * (dz + x * sz)
-            v = min(max(face[0] * p + face[1] * q + face[2] * r + face[3], _ZERO), _ONE)
-            w = min(max(face[4] * p + face[5] * q + face[6] * r + face[7], _ZERO), _ONE)
-            a = face[8] + v * face[11] + w * face[14]
-            b = face[9] + v * face[12] + w * face[15]
-            c = face[10] + v * face[13] + w * face[16]
-            inv = _ONE / np.sqrt(max(a * a + b * b + c * c, _TINY))
-            a, b, c = a * inv, b * inv, c * inv
-        else:
-            a, b, c = planes[0, f], planes[1, f], planes[2, f]
-        nx[k] = a * axes[0] + b * axes[3] + c * axes[6]
-        ny[k] = a * axes[1] + b * axes[4] + c * axes[7]
-        nz[k] = a * axes[2] + b * axes[5] + c * axes[8]
+        nx[k], ny[k], nz[k] = planes[0, f], planes[1, f], planes[2, f]
+
+
+@helper
+def smooth_normals(ids: I32, mask: np.int32, first: int, faces: F32, nx: F32, ny: F32, nz: F32) -> None:
+    """Unit normals between those of the corners, in the shape's frame, from the points where it is seen, in place.
+
+    ``first`` is the shape's first face in ``RenderTriangles.normals``.
+    """
+    for k in range(ids.shape[0]):
+        face = faces[np.uint64(first + (ids[k] & mask))]
+        p, q, r = nx[k], ny[k], nz[k]
+        v = min(max(dot(face[0], face[1], face[2], p, q, r) + face[3], _ZERO), _ONE)
+        w = min(max(dot(face[4], face[5], face[6], p, q, r) + face[7], _ZERO), _ONE)
+        a = dot(_ONE, v, w, face[8], face[11], face[14])
+        b = dot(_ONE, v, w, face[9], face[12], face[15])
+        c = dot(_ONE, v, w, face[10], face[13], face[16])
+        inv = _ONE / np.sqrt(max(dot(a, b, c, a, b, c), _TINY))
+        nx[k], ny[k], nz[k] = a * inv, b * inv, c * inv
 
 
 @helper
@@ -164,13 +158,14 @@ def illuminate(
     nx, ny, nz = work[0, first:last], work[1, first:last], work[2, first:last]
     red, green, blue = work[6, first:last], work[7, first:last], work[8, first:last]
     strength, power = work[9, first:last], work[10, first:last]
+    fade, facing = work[3, first:last], work[4, first:last]
     first_x, step_x, at_y, deep, flat = lens[0], lens[1], lens[2], lens[3], lens[4]
     for i in range(types.shape[0]):
         lx, ly, lz = lights[i, 0], lights[i, 1], lights[i, 2]
         dr, dg, db = diffuse[i, 0], diffuse[i, 1], diffuse[i, 2]
         if types[i] == DIRECTIONAL:
             for k in range(n):
-                cosine = max(nx[k] * lx + ny[k] * ly + nz[k] * lz, _ZERO)
+                cosine = max(dot(nx[k], ny[k], nz[k], lx, ly, lz), _ZERO)
                 red[k] += dr * cosine
                 green[k] += dg * cosine
                 blue[k] += db * cosine
@@ -182,9 +177,11 @@ def illuminate(
         for k in range(n):
             s = deep * z[k] + flat
             vx, vy, vz = lx - s * (first_x + xs[k] * step_x), ly - s * at_y, lz + z[k]
-            along = -(vx * ax + vy * ay + vz * az) / np.sqrt(vx * vx + vy * vy + vz * vz)
-            strength[k] = _ONE if along >= cutoff else _ZERO
-            power[k] = along
+            distance = np.sqrt(dot(vx, vy, vz, vx, vy, vz))
+            power[k] = -dot(vx, vy, vz, ax, ay, az) / distance
+            strength[k] = _ONE if power[k] >= cutoff else _ZERO
+            fade[k] = _ONE / (k_0 + k_1 * distance + k_2 * distance * distance)
+            facing[k] = max(dot(vx, vy, vz, nx[k], ny[k], nz[k]) / distance, _ZERO)
         if cutoff > -_ONE:
             left = int(exponent)
             if np.float32(left) == exponent:
@@ -200,14 +197,10 @@ def illuminate(
                 for k in range(n):
                     strength[k] *= max(power[k], _ZERO) ** exponent
         for k in range(n):
-            s = deep * z[k] + flat
-            vx, vy, vz = lx - s * (first_x + xs[k] * step_x), ly - s * at_y, lz + z[k]
-            distance = np.sqrt(vx * vx + vy * vy + vz * vz)
-            s = strength[k] / (k_0 + k_1 * distance + k_2 * distance * distance)
-            cosine = max((nx[k] * vx + ny[k] * vy + nz[k] * vz) / distance, _ZERO)
-            red[k] += s * (ar + dr * cosine)
-            green[k] += s * (ag + dg * cosine)
-            blue[k] += s * (ab + db * cosine)
+            s = strength[k] * fade[k]
+            red[k] += s * (ar + dr * facing[k])
+            green[k] += s * (ag + dg * facing[k])
+            blue[k] += s * (ab + db * facing[k])
 
 
 @helper
@@ -254,7 +247,7 @@ def darken(
             if (u >= _ZERO) and (u < np.float32(size)) and (v >= _ZERO) and (v < np.float32(size)):
                 seen[k] = _ONE if away <= maps[m, int(v), int(u)] + texel else _ZERO
             hidden = _ONE - seen[k]
-            cosine = max(nx * lights[i, 0] + ny * lights[i, 1] + nz * lights[i, 2], _ZERO)
+            cosine = max(dot(nx, ny, nz, lights[i, 0], lights[i, 1], lights[i, 2]), _ZERO)
             for a in range(3):
                 work[6 + a, k] = max(work[6 + a, k] - hidden * (ambient[i, a] + diffuse[i, a] * cosine), _ZERO)
 

@@ -9,66 +9,69 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._kernels.compiled import helper, inline, kernel
+from headrace._kernels.compiled import helper, kernel
 from headrace._kernels.render_light import (
     add_highlights,
     blend_colors,
     darken,
     illuminate,
+    local_points,
     primitive_normals,
-    shape_normals,
+    run_end,
+    smooth_normals,
+    turn,
     write_colors,
 )
-from headrace._kernels.render_place import is_ball, line_ray
+from headrace._kernels.render_math import along, line_ray
+from headrace._kernels.render_place import is_ball
 from headrace._kernels.render_scene import (
     CAPSULE,
+    ELLIPSOID,
     F32,
     F64,
     I32,
     PLANE,
     TEXTURE_CUBE,
     U8,
-    U64,
     RenderFrame,
-    RenderPlaces,
-    RenderRows,
-    RenderScene,
-    RenderScratch,
+    RenderLighting,
     RenderTextures,
     RenderTriangles,
     ShadowMaps,
 )
-from headrace._kernels.render_texture import multiply_texture_2d, multiply_texture_cube
+from headrace._kernels.render_texture import multiply_texture
 from headrace._kernels.render_wrap import wrap_primitive, wrap_shape
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
 
-@inline
-def _run_end(ids: I32, at: int, end: int, bits: int) -> int:
-    """Past the last pixel that shows the same geom as pixel ``at``."""
-    g = ids[at] >> bits
-    at += 1
-    while at < end and ids[at] >> bits == g:
-        at += 1
-    return at
-
-
 @kernel(checked_division=False)
 def paint(
-    scene: RenderScene,
-    rows: RenderRows,
+    types: I32,
+    shapes: I32,
+    face_bits: int,
+    emission: F32,
+    lighting: RenderLighting,
     frame: RenderFrame,
-    places: RenderPlaces,
+    all_sizes: F64,
+    all_rgba: F32,
+    all_diffuse: F32,
+    rays: F64,
+    all_axes: F32,
+    all_lights: F32,
+    all_ambient: F32,
     triangles: RenderTriangles | None,
     textures: RenderTextures | None,
+    camera_mat: F64,
     shadows: ShadowMaps | None,
     gloss: F32 | None,
     lines: I32,
     alpha: F32,
     background: NDArray[np.bool_],
-    scratch: RenderScratch,
+    line: F32,
+    work: F32,
+    xs: F32,
     z: F32,
     ids: I32,
     rgb: U8,
@@ -77,9 +80,10 @@ def paint(
 
     An alpha float32 (n,) below 1 blends over what is there. Rows with ``background`` get the sky in pixels without a
     geom, other rows keep what is there. What a scene has not (triangles, textures, shadows, highlights) is None and
-    not compiled.
+    not compiled. Arrays as in ``RenderScene``, ``RenderRows``, ``RenderPlaces`` and ``RenderScratch``, passed singly
+    since each costs time to compile.
     """
-    work, xs, line, bits = scratch.work, scratch.xs, scratch.line, scene.face_bits
+    bits = face_bits
     mask = np.int32((1 << bits) - 1)
     step_y = (frame.top - frame.bottom) / frame.height
     lens = np.empty(5, np.float32)
@@ -89,12 +93,13 @@ def paint(
     lens[4] = np.float32(1.0 - frame.perspective)
     size = np.empty(3, np.float32)
     for i in range(lines.shape[0]):
-        sizes = rows.sizes[i if rows.sizes.shape[0] > 1 else 0]
-        rgba = rows.rgba[i if rows.rgba.shape[0] > 1 else 0]
-        diffuse = rows.diffuse[i if rows.diffuse.shape[0] > 1 else 0]
+        sizes = all_sizes[i if all_sizes.shape[0] > 1 else 0]
+        rgba = all_rgba[i if all_rgba.shape[0] > 1 else 0]
+        diffuse = all_diffuse[i if all_diffuse.shape[0] > 1 else 0]
+        lights, ambient = all_lights[i], all_ambient[i]
         veil, bare = alpha[i] < _ONE, background[i]
         for y in range(frame.height):
-            first, last = int(lines[i, y, 0]), int(lines[i, y, 1])
+            first, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
             if first >= last:
                 continue
             z_line, ids_line, out = z[i, y], ids[i, y], rgb[i, y]
@@ -102,47 +107,30 @@ def paint(
             lit_first, lit_last = last, first
             at = first
             while at < last:
-                end = _run_end(ids_line, at, last, bits)
+                end = run_end(ids_line, at, last, bits)
                 g = ids_line[at] >> bits
                 if g >= 0:
                     lit_first, lit_last = min(lit_first, at), end
-                    line_ray(places.rays[i, g], y, line)
+                    line_ray(rays[i, g], y, line)
                     nx, ny, nz = work[0, at:end], work[1, at:end], work[2, at:end]
-                    axes = places.axes[i, g]
-                    if triangles is not None:
-                        shape = scene.geom_shapes[g]
-                        if shape >= 0:
-                            shape_normals(
-                                z_line[at:end],
-                                xs[at:end],
-                                ids_line[at:end],
-                                mask,
-                                int(triangles.ranges[shape, 2]),
-                                triangles.normals,
-                                triangles.planes,
-                                True,
-                                line,
-                                axes,
-                                nx,
-                                ny,
-                                nz,
-                            )
-                    if scene.geom_shapes[g] < 0:
-                        for a in range(3):
-                            size[a] = np.float32(sizes[g, a])
-                        primitive_normals(
-                            int(scene.geom_types[g]), z_line[at:end], xs[at:end], line, size, axes, nx, ny, nz
-                        )
+                    local_points(z_line[at:end], xs[at:end], line, nx, ny, nz)
+                    if triangles is not None:  # noqa: SIM102  # only a bare None is not compiled
+                        if shapes[g] >= 0:
+                            face = triangles.ranges[shapes[g], 2]
+                            smooth_normals(ids_line[at:end], mask, face, triangles.normals, nx, ny, nz)
+                    if shapes[g] < 0:
+                        primitive_normals(types[g], sizes[g], nx, ny, nz)
+                    turn(all_axes[i, g], nx, ny, nz)
                 at = end
             for a in range(3):
                 for k in range(lit_first, lit_last):
-                    work[6 + a, k] = places.ambient[i, a]
+                    work[6 + a, k] = ambient[a]
             if lit_first < lit_last:
                 illuminate(
-                    scene.light_types,
-                    scene.light_ambient,
-                    scene.light_shape,
-                    places.lights[i],
+                    lighting.types,
+                    lighting.ambient,
+                    lighting.shape,
+                    lights,
                     diffuse,
                     z_line,
                     xs,
@@ -154,11 +142,11 @@ def paint(
                 if shadows is not None:
                     darken(
                         shadows.depth[i],
-                        scene.light_maps,
+                        lighting.maps,
                         shadows.basis[i],
                         shadows.half,
-                        scene.light_ambient,
-                        places.lights[i],
+                        lighting.ambient,
+                        lights,
                         diffuse,
                         z_line,
                         xs,
@@ -169,25 +157,25 @@ def paint(
                     )
             at = first
             while at < last:
-                end = _run_end(ids_line, at, last, bits)
+                end = run_end(ids_line, at, last, bits)
                 g = ids_line[at] >> bits
                 red, green, blue = work[6, at:end], work[7, at:end], work[8, at:end]
                 if g >= 0:
-                    tint_r, tint_g, tint_b, glow = rgba[g, 0], rgba[g, 1], rgba[g, 2], scene.geom_emission[g]
+                    tint_r, tint_g, tint_b, glow = rgba[g, 0], rgba[g, 1], rgba[g, 2], emission[g]
                     for k in range(end - at):
                         red[k] = (red[k] + glow) * tint_r
                         green[k] = (green[k] + glow) * tint_g
                         blue[k] = (blue[k] + glow) * tint_b
-                    if gloss is not None:  # noqa: SIM102  # only a bare None is not compiled
+                    if gloss is not None:  # noqa: SIM102  # as above
                         if gloss[g, 0] > _ZERO:
                             add_highlights(
-                                scene.light_types,
-                                scene.light_specular,
-                                scene.light_shape,
-                                places.lights[i],
+                                lighting.types,
+                                lighting.specular,
+                                lighting.shape,
+                                lights,
                                 gloss[g, 0],
                                 gloss[g, 1],
-                                scene.light_maps,
+                                lighting.maps,
                                 z_line[at:end],
                                 xs[at:end],
                                 lens,
@@ -195,77 +183,58 @@ def paint(
                                 work,
                             )
                     if textures is not None:
-                        texture = scene.geom_texture[g]
-                        plain = scene.geom_types[g] == PLANE
-                        if texture >= 0 or (plain and textures.sky >= 0):
-                            line_ray(places.rays[i, g], y, line)
+                        texture = textures.of_geom[g]
+                        plain = types[g] == PLANE
+                        line_ray(rays[i, g], y, line)
                         if texture >= 0:
-                            for k in range(end - at):
-                                red[k], green[k], blue[k] = min(red[k], _ONE), min(green[k], _ONE), min(blue[k], _ONE)
                             cube = textures.kinds[texture] == TEXTURE_CUBE
                             levels = textures.levels[texture]
-                            scale = scene.geom_texture_scale[g]
+                            scale = textures.scale[g]
                             for a in range(3):
                                 size[a] = np.float32(sizes[g, a])
+                            u, v, rho2 = work[0, at:end], work[1, at:end], work[9, at:end]
+                            for k in range(end - at):
+                                red[k], green[k], blue[k] = min(red[k], _ONE), min(green[k], _ONE), min(blue[k], _ONE)
                             if cube or plain:
-                                _project_texture(
-                                    int(scene.geom_types[g]),
-                                    scale,
-                                    cube,
-                                    z_line[at:end],
-                                    xs[at:end],
-                                    at,
-                                    line,
-                                    size,
-                                    work,
-                                    levels,
-                                )
-                            elif scene.geom_shapes[g] < 0:
+                                _project_texture(types[g], scale, cube, z_line, xs, at, end, line, size, work, levels)
+                            elif shapes[g] < 0:
                                 wrap_primitive(
-                                    int(scene.geom_types[g]),
-                                    scale,
-                                    z_line[at:end],
-                                    xs[at:end],
-                                    line,
-                                    size,
-                                    levels,
-                                    work[0, at:end],
-                                    work[1, at:end],
-                                    work[9, at:end],
+                                    types[g], scale, z_line[at:end], xs[at:end], line, size, levels, u, v, rho2
                                 )
                             elif triangles is not None:
-                                shape = scene.geom_shapes[g]
                                 wrap_shape(
                                     scale,
                                     z_line[at:end],
                                     xs[at:end],
                                     ids_line[at:end],
                                     mask,
-                                    int(triangles.ranges[shape, 2]),
-                                    int(triangles.first_texcoord[shape]),
+                                    triangles.ranges[shapes[g], 2],
+                                    triangles.first_texcoord[shapes[g]],
                                     triangles.normals,
                                     triangles.planes,
                                     triangles.texcoords,
                                     line,
                                     levels,
-                                    work[0, at:end],
-                                    work[1, at:end],
-                                    work[9, at:end],
+                                    u,
+                                    v,
+                                    rho2,
                                 )
-                            _multiply_texture(
+                            multiply_texture(
                                 cube,
                                 red,
                                 green,
                                 blue,
-                                at,
-                                work,
+                                u,
+                                v,
+                                work[2, at:end],
+                                rho2,
                                 textures.texels,
                                 levels,
-                                scratch.corners,
-                                scratch.packed,
+                                textures.corners,
+                                textures.packed,
                             )
                         if plain and textures.sky >= 0 and sizes[g, 0] <= 0.0 and sizes[g, 1] <= 0.0:
-                            _fade_into_haze(red, green, blue, z_line[at:end], xs[at:end], line, scene.haze)
+                            _fade_into_haze(red, green, blue, z_line[at:end], xs[at:end], line, textures.haze)
                     if veil:
                         blend_colors(out[at:end], red, green, blue, alpha[i])
                     elif not bare:
@@ -276,18 +245,21 @@ def paint(
                             work[6 + a, k] = _ZERO
                     if textures is not None:  # noqa: SIM102  # as above
                         if textures.sky >= 0:
-                            _sky(rows.camera_mat[i], lens, xs[at:end], at, work, textures.levels[textures.sky])
-                            _multiply_texture(
-                                True,
+                            levels = textures.levels[textures.sky]
+                            _sky(camera_mat[i], lens, xs, at, end, work, levels)
+                            multiply_texture(
+                                textures.kinds[textures.sky] == TEXTURE_CUBE,
                                 red,
                                 green,
                                 blue,
-                                at,
-                                work,
+                                work[0, at:end],
+                                work[1, at:end],
+                                work[2, at:end],
+                                work[9, at:end],
                                 textures.texels,
-                                textures.levels[textures.sky],
-                                scratch.corners,
-                                scratch.packed,
+                                levels,
+                                textures.corners,
+                                textures.packed,
                             )
                 at = end
             if bare:
@@ -295,33 +267,33 @@ def paint(
 
 
 @helper
-def _multiply_texture(
-    cube: bool, red: F32, green: F32, blue: F32, at: int, work: F32, texels: U64, levels: I32, corners: I32, packed: U64
-) -> None:
-    """Multiply the colors of a run that begins in column ``at`` by the texture at the coordinates in work."""
-    end = at + red.shape[0]
-    u, v, w, rho2 = work[0, at:end], work[1, at:end], work[2, at:end], work[9, at:end]
-    if cube:
-        multiply_texture_cube(red, green, blue, u, v, w, rho2, texels, levels, corners, packed)
-    else:
-        multiply_texture_2d(red, green, blue, u, v, rho2, texels, levels, corners, packed)
-
-
-@helper
 def _project_texture(
-    kind: int, scale: F32, cube: bool, z: F32, xs: F32, at: int, ray: F32, size: F32, work: F32, levels: I32
+    kind: int,
+    scale: F32,
+    cube: bool,
+    z_line: F32,
+    columns: F32,
+    at: int,
+    end: int,
+    ray: F32,
+    size: F32,
+    work: F32,
+    levels: I32,
 ) -> None:
-    """Coordinates and squared footprint of a run in a cube, or in a 2D texture on a plane; its normals are used up."""
-    n = z.shape[0]
-    u, v, w, rho2 = work[0, at : at + n], work[1, at : at + n], work[2, at : at + n], work[9, at : at + n]
+    """Coordinates and squared footprint of columns at … end in a cube, or in a 2D texture on a plane.
+
+    The normals in ``work`` are used up.
+    """
+    n, z, xs = end - at, z_line[at:end], columns[at:end]
+    u, v, w, rho2 = work[0, at:end], work[1, at:end], work[2, at:end], work[9, at:end]
     by_u, by_v, by_w = scale[0], scale[1], scale[2]
     ox, oy, oz, px, py, pz = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
     dx, dy, dz, sx, sy, sz = ray[6], ray[7], ray[8], ray[9], ray[10], ray[11]
     if is_ball(kind):
         # its ray is in units of its size; a sphere's size is its radius
         by_u *= size[0]
-        by_v *= size[0] if kind != 4 else size[1]
-        by_w *= size[0] if kind != 4 else size[2]
+        by_v *= size[0] if kind != ELLIPSOID else size[1]
+        by_w *= size[0] if kind != ELLIPSOID else size[2]
     if cube:
         step = abs(sx) + abs(sy) + abs(sz)
         fixed = abs(px) + abs(py) + abs(pz)
@@ -330,17 +302,17 @@ def _project_texture(
             t, x = z[k], xs[k]
             rho = widest * (step * t + fixed)
             rho2[k] = rho * rho
-            u[k] = by_u * (ox + x * px + t * (dx + x * sx))
-            v[k] = by_v * (oy + x * py + t * (dy + x * sy))
-            w[k] = by_w * (oz + x * pz + t * (dz + x * sz))
+            u[k] = by_u * along(ox, px, dx, sx, x, t)
+            v[k] = by_v * along(oy, py, dy, sy, x, t)
+            w[k] = by_w * along(oz, pz, dz, sz, x, t)
         if kind == CAPSULE:
             # the caps go on beyond the ends of the tube, in units of the radius
             reach = by_w * size[1]
             per_cap = size[1] / size[0]
             for k in range(n):
                 beyond = abs(w[k]) - reach
-                end = reach + per_cap * beyond
-                w[k] = w[k] if beyond <= _ZERO else (end if w[k] > _ZERO else -end)
+                cap = reach + per_cap * beyond
+                w[k] = w[k] if beyond <= _ZERO else (cap if w[k] > _ZERO else -cap)
         return
     from_u, from_v = scale[3], scale[4]
     scale_u, scale_v = by_u * np.float32(levels[0, 1]), by_v * np.float32(levels[0, 2])
@@ -374,10 +346,10 @@ def _fade_into_haze(red: F32, green: F32, blue: F32, z: F32, xs: F32, ray: F32, 
 
 
 @helper
-def _sky(cam: F64, lens: F32, xs: F32, at: int, work: F32, levels: I32) -> None:
-    """White, and the directions in which a run that begins in column ``at`` sees the sky."""
-    n = xs.shape[0]
-    s, t, r, rho2 = work[0, at : at + n], work[1, at : at + n], work[2, at : at + n], work[9, at : at + n]
+def _sky(cam: F64, lens: F32, columns: F32, at: int, end: int, work: F32, levels: I32) -> None:
+    """White, and the directions in which columns at … end see the sky."""
+    n, xs = end - at, columns[at:end]
+    s, t, r, rho2 = work[0, at:end], work[1, at:end], work[2, at:end], work[9, at:end]
     first_x, step_x, at_y = lens[3] * lens[0], lens[3] * lens[1], lens[3] * lens[2]
     span = np.float32(0.5) * step_x * np.float32(levels[0, 1])
     footprint = span * span
@@ -391,5 +363,5 @@ def _sky(cam: F64, lens: F32, xs: F32, at: int, work: F32, levels: I32) -> None:
         s[k], t[k], r[k] = base_s + x * by_s, base_t + x * by_t, base_r + x * by_r
         rho2[k] = footprint
     for a in range(3):
-        for k in range(at, at + n):
+        for k in range(at, end):
             work[6 + a, k] = _ONE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import helper, inline, kernel
+from headrace._kernels.compiled import helper, kernel
 from headrace._kernels.render_bounds import pixel_bounds
+from headrace._kernels.render_math import dot
 from headrace._kernels.render_scene import (
     BOX,
     CAPSULE,
@@ -21,22 +22,32 @@ from headrace._kernels.render_scene import (
     RenderFrame,
     RenderPlaces,
     RenderRows,
-    RenderScene,
 )
 
 # a plane seen from behind keeps this much of its alpha, as in MuJoCo's renderer
 _BEHIND = np.float32(0.3)
 
 
-@inline
+@helper
 def is_ball(kind: int) -> bool:
     """Whether a geom's ray is given in coordinates divided by its size."""
     return (kind == SPHERE) | (kind == ELLIPSOID)
 
 
 @kernel(checked_division=False)
-def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: RenderPlaces) -> None:
-    """Fill ``places`` for all rows."""
+def place(
+    types: I32,
+    shapes: I32,
+    boxes: F64,
+    light_source: I32,
+    light_types: I32,
+    light_ambient: F32,
+    global_ambient: float,
+    rows: RenderRows,
+    frame: RenderFrame,
+    places: RenderPlaces,
+) -> None:
+    """Fill ``places`` for all rows; tables of geoms and lights as in ``RenderScene``."""
     step_x = (frame.right - frame.left) / frame.width
     step_y = (frame.top - frame.bottom) / frame.height
     first_x = frame.left + 0.5 * step_x
@@ -44,7 +55,6 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
     deep = frame.perspective
     flat = 1.0 - deep
     # the fields of a named tuple are taken out once: each time costs a reference count, and time to compile
-    types, shapes, boxes = scene.geom_types, scene.geom_shapes, scene.geom_boxes
     all_mat, all_pos, all_sizes = rows.geom_mat, rows.geom_pos, rows.sizes
     rays, centers, all_axes, all_bounds = places.rays, places.centers, places.axes, places.bounds
     all_clipped, distance = places.clipped, places.distance
@@ -59,13 +69,14 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
             away_x, away_y, away_z = cam_pos[0] - pos[0], cam_pos[1] - pos[1], cam_pos[2] - pos[2]
             extent = 0.0
             for a in range(3):
-                rel_x = mat[a] * cam[0] + mat[3 + a] * cam[3] + mat[6 + a] * cam[6]
-                rel_y = mat[a] * cam[1] + mat[3 + a] * cam[4] + mat[6 + a] * cam[7]
-                rel_z = mat[a] * cam[2] + mat[3 + a] * cam[5] + mat[6 + a] * cam[8]
+                m_0, m_1, m_2 = mat[a], mat[3 + a], mat[6 + a]
+                rel_x = dot(m_0, m_1, m_2, cam[0], cam[3], cam[6])
+                rel_y = dot(m_0, m_1, m_2, cam[1], cam[4], cam[7])
+                rel_z = dot(m_0, m_1, m_2, cam[2], cam[5], cam[8])
                 # balls work in coordinates divided by their size
                 unit = 1.0 / (size[0] if kind == SPHERE else size[a]) if is_ball(kind) else 1.0
                 to_x, to_y = rel_x * unit, rel_y * unit
-                here = (mat[a] * away_x + mat[3 + a] * away_y + mat[6 + a] * away_z) * unit
+                here = dot(m_0, m_1, m_2, away_x, away_y, away_z) * unit
                 ray[a] = here + flat * (to_x * first_x + to_y * first_y)
                 ray[3 + a] = flat * to_x * step_x
                 ray[6 + a] = -flat * to_y * step_y
@@ -76,17 +87,15 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
                 all_axes[i, g, 3 * a] = np.float32(rel_x)
                 all_axes[i, g, 3 * a + 1] = np.float32(rel_y)
                 all_axes[i, g, 3 * a + 2] = np.float32(rel_z)
-                center[a] = -(cam[a] * away_x + cam[3 + a] * away_y + cam[6 + a] * away_z)
+                center[a] = -dot(cam[a], cam[3 + a], cam[6 + a], away_x, away_y, away_z)
                 extent += abs(center[a]) + abs(rel_x) + abs(rel_y) + abs(rel_z)
             center[2] = -center[2]
             # the moment is linear in the ray: o × d, and one of its factors is the same for all pixels
-            _cross(ray, 0, 9, 18)
-            for axis in range(2):
-                at = 3 * (axis + 1)
-                if deep > 0.0:
-                    _cross(ray, 0, 9 + at, 18 + at)
-                else:
-                    _cross(ray, at, 9, 18 + at)
+            for k in range(3):
+                o, d, out = (0, 9 + 3 * k, 18 + 3 * k) if deep > 0.0 else (3 * k, 9, 18 + 3 * k)
+                ray[out] = ray[o + 1] * ray[d + 2] - ray[o + 2] * ray[d + 1]
+                ray[out + 1] = ray[o + 2] * ray[d] - ray[o] * ray[d + 2]
+                ray[out + 2] = ray[o] * ray[d + 1] - ray[o + 1] * ray[d]
             for a in range(3):
                 box[a] = 0.0 if kind == BOX else boxes[g, a]
                 box[3 + a] = size[a] if kind == BOX else boxes[g, 3 + a]
@@ -105,10 +114,10 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
             types, sizes, rgba, rays[i], distance[i], places.alpha[i], places.order[i]
         )
         _place_lights(
-            scene.light_source,
-            scene.light_types,
-            scene.light_ambient,
-            scene.global_ambient,
+            light_source,
+            light_types,
+            light_ambient,
+            np.float32(global_ambient),
             cam,
             cam_pos,
             rows.light_pos[i],
@@ -116,13 +125,6 @@ def place(scene: RenderScene, rows: RenderRows, frame: RenderFrame, places: Rend
             places.lights[i],
             places.ambient[i],
         )
-
-
-@helper
-def _cross(ray: F64, a: int, b: int, out: int) -> None:
-    ray[out] = ray[a + 1] * ray[b + 2] - ray[a + 2] * ray[b + 1]
-    ray[out + 1] = ray[a + 2] * ray[b] - ray[a] * ray[b + 2]
-    ray[out + 2] = ray[a] * ray[b + 1] - ray[a + 1] * ray[b]
 
 
 @helper
@@ -150,12 +152,9 @@ def _place_lights(
                 out[k, a] = np.float32(1 if a == 2 else 0)
             else:
                 pos, way = light_pos[source], light_dir[source]
-                along = cam[a] * way[0] + cam[3 + a] * way[1] + cam[6 + a] * way[2]
-                there = (
-                    cam[a] * (pos[0] - cam_pos[0])
-                    + cam[3 + a] * (pos[1] - cam_pos[1])
-                    + cam[6 + a] * (pos[2] - cam_pos[2])
-                )
+                along = dot(cam[a], cam[3 + a], cam[6 + a], way[0], way[1], way[2])
+                x, y, z = pos[0] - cam_pos[0], pos[1] - cam_pos[1], pos[2] - cam_pos[2]
+                there = dot(cam[a], cam[3 + a], cam[6 + a], x, y, z)
                 out[k, a] = np.float32(-along if directional else there)
                 out[k, 3 + a] = np.float32(along)
 
@@ -190,17 +189,3 @@ def _transparent_order(types: I32, sizes: F64, rgba: F32, rays: F64, distance: F
             order[at] = g
             count += 1
     return count
-
-
-@inline
-def line_ray(ray: F64, y: int, out: F32) -> None:
-    """The ray of line y at column 0 and its steps in x: origin, direction, moment; then steps in y of the first two."""
-    for a in range(3):
-        out[a] = np.float32(ray[a] + y * ray[6 + a])
-        out[3 + a] = np.float32(ray[3 + a])
-        out[6 + a] = np.float32(ray[9 + a] + y * ray[15 + a])
-        out[9 + a] = np.float32(ray[12 + a])
-        out[12 + a] = np.float32(ray[18 + a] + y * ray[24 + a])
-        out[15 + a] = np.float32(ray[21 + a])
-        out[18 + a] = np.float32(ray[6 + a])
-        out[21 + a] = np.float32(ray[15 + a])

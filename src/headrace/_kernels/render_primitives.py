@@ -23,7 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from headrace._kernels.compiled import helper, kernel
-from headrace._kernels.render_place import is_ball, line_ray
+from headrace._kernels.render_math import dot, line_ray
+from headrace._kernels.render_place import is_ball
 from headrace._kernels.render_scene import (
     BOX,
     CAPSULE,
@@ -32,10 +33,6 @@ from headrace._kernels.render_scene import (
     F64,
     I32,
     PLANE,
-    RenderFrame,
-    RenderPlaces,
-    RenderScene,
-    RenderScratch,
 )
 
 _ZERO = np.float32(0)
@@ -64,17 +61,17 @@ def hit_plane(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, 
 @helper
 def hit_ball(z: F32, ids: I32, xs: F32, ray: F32, near: np.float32, code: np.int32) -> None:
     """The unit sphere: spheres and ellipsoids, whose ray is given in coordinates divided by their size."""
-    b0 = ray[0] * ray[6] + ray[1] * ray[7] + ray[2] * ray[8]
+    b0 = dot(ray[0], ray[1], ray[2], ray[6], ray[7], ray[8])
     # either the origin or the direction is the same in all columns
-    bs = ray[0] * ray[9] + ray[1] * ray[10] + ray[2] * ray[11] + ray[3] * ray[6] + ray[4] * ray[7] + ray[5] * ray[8]
+    bs = dot(ray[0], ray[1], ray[2], ray[9], ray[10], ray[11]) + dot(ray[3], ray[4], ray[5], ray[6], ray[7], ray[8])
     dx0, dy0, dz0, dxs, dys, dzs = ray[6], ray[7], ray[8], ray[9], ray[10], ray[11]
     nx0, ny0, nz0, nxs, nys, nzs = ray[12], ray[13], ray[14], ray[15], ray[16], ray[17]
     for k in range(z.shape[0]):
         x = xs[k]
         dx, dy, dz = dx0 + x * dxs, dy0 + x * dys, dz0 + x * dzs
         nx, ny, nz = nx0 + x * nxs, ny0 + x * nys, nz0 + x * nzs
-        a = dx * dx + dy * dy + dz * dz
-        disc = a - (nx * nx + ny * ny + nz * nz)
+        a = dot(dx, dy, dz, dx, dy, dz)
+        disc = a - dot(nx, ny, nz, nx, ny, nz)
         t = (-(b0 + x * bs) - np.sqrt(max(disc, _ZERO))) / a
         hit = (disc > _ZERO) & (t > near) & (t < z[k])
         z[k] = t if hit else z[k]
@@ -161,43 +158,50 @@ def hit_box(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, co
 
 @kernel(checked_division=False)
 def cast_primitives(
-    scene: RenderScene,
+    types: I32,
+    shapes: I32,
+    face_bits: int,
     sizes: F64,
-    frame: RenderFrame,
-    places: RenderPlaces,
+    near: float,
+    rays: F64,
+    bounds: I32,
+    alphas: F32,
     first: I32,
     last: I32,
     alpha: np.float32,
     below: np.float32,
-    scratch: RenderScratch,
+    line: F32,
+    xs: F32,
     z: F32,
     ids: I32,
 ) -> None:
     """Put the primitives among geoms first[i] … last[i] of each row i into its depth buffer, those of alpha … below.
 
-    ``sizes`` float64 (n or 1, G, 3) as in the model.
+    ``types`` and ``shapes`` as in ``RenderScene``, ``rays``, ``bounds`` and ``alphas`` as in ``RenderPlaces`` (single
+    arrays, since each one that is passed costs time to compile); ``sizes`` float64 (n or 1, G, 3) as in the model;
+    ``line`` float32 (24,) is scratch.
     """
-    near, xs, line = np.float32(frame.near), scratch.xs, scratch.line
+    least = np.float32(near)
     size = np.empty(3, np.float32)
     for i in range(first.shape[0]):
         for g in range(first[i], last[i]):
-            kind = scene.geom_types[g]
-            x_0, x_1 = places.bounds[i, g, 0], places.bounds[i, g, 1]
-            if scene.geom_shapes[g] >= 0 or x_0 >= x_1 or not alpha <= places.alpha[i, g] < below:
+            kind = types[g]
+            x_0, x_1 = bounds[i, g, 0], bounds[i, g, 1]
+            if shapes[g] >= 0 or x_0 >= x_1 or not alpha <= alphas[i, g] < below:
                 continue
-            code = np.int32(g << scene.face_bits)
+            code = np.int32(g << face_bits)
             for a in range(3):
                 size[a] = np.float32(sizes[i if sizes.shape[0] > 1 else 0, g, a])
-            for y in range(places.bounds[i, g, 2], places.bounds[i, g, 3]):
-                line_ray(places.rays[i, g], y, line)
+            for y in range(bounds[i, g, 2], bounds[i, g, 3]):
+                line_ray(rays[i, g], y, line)
                 z_run, ids_run, xs_run = z[i, y, x_0:x_1], ids[i, y, x_0:x_1], xs[x_0:x_1]
                 if kind == PLANE:
-                    hit_plane(z_run, ids_run, xs_run, line, size, near, code)
+                    hit_plane(z_run, ids_run, xs_run, line, size, least, code)
                 elif is_ball(kind):
-                    hit_ball(z_run, ids_run, xs_run, line, near, code)
+                    hit_ball(z_run, ids_run, xs_run, line, least, code)
                 elif kind == CAPSULE:
-                    hit_capsule(z_run, ids_run, xs_run, line, size, near, code)
+                    hit_capsule(z_run, ids_run, xs_run, line, size, least, code)
                 elif kind == CYLINDER:
-                    hit_cylinder(z_run, ids_run, xs_run, line, size, near, code)
+                    hit_cylinder(z_run, ids_run, xs_run, line, size, least, code)
                 elif kind == BOX:
-                    hit_box(z_run, ids_run, xs_run, line, size, near, code)
+                    hit_box(z_run, ids_run, xs_run, line, size, least, code)

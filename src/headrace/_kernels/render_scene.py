@@ -30,8 +30,23 @@ OPAQUE = np.float32(0.995)
 """A geom below this alpha is blended, as in MuJoCo's renderer."""
 
 
+class RenderLighting(NamedTuple):
+    """L lights, the headlight first where it is on."""
+
+    types: I32
+    """(L,): SPOT or DIRECTIONAL."""
+    ambient: F32
+    """(L, 3)."""
+    specular: F32
+    """(L, 3)."""
+    shape: F32
+    """(L, 5): cosine of the cutoff, exponent, constant, linear and quadratic attenuation."""
+    maps: I32
+    """(L,): shadow map of each light, or -1."""
+
+
 class RenderScene(NamedTuple):
-    """G visible geoms and sites, those that never move first; L lights (the headlight first where it is on)."""
+    """G visible geoms and sites, those that never move first, and the lights."""
 
     geom_types: I32
     """(G,): mjtGeom."""
@@ -45,33 +60,22 @@ class RenderScene(NamedTuple):
     """(G,)."""
     geom_gloss: F32
     """(G, 2): specular reflectance and shininess exponent."""
-    geom_texture: I32
-    """(G,): texture, or -1."""
-    geom_texture_scale: F32
-    """(G, 5): cube: three factors from local meters to its direction. 2D: factors and offset of (u, v) on the surface's
-    own coordinates, or on local meters for shapes without texture coordinates."""
     light_source: I32
     """(L,): the light's number in the model, or -1 for the headlight."""
-    light_types: I32
-    """(L,): SPOT or DIRECTIONAL."""
-    light_ambient: F32
-    """(L, 3)."""
-    light_specular: F32
-    """(L, 3)."""
-    light_shape: F32
-    """(L, 5): cosine of the cutoff, exponent, constant, linear and quadratic attenuation."""
-    light_maps: I32
-    """(L,): shadow map of each light, or -1."""
-    global_ambient: np.float32
-    haze: F32
-    """(5,): red, green, blue, inner and outer radius in which infinite planes fade to the haze color."""
+    lighting: RenderLighting
+    global_ambient: float
     face_bits: int
     """How many low bits of an id number the face."""
 
 
 class RenderTextures(NamedTuple):
-    """T textures with all their mip levels."""
+    """T textures with all their mip levels, and which geoms have them."""
 
+    of_geom: I32
+    """(G,): texture, or -1."""
+    scale: F32
+    """(G, 5): cube: three factors from local meters to its direction. 2D: factors and offset of (u, v) on the surface's
+    own coordinates, or on local meters for shapes without texture coordinates."""
     texels: U64
     """Flat: rows of each face of each level of each texture; red, green << 21, blue << 42."""
     levels: I32
@@ -80,6 +84,12 @@ class RenderTextures(NamedTuple):
     """(T,): TEXTURE_2D or TEXTURE_CUBE."""
     sky: int
     """Texture of the sky, or -1 for black."""
+    haze: F32
+    """(5,): red, green, blue, inner and outer radius in which infinite planes fade to the haze color."""
+    corners: I32
+    """(8, W): scratch of the thread that paints."""
+    packed: U64
+    """(2, W): scratch, likewise."""
 
 
 class RenderTriangles(NamedTuple):
@@ -186,10 +196,6 @@ class RenderScratch(NamedTuple):
     """(24,): the ray of a line, see ``line_ray``."""
     work: F32
     """(11 + shadow maps, W), see :mod:`render_paint`."""
-    corners: I32
-    """(8, W), for textures."""
-    packed: U64
-    """(2, W), for textures."""
     xs: F32
     """(W,): 0, 1, 2, …"""
     vertices: F32
@@ -222,8 +228,6 @@ def new_scratch(width: int, vertices: int, faces: int, maps: int) -> RenderScrat
     return RenderScratch(
         line=np.empty(24, np.float32),
         work=np.empty((11 + maps, width), np.float32),
-        corners=np.empty((8, width), np.int32),
-        packed=np.empty((2, width), np.uint64),
         xs=np.arange(width, dtype=np.float32),
         vertices=np.empty((3, vertices), np.float32),
         pixels=np.empty(vertices, np.uint32),

@@ -30,20 +30,20 @@ _LANE = np.uint64((1 << 21) - 1)
 
 
 @helper
-def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, base: I32, index: I32, out: U64) -> None:
-    """One level at (u, v) in [0, 1]: packed colors times 4096. Anything else reads the texel at 0.
+def _fetch(texels: U64, level: I32, repeat: bool, u: F32, v: F32, faces: I32, index: I32, out: U64) -> None:
+    """One level (first texel, width, height) at (u, v) in [0, 1]: packed colors times 4096; elsewhere that at 0.
 
-    ``base`` int32 (n,) is the first texel of each pixel's face; ``index`` int32 (6, at least n) is scratch.
+    ``faces`` int32 (n,) is the face of the cube that each pixel sees; ``index`` int32 (6, at least n) is scratch.
     """
     n = u.shape[0]
+    first, w, h = level[0], level[1], level[2]
     a, b, c, d = index[0, :n], index[1, :n], index[2, :n], index[3, :n]
     part_u, part_v = index[4, :n], index[5, :n]
-    w, h = np.int32(width), np.int32(height)
-    last_u, last_v = np.int32(width - 1), np.int32(height - 1)
+    last_u, last_v, area = np.int32(w - 1), np.int32(h - 1), np.int32(w * h)
     # beyond an edge: the opposite one of a repeating texture, the same one of a face
     before_u, before_v = (last_u, last_v) if repeat else (np.int32(0), np.int32(0))
     after_u, after_v = (np.int32(0), np.int32(0)) if repeat else (last_u, last_v)
-    scale_u, scale_v = np.float32(width) * _STEPS, np.float32(height) * _STEPS
+    scale_u, scale_v = np.float32(w) * _STEPS, np.float32(h) * _STEPS
     for k in range(n):
         # a direction of length zero (the center of a plane in a cube) is NaN here, and would be read beyond the texels
         safe_u = u[k] if (u[k] >= _ZERO) & (u[k] <= _ONE) else _ZERO
@@ -56,7 +56,8 @@ def _fetch(texels: U64, width: int, height: int, repeat: bool, u: F32, v: F32, b
         iv_1 = iv_1 if iv_1 < h else after_v
         iu = iu if iu >= 0 else before_u
         iv = iv if iv >= 0 else before_v
-        low, high = np.int32(base[k] + np.int32(iv * w)), np.int32(base[k] + np.int32(iv_1 * w))
+        base = np.int32(first + np.int32(faces[k] * area))
+        low, high = np.int32(base + np.int32(iv * w)), np.int32(base + np.int32(iv_1 * w))
         a[k], b[k] = np.int32(low + iu), np.int32(low + iu_1)
         c[k], d[k] = np.int32(high + iu), np.int32(high + iu_1)
         part_u[k], part_v[k] = np.int32(at_u & np.int32(63)), np.int32(at_v & np.int32(63))
@@ -88,75 +89,9 @@ def _multiply_blend(red: F32, green: F32, blue: F32, fine: U64, coarse: U64, wei
 
 
 @helper
-def multiply_texture_2d(
-    red: F32, green: F32, blue: F32, u: F32, v: F32, rho2: F32, texels: U64, levels: I32, index: I32, packed: U64
-) -> None:
-    """Multiply the colors of a run by a repeating texture at (u, v).
-
-    u, v and rho2 are used up. ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
-    """
-    n = red.shape[0]
-    bits = rho2.view(np.int32)
-    last = np.float32(levels.shape[0] - 1)
-    codes, base = index[6, :n], index[7, :n]
-    for k in range(n):
-        u[k] -= np.floor(u[k])
-        v[k] -= np.floor(v[k])
-        level = min(max(np.float32(bits[k]) * _LOG_STEP - _LOG_BIAS, _ZERO), last)
-        low = np.floor(level)
-        # two levels are blended in the middle half between them; elsewhere the nearer one does
-        w = min(max((level - low - _QUARTER) * _TWO, _ZERO), _ONE)
-        blend = (w > _ZERO) & (w < _ONE)
-        codes[k] = (
-            np.int32(low * _TWO) + (np.int32(1) if blend else np.int32(0)) + (np.int32(2) if w >= _ONE else np.int32(0))
-        )
-        rho2[k] = w
-    at = 0
-    while at < n:
-        code = codes[at]
-        end = at + 1
-        while end < n and codes[end] == code:
-            end += 1
-        low = code // 2
-        first, width, height = levels[low, 0], levels[low, 1], levels[low, 2]
-        part_u, part_v = u[at:end], v[at:end]
-        base[at:end] = first
-        fine = packed[0, at:end]
-        _fetch(texels, width, height, True, part_u, part_v, base[at:end], index, fine)
-        if code & 1:
-            first, width, height = levels[low + 1, 0], levels[low + 1, 1], levels[low + 1, 2]
-            base[at:end] = first
-            coarse = packed[1, at:end]
-            _fetch(texels, width, height, True, part_u, part_v, base[at:end], index, coarse)
-            _multiply_blend(red[at:end], green[at:end], blue[at:end], fine, coarse, rho2[at:end])
-        else:
-            _multiply(red[at:end], green[at:end], blue[at:end], fine)
-        at = end
-
-
-@helper
-def multiply_texture_cube(
-    red: F32,
-    green: F32,
-    blue: F32,
-    s: F32,
-    t: F32,
-    r: F32,
-    rho2: F32,
-    texels: U64,
-    levels: I32,
-    index: I32,
-    packed: U64,
-) -> None:
-    """Multiply the colors of a run by a cube texture in the directions (s, t, r), each from its nearest level.
-
-    s, t, r and rho2 are used up. ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
-    """
-    n = red.shape[0]
-    bits = rho2.view(np.int32)
-    last = np.float32(levels.shape[0] - 1)
-    codes, base = index[6, :n], index[7, :n]
-    for k in range(n):
+def _find_faces(s: F32, t: F32, r: F32, faces: I32) -> None:
+    """From directions to the face of a cube that each meets, and to coordinates on it in place of s and t."""
+    for k in range(s.shape[0]):
         x, y, z = abs(s[k]), abs(t[k]), abs(r[k])
         # OpenGL's choice of face: the longest component and its sign
         on_x = (x >= y) & (x >= z)
@@ -168,23 +103,63 @@ def multiply_texture_cube(
         a = (-flip * r[k]) if on_x else (s[k] if on_y else flip * s[k])
         b = flip * r[k] if on_y else -t[k]
         face = np.int32(0) if on_x else (np.int32(2) if on_y else np.int32(4))
-        base[k] = face + (np.int32(1) if back else np.int32(0))
+        faces[k] = face + (np.int32(1) if back else np.int32(0))
         scale = _HALF / m
         s[k], t[k] = a * scale + _HALF, b * scale + _HALF
-        level = min(max(np.float32(bits[k]) * _LOG_STEP - _LOG_BIAS + _HALF, _ZERO), last)
-        codes[k] = np.int32(level)
+
+
+@helper
+def multiply_texture(
+    cube: bool,
+    red: F32,
+    green: F32,
+    blue: F32,
+    u: F32,
+    v: F32,
+    w: F32,
+    rho2: F32,
+    texels: U64,
+    levels: I32,
+    index: I32,
+    packed: U64,
+) -> None:
+    """Multiply the colors of a run by a repeating texture at (u, v), or by a cube in the directions (u, v, w).
+
+    A cube is read from its nearest level. u, v, w and rho2 are used up; ``index`` int32 (8, …) and ``packed`` uint64
+    (2, …) are scratch.
+    """
+    n = red.shape[0]
+    bits = rho2.view(np.int32)
+    last = np.float32(levels.shape[0] - 1)
+    codes, faces = index[6, :n], index[7, :n]
+    shift = _HALF if cube else _ZERO
+    for k in range(n):
+        level = min(max(np.float32(bits[k]) * _LOG_STEP - _LOG_BIAS + shift, _ZERO), last)
+        low = np.floor(level)
+        # two levels are blended in the middle half between them; elsewhere the nearer one does
+        part = min(max((level - low - _QUARTER) * _TWO, _ZERO), _ONE)
+        blend = (part > _ZERO) & (part < _ONE) & (not cube)
+        up = (part >= _ONE) & (not cube)
+        codes[k] = np.int32(low * _TWO) + (np.int32(1) if blend else np.int32(0)) + (np.int32(2) if up else np.int32(0))
+        rho2[k] = part
+    if cube:
+        _find_faces(u, v, w, faces)
+    else:
+        for k in range(n):
+            u[k] -= np.floor(u[k])
+            v[k] -= np.floor(v[k])
+            faces[k] = np.int32(0)
     at = 0
     while at < n:
-        low = codes[at]
+        code = codes[at]
         end = at + 1
-        while end < n and codes[end] == low:
+        while end < n and codes[end] == code:
             end += 1
-        first, width, height = levels[low, 0], levels[low, 1], levels[low, 2]
-        area = np.int32(width * height)
-        faces = base[at:end]
-        for k in range(end - at):
-            faces[k] = np.int32(first + np.int32(faces[k] * area))
-        fine = packed[0, at:end]
-        _fetch(texels, width, height, False, s[at:end], t[at:end], faces, index, fine)
-        _multiply(red[at:end], green[at:end], blue[at:end], fine)
+        low, fine, coarse = code // 2, packed[0, at:end], packed[1, at:end]
+        _fetch(texels, levels[low], not cube, u[at:end], v[at:end], faces[at:end], index, fine)
+        if code & 1:
+            _fetch(texels, levels[low + 1], not cube, u[at:end], v[at:end], faces[at:end], index, coarse)
+            _multiply_blend(red[at:end], green[at:end], blue[at:end], fine, coarse, rho2[at:end])
+        else:
+            _multiply(red[at:end], green[at:end], blue[at:end], fine)
         at = end

@@ -14,16 +14,13 @@ import math
 import numpy as np
 
 from headrace._kernels.compiled import helper, kernel
+from headrace._kernels.render_math import dot
 from headrace._kernels.render_scene import (
     F32,
     F64,
     I32,
     U32,
     RenderFrame,
-    RenderPlaces,
-    RenderScene,
-    RenderScratch,
-    RenderTriangles,
 )
 
 _ZERO = np.float32(0)
@@ -224,10 +221,10 @@ def _project(
     # a flat picture is one whose depths do not divide
     near, far = (_ONE, _ZERO) if deep else (_ZERO, _ONE)
     for k in range(n):
-        depth = tz - (az * px[k] + bz * py[k] + cz * pz[k])
+        depth = tz - dot(az, bz, cz, px[k], py[k], pz[k])
         inv = _ONE / (near * depth + far)
-        x = from_x + per_x * inv * (ax * px[k] + bx * py[k] + cx * pz[k] + tx)
-        y = from_y - per_y * inv * (ay * px[k] + by * py[k] + cy * pz[k] + ty)
+        x = from_x + per_x * inv * (dot(ax, bx, cx, px[k], py[k], pz[k]) + tx)
+        y = from_y - per_y * inv * (dot(ay, by, cy, px[k], py[k], pz[k]) + ty)
         out_x[k], out_y[k], out_w[k] = x, y, near * inv + far * depth
         # comparisons with NaN are false: whatever comes, the pixel lies within the picture
         x = x if x > _ZERO else _ZERO
@@ -249,7 +246,7 @@ def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: b
         return p_x.shape[0]
     for k in range(p_x.shape[0]):
         out[count] = np.uint32(k)
-        count += np.uint64(p_x[k] * q_x + p_y[k] * q_y + p_z[k] * q_z > p_d[k] * scale)
+        count += np.uint64(dot(p_x[k], p_y[k], p_z[k], q_x, q_y, q_z) > p_d[k] * scale)
     return int(count)
 
 
@@ -284,19 +281,19 @@ def _draw_shape(
         a, b, c = first[f], third[f], second[f]
         if both and (x[b] - x[a]) * (y[c] - y[a]) < (x[c] - x[a]) * (y[b] - y[a]):
             b, c = c, b
-        p_a, p_b, p_c = int(pixels[a]), int(pixels[b]), int(pixels[c])
+        p_a, p_b, p_c = np.int64(pixels[a]), np.int64(pixels[b]), np.int64(pixels[c])
         x_a, x_b, x_c = p_a >> 16, p_b >> 16, p_c >> 16
         y_a, y_b, y_c = p_a & 0xFFFF, p_b & 0xFFFF, p_c & 0xFFFF
         _fill(
-            float(x[a]),
-            float(y[a]),
-            float(w[a]),
-            float(x[b]),
-            float(y[b]),
-            float(w[b]),
-            float(x[c]),
-            float(y[c]),
-            float(w[c]),
+            np.float64(x[a]),
+            np.float64(y[a]),
+            np.float64(w[a]),
+            np.float64(x[b]),
+            np.float64(y[b]),
+            np.float64(w[b]),
+            np.float64(x[c]),
+            np.float64(y[c]),
+            np.float64(w[c]),
             min(x_a, min(x_b, x_c)),
             max(x_a, max(x_b, x_c)) - 1,
             min(y_a, min(y_b, y_c)),
@@ -310,22 +307,35 @@ def _draw_shape(
 
 @kernel(checked_division=False)
 def cast_triangles(
-    scene: RenderScene,
-    triangles: RenderTriangles,
+    shapes: I32,
+    face_bits: int,
+    ranges: I32,
+    vertices: F32,
+    corners: U32,
+    planes: F32,
     frame: RenderFrame,
-    places: RenderPlaces,
+    rays: F64,
+    centers: F64,
+    all_axes: F32,
+    bounds: I32,
+    clipped: I32,
+    alphas: F32,
     first: I32,
     last: I32,
     alpha: np.float32,
     below: np.float32,
     both_sides: bool,
-    scratch: RenderScratch,
+    projected: F32,
+    pixels: U32,
+    faces: U32,
     z: F32,
     ids: I32,
 ) -> None:
     """Put the shapes among geoms first[i] … last[i] of each row i into its depth buffer, those of alpha … below.
 
-    ``both_sides`` draws back faces, too (they cast shadows).
+    Arrays as in ``RenderScene``, ``RenderTriangles`` and ``RenderPlaces``, passed singly since each costs time to
+    compile; ``projected``, ``pixels`` and ``faces`` are scratch. ``both_sides`` draws back faces, too (they cast
+    shadows).
     """
     deep = frame.perspective > 0.0
     lens = np.empty(4, np.float32)
@@ -336,39 +346,35 @@ def cast_triangles(
     face, polygon = np.empty((3, 3)), np.empty((4, 3))
     for i in range(first.shape[0]):
         for g in range(first[i], last[i]):
-            shape = scene.geom_shapes[g]
-            if shape < 0 or places.bounds[i, g, 0] >= places.bounds[i, g, 1]:
+            shape = shapes[g]
+            if shape < 0 or bounds[i, g, 0] >= bounds[i, g, 1] or not alpha <= alphas[i, g] < below:
                 continue
-            if not alpha <= places.alpha[i, g] < below:
-                continue
-            v_0, v_1 = triangles.ranges[shape, 0], triangles.ranges[shape, 1]
-            f_0, f_1 = triangles.ranges[shape, 2], triangles.ranges[shape, 3]
-            ray, code = places.rays[i, g], np.int32(g << scene.face_bits)
-            planes, corners = triangles.planes, triangles.corners
+            v_0, v_1, f_0, f_1 = ranges[shape, 0], ranges[shape, 1], ranges[shape, 2], ranges[shape, 3]
+            code = np.int32(g << face_bits)
             count = _facing(
                 planes[0, f_0:f_1],
                 planes[1, f_0:f_1],
                 planes[2, f_0:f_1],
                 planes[3, f_0:f_1],
-                ray[0:3] if deep else ray[9:12],
+                rays[i, g, 0:3] if deep else rays[i, g, 9:12],
                 deep,
                 both_sides,
-                scratch.faces,
+                faces,
             )
-            axes, center = places.axes[i, g], places.centers[i, g]
-            if places.clipped[i, g] == 0:
-                pixels = scratch.pixels[: v_1 - v_0]
+            axes, center = all_axes[i, g], centers[i, g]
+            if clipped[i, g] == 0:
                 width, height = np.float32(frame.width), np.float32(frame.height)
-                _project(triangles.vertices, v_0, axes, center, deep, lens, width, height, scratch.vertices, pixels)
+                places = pixels[: v_1 - v_0]
+                _project(vertices, v_0, axes, center, deep, lens, width, height, projected, places)
                 _draw_shape(
                     corners[0, f_0:f_1],
                     corners[1, f_0:f_1],
                     corners[2, f_0:f_1],
-                    scratch.vertices[0],
-                    scratch.vertices[1],
-                    scratch.vertices[2],
-                    pixels,
-                    scratch.faces,
+                    projected[0],
+                    projected[1],
+                    projected[2],
+                    places,
+                    faces,
                     count,
                     deep,
                     both_sides,
@@ -378,14 +384,11 @@ def cast_triangles(
                 )
                 continue
             for k in range(count):
-                f = scratch.faces[k]
+                f = faces[k]
                 for c in range(3):
                     v = v_0 + corners[c, f_0 + f]
+                    x, y, w = np.float64(vertices[0, v]), np.float64(vertices[1, v]), np.float64(vertices[2, v])
                     for a in range(3):
-                        along = (
-                            float(axes[a]) * triangles.vertices[0, v]
-                            + float(axes[3 + a]) * triangles.vertices[1, v]
-                            + float(axes[6 + a]) * triangles.vertices[2, v]
-                        )
+                        along = axes[a] * x + axes[3 + a] * y + axes[6 + a] * w
                         face[c, a] = center[a] - along if a == 2 else center[a] + along
                 _clip_and_fill(face, polygon, frame, both_sides, np.int32(code | np.int32(f)), z[i], ids[i])

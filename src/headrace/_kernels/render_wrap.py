@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from headrace._kernels.compiled import helper
+from headrace._kernels.render_math import along, dot
 from headrace._kernels.render_scene import BOX, CAPSULE, CYLINDER, F32, I32
 
 _ZERO = np.float32(0)
@@ -24,17 +25,17 @@ _TINY = np.float32(1e-12)
 def _footprint(x: np.float32, t: np.float32, ray: F32, normal: F32, by_u: F32, by_v: F32) -> np.float32:
     """Squared texels of a pixel, from the gradients of texel coordinates and the surface's normal."""
     dx, dy, dz = ray[6] + x * ray[9], ray[7] + x * ray[10], ray[8] + x * ray[11]
-    facing = normal[0] * dx + normal[1] * dy + normal[2] * dz
+    facing = dot(normal[0], normal[1], normal[2], dx, dy, dz)
     # edge-on, a pixel would span the whole surface
     facing = facing if abs(facing) > _TINY else _TINY
     widest = _ZERO
     for side in range(2):
         o, d = (3, 9) if side == 0 else (18, 21)
         mx, my, mz = ray[o] + t * ray[d], ray[o + 1] + t * ray[d + 1], ray[o + 2] + t * ray[d + 2]
-        back = (normal[0] * mx + normal[1] * my + normal[2] * mz) / facing
+        back = dot(normal[0], normal[1], normal[2], mx, my, mz) / facing
         mx, my, mz = mx - back * dx, my - back * dy, mz - back * dz
-        u = by_u[0] * mx + by_u[1] * my + by_u[2] * mz
-        v = by_v[0] * mx + by_v[1] * my + by_v[2] * mz
+        u = dot(by_u[0], by_u[1], by_u[2], mx, my, mz)
+        v = dot(by_v[0], by_v[1], by_v[2], mx, my, mz)
         widest = max(widest, u * u + v * v)
     return widest
 
@@ -49,7 +50,7 @@ def wrap_primitive(
     for k in range(z.shape[0]):
         t, x = z[k], xs[k]
         for a in range(3):
-            local[a] = ray[a] + x * ray[3 + a] + t * (ray[6 + a] + x * ray[9 + a])
+            local[a] = along(ray[a], ray[3 + a], ray[6 + a], ray[9 + a], x, t)
             normal[a] = by_u[a] = by_v[a] = _ZERO
         px, py, pz = local[0], local[1], local[2]
         radius, half = size[0], size[1]
@@ -118,9 +119,9 @@ def wrap_shape(
     normal, by_u, by_v = np.empty(3, np.float32), np.empty(3, np.float32), np.empty(3, np.float32)
     for k in range(z.shape[0]):
         f, t, x = np.int64(ids[k] & mask), z[k], xs[k]
-        px = ray[0] + x * ray[3] + t * (ray[6] + x * ray[9])
-        py = ray[1] + x * ray[4] + t * (ray[7] + x * ray[10])
-        pz = ray[2] + x * ray[5] + t * (ray[8] + x * ray[11])
+        px = along(ray[0], ray[3], ray[6], ray[9], x, t)
+        py = along(ray[1], ray[4], ray[7], ray[10], x, t)
+        pz = along(ray[2], ray[5], ray[8], ray[11], x, t)
         for a in range(3):
             normal[a] = planes[a, first + f]
             by_u[a] = by_v[a] = _ZERO
@@ -129,8 +130,8 @@ def wrap_shape(
             by_u[0], by_v[1] = scale[0], -scale[1]
         else:
             face, at = faces[first + f], texcoords[first_texcoord + f]
-            second = face[0] * px + face[1] * py + face[2] * pz + face[3]
-            third = face[4] * px + face[5] * py + face[6] * pz + face[7]
+            second = dot(face[0], face[1], face[2], px, py, pz) + face[3]
+            third = dot(face[4], face[5], face[6], px, py, pz) + face[7]
             u[k] = (at[0] + second * at[2] + third * at[4]) * scale[0]
             v[k] = (at[1] + second * at[3] + third * at[5]) * scale[1]
             for a in range(3):

@@ -119,6 +119,19 @@ class OrderedFrames:
         self._move(after, rows, where.select(by), where.select(fill), where.mask)
         return after
 
+    def peek_slot(self, slot: int, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
+        """One slot of what :meth:`peek` gives, (n, *frame_shape): fresh, and nothing larger on the way."""
+        by, fill = where.select(by), where.select(fill)
+        if where.mask is not None:
+            by = by * where.mask
+        source = by + slot
+        compact = where.ids is not None and where.mask is None
+        ids = where.ids if compact else torch.arange(len(by), device=by.device)
+        frame = self.data.movedim(self.axis + 1, 1)[ids, source.clamp(max=self.length - 1)]
+        frame.masked_fill_(over(source >= self.length, frame), 0)
+        self._put(frame, rows, torch.ones_like(fill) if slot == self.length - 1 else fill, where.mask)
+        return frame
+
     def _apart(self, rows: Tensor) -> Tensor:
         """Rows that do not share memory with ``data``, which moves while they are read."""
         shared = rows.untyped_storage().data_ptr() == self.data.untyped_storage().data_ptr()

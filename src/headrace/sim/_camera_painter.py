@@ -28,6 +28,7 @@ from headrace._kernels.render_scene import (
     RenderPlaces,
     RenderRows,
     RenderScratch,
+    RenderTextures,
     ShadowMaps,
     new_places,
     new_scratch,
@@ -61,6 +62,8 @@ class _Buffers:
     veil_lines: I32
     places: RenderPlaces
     scratch: RenderScratch
+    textures: RenderTextures | None
+    """Those of the scene, with this thread's scratch."""
     shadow: _ShadowBuffers | None
 
 
@@ -82,16 +85,13 @@ class Painter:
     ) -> None:
         self._tables = tables
         self._frame = frame
-        maps = tables.scene.light_maps.copy()
+        maps = tables.scene.lighting.maps.copy()
         maps[list(casters)] = np.arange(len(casters))
-        self._scene = tables.scene._replace(light_maps=maps)
+        self._scene = tables.scene._replace(lighting=tables.scene.lighting._replace(maps=maps))
         self._gloss = tables.scene.geom_gloss if specular else None
         self._casters = casters
         self._light_frame = _light_frame(model, frame)
-        self._kinds = {
-            "primitives": bool((tables.scene.geom_shapes < 0).any()),
-            "triangles": tables.triangles is not None,
-        }
+        self._has_primitives = bool((tables.scene.geom_shapes < 0).any())
         self.has_sky = tables.textures is not None and tables.textures.sky >= 0
         self._no_layers = np.empty((0, frame.height, frame.width), np.float32)
         self._idle: list[_Buffers] = []
@@ -142,7 +142,7 @@ class Painter:
     ) -> None:
         n, tables, scene, frame = len(under), self._tables, self._scene, self._frame
         places, z, ids, lines = buffers.places, buffers.z[:n], buffers.ids[:n], buffers.lines[:n]
-        place(scene, rows, frame, places)
+        self._place(rows, frame, places)
         # depths of the layer where the last chunk drew; everywhere where another layer was
         kept = CameraFrames() if layers is None else layers.frames
         stamps = np.full(n, -1) if layers is None else np.where(under < 0, -1, layers.stamps[under])
@@ -154,12 +154,12 @@ class Painter:
         static = np.full(n, tables.static, np.int32)
         first = np.where(bare, np.int32(0), static)
         last = static if static_only else everything
-        find_lines(places, first, last, OPAQUE, lines)
+        find_lines(places.bounds, places.alpha, first, last, OPAQUE, lines)
         lines[bare] = 0, frame.width
         # what does not move comes first, as in a layer: of two surfaces at the same depth the first one is seen
-        self._cast(buffers, rows, places, first, static, OPAQUE, z, ids)
+        self._cast(buffers.scratch, rows, frame, places, first, static, OPAQUE, z, ids)
         if not static_only:
-            self._cast(buffers, rows, places, static, everything, OPAQUE, z, ids)
+            self._cast(buffers.scratch, rows, frame, places, static, everything, OPAQUE, z, ids)
         rgb = frames.rgb
         if rgb is None and frames.gray is not None:
             rgb = np.empty((*frames.gray.shape, 3), np.uint8)
@@ -177,8 +177,8 @@ class Painter:
             # depth and ids see all geoms as solid
             nothing = np.zeros(n, np.int32)
             for g_0, g_1 in ((nothing, static), (static, everything)):
-                self._cast(buffers, rows, places, g_0, g_1, _VISIBLE, z, ids, below=OPAQUE)
-            find_lines(places, nothing, everything, _VISIBLE, lines)
+                self._cast(buffers.scratch, rows, frame, places, g_0, g_1, _VISIBLE, z, ids, below=OPAQUE)
+            find_lines(places.bounds, places.alpha, nothing, everything, _VISIBLE, lines)
             lines[bare] = 0, frame.width
         if frames.depth is not None:
             _lay(under, kept.depth, frames.depth)
@@ -188,15 +188,26 @@ class Painter:
             copy_segmentation(lines, ids, scene.geom_ids, scene.face_bits, bare, frames.segmentation)
         if frames.normals is not None:
             _lay(under, kept.normals, frames.normals)
+            triangles, scratch = tables.triangles, buffers.scratch
             find_normals(
-                *(scene, rows.sizes, rows.camera_mat, places, tables.triangles, lines, bare, buffers.scratch),
-                *(z, ids, frames.normals),
+                *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, rows.camera_mat),
+                *(places.rays, places.axes),
+                *((None, None) if triangles is None else (triangles.ranges, triangles.planes)),
+                *(lines, bare, scratch.line, scratch.work, scratch.xs, z, ids, frames.normals),
             )
+
+    def _place(self, rows: RenderRows, frame: RenderFrame, places: RenderPlaces) -> None:
+        scene = self._scene
+        place(
+            *(scene.geom_types, scene.geom_shapes, scene.geom_boxes, scene.light_source),
+            *(scene.lighting.types, scene.lighting.ambient, scene.global_ambient, rows, frame, places),
+        )
 
     def _cast(
         self,
-        buffers: _Buffers,
+        scratch: RenderScratch,
         rows: RenderRows,
+        frame: RenderFrame,
         places: RenderPlaces,
         first: I32,
         last: I32,
@@ -204,16 +215,21 @@ class Painter:
         z: F32,
         ids: I32,
         below: np.float32 = np.float32(np.inf),  # noqa: B008
+        both_sides: bool = False,
     ) -> None:
         """Put geoms first … last of each row into the depth buffer, those of alpha … below."""
-        if self._kinds["primitives"]:
+        scene, triangles = self._scene, self._tables.triangles
+        which = (first, last, alpha, below)
+        if self._has_primitives:
             cast_primitives(
-                *(self._scene, rows.sizes, self._frame, places, first, last, alpha, below, buffers.scratch, z, ids)
+                *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, frame.near),
+                *(places.rays, places.bounds, places.alpha, *which, scratch.line, scratch.xs, z, ids),
             )
-        if self._tables.triangles is not None:
+        if triangles is not None:
             cast_triangles(
-                *(self._scene, self._tables.triangles, self._frame, places, first, last, alpha, below, False),
-                *(buffers.scratch, z, ids),
+                *(scene.geom_shapes, scene.face_bits, *triangles[:4], frame, places.rays, places.centers),
+                *(places.axes, places.bounds, places.clipped, places.alpha, *which, both_sides),
+                *(scratch.vertices, scratch.pixels, scratch.faces, z, ids),
             )
 
     def _paint(
@@ -228,10 +244,12 @@ class Painter:
         ids: I32,
         rgb: Any,
     ) -> None:
-        tables = self._tables
+        scene, places, scratch = self._scene, buffers.places, buffers.scratch
         paint(
-            *(self._scene, rows, self._frame, buffers.places, tables.triangles, tables.textures, shadows, self._gloss),
-            *(lines, alpha, background, buffers.scratch, z, ids, rgb),
+            *(scene.geom_types, scene.geom_shapes, scene.face_bits, scene.geom_emission, scene.lighting, self._frame),
+            *(rows.sizes, rows.rgba, rows.diffuse, places.rays, places.axes, places.lights, places.ambient),
+            *(self._tables.triangles, buffers.textures, rows.camera_mat, shadows, self._gloss, lines, alpha),
+            *(background, scratch.line, scratch.work, scratch.xs, z, ids, rgb),
         )
 
     def _draw_veil(
@@ -246,9 +264,9 @@ class Painter:
         first = np.where(there, g, 0).astype(np.int32)
         last = np.where(there, g + 1, 0).astype(np.int32)
         z, ids, lines = buffers.veil_z[:n], buffers.veil_ids[:n], buffers.veil_lines[:n]
-        find_lines(places, first, last, _VISIBLE, lines)
+        find_lines(places.bounds, places.alpha, first, last, _VISIBLE, lines)
         restore(lines, np.arange(n, dtype=np.int32), buffers.z, np.float32(0), z, ids)
-        self._cast(buffers, rows, places, first, last, _VISIBLE, z, ids)
+        self._cast(buffers.scratch, rows, self._frame, places, first, last, _VISIBLE, z, ids)
         alpha = np.where(there, places.alpha[np.arange(n), first], np.float32(0)).astype(np.float32)
         self._paint(buffers, rows, shadows, lines, alpha, np.zeros(n, np.bool_), z, ids, rgb)
 
@@ -257,7 +275,7 @@ class Painter:
         own = buffers.shadow
         if own is None:
             return None
-        n, scene, tables, frame = len(rows.camera_pos), self._scene, self._tables, self._light_frame
+        n, scene, frame = len(rows.camera_pos), self._scene, self._light_frame
         everything, nothing = np.full(n, len(scene.geom_types), np.int32), np.zeros(n, np.int32)
         cam = rows.camera_mat.reshape(n, 3, 3)
         for m, light in enumerate(self._casters):
@@ -271,21 +289,12 @@ class Painter:
                 camera_pos=np.ascontiguousarray(pos),
                 camera_mat=np.stack([right, up, -along], -1).reshape(n, 9),
             )
-            place(scene, seen, frame, own.places)
+            self._place(seen, frame, own.places)
             # sites cast no shadows
             own.places.alpha[:n, scene.geom_ids < 0] = 0
             z, ids = own.maps[:n, m], own.ids[:n]
             z[:] = frame.far
-            if self._kinds["primitives"]:
-                cast_primitives(
-                    *(scene, rows.sizes, frame, own.places, nothing, everything, _VISIBLE, np.float32(np.inf)),
-                    *(own.scratch, z, ids),
-                )
-            if tables.triangles is not None:
-                cast_triangles(
-                    *(scene, tables.triangles, frame, own.places, nothing, everything, _VISIBLE, np.float32(np.inf)),
-                    *(True, own.scratch, z, ids),
-                )
+            self._cast(*(own.scratch, rows, frame, own.places, nothing, everything, _VISIBLE, z, ids), both_sides=True)
             for k, axis in enumerate((right, up, along, pos - rows.camera_pos)):
                 # sums in place of matrix products, whose bits depend on the number of rows
                 own.basis[:n, m, 3 * k : 3 * k + 3] = (cam * axis[:, :, None]).sum(1)
@@ -295,7 +304,11 @@ class Painter:
         frame, scene, triangles = self._frame, self._scene, self._tables.triangles
         height, width = frame.height, frame.width
         rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // (8 * height * width)))
-        geoms, lights = len(scene.geom_types), len(scene.light_types)
+        geoms, lights = len(scene.geom_types), len(scene.light_source)
+        textures = self._tables.textures
+        if textures is not None:
+            scratch = np.empty((8, width), np.int32), np.empty((2, width), np.uint64)
+            textures = textures._replace(corners=scratch[0], packed=scratch[1])
         vertices = faces = 0
         if triangles is not None:
             vertices, faces = (int((triangles.ranges[:, k + 1] - triangles.ranges[:, k]).max()) for k in (0, 2))
@@ -321,6 +334,7 @@ class Painter:
             veil_lines=np.empty((rows, height, 2), np.int32),
             places=new_places(rows, geoms, lights),
             scratch=new_scratch(width, vertices, faces, len(self._casters)),
+            textures=textures,
             shadow=shadow,
         )
 

@@ -23,6 +23,7 @@ from headrace._kernels.render_scene import (
     SPOT,
     TEXTURE_CUBE,
     RenderFrame,
+    RenderLighting,
     RenderScene,
     RenderTextures,
     RenderTriangles,
@@ -156,23 +157,16 @@ def build_tables(model: Model) -> SceneTables:
         geom_boxes=boxes,
         geom_emission=emission,
         geom_gloss=gloss,
-        geom_texture=texture,
-        geom_texture_scale=scale,
         light_source=lights.source,
-        light_types=lights.types,
-        light_ambient=lights.ambient,
-        light_specular=lights.specular,
-        light_shape=lights.shape,
-        light_maps=np.full(len(lights.source), -1, np.int32),
+        lighting=lights.lighting,
         # OpenGL's scene gets some light where the model has none at all
-        global_ambient=np.float32(0 if len(lights.source) else 0.3),
-        haze=_haze(raw),
+        global_ambient=0.0 if len(lights.source) else 0.3,
         face_bits=face_bits,
     )
     return SceneTables(
         scene=scene,
         triangles=build_triangles([shape for _, shape in shapes.values()]),
-        textures=textures.build(sky_texture),
+        textures=textures.build(texture, scale, sky_texture, _haze(raw)),
         rgba=np.array([s.rgba for s in shown], np.float32).reshape(1, -1, 4),
         sizes=np.array([s.size for s in shown], np.float64).reshape(1, -1, 3),
         tint=tint,
@@ -266,11 +260,8 @@ def _haze(raw: Any) -> F32:
 @dataclass(frozen=True, slots=True)
 class _Lights:
     source: I32
-    types: I32
-    ambient: F32
+    lighting: RenderLighting
     diffuse: F32
-    specular: F32
-    shape: F32
     move: bool
     casters: tuple[int, ...]
 
@@ -304,11 +295,14 @@ def _lights(raw: Any) -> _Lights:
     ambient, diffuse, specular = np.moveaxis(np.array(colors, np.float32).reshape(-1, 3, 3), 1, 0)
     return _Lights(
         source=np.array(source, np.int32),
-        types=np.array(types, np.int32),
-        ambient=np.ascontiguousarray(ambient),
+        lighting=RenderLighting(
+            types=np.array(types, np.int32),
+            ambient=np.ascontiguousarray(ambient),
+            specular=np.ascontiguousarray(specular),
+            shape=np.array(shape, np.float32).reshape(-1, 5),
+            maps=np.full(len(source), -1, np.int32),
+        ),
         diffuse=np.ascontiguousarray(diffuse),
-        specular=np.ascontiguousarray(specular),
-        shape=np.array(shape, np.float32).reshape(-1, 5),
         move=move,
         casters=tuple(casters),
     )

@@ -51,12 +51,20 @@ class TextureTables:
             self.kinds.append(TEXTURE_2D if len(faces) == 1 else TEXTURE_CUBE)
         return self._numbers[number]
 
-    def build(self, sky: int) -> RenderTextures | None:
-        """All textures in one table; None where there are none."""
+    def build(self, of_geom: I32, scale: F32, sky: int, haze: F32) -> RenderTextures | None:
+        """All textures in one table, with scratch for pictures without pixels; None where there are none."""
         if not self._pyramids:
             return None
         return RenderTextures(
-            texels=self._texels(), levels=self._levels(), kinds=np.array(self.kinds, np.int32), sky=sky
+            of_geom=of_geom,
+            scale=scale,
+            texels=self._texels(),
+            levels=self._levels(),
+            kinds=np.array(self.kinds, np.int32),
+            sky=sky,
+            haze=haze,
+            corners=np.empty((8, 0), np.int32),
+            packed=np.empty((2, 0), np.uint64),
         )
 
     def _texels(self) -> NDArray[np.uint64]:

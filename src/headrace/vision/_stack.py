@@ -223,9 +223,16 @@ class FrameStack:
         """
         where = self._checked(frames, env_ids)
         self._require_frames(where, before_append=True)
-        after = self._frames.peek(carried(frames, "frames"), where, by=self._skipped + 1, fill=self._begins())
-        # already fresh: only what is normalized needs other memory
-        return self._observation(after) if self._normalize else self._layout(after).view(self._dtype)
+        rows, by, fill = carried(frames, "frames"), self._skipped + 1, self._begins()
+        if not self._normalize:
+            return self._layout(self._frames.peek(rows, where, by=by, fill=fill)).view(self._dtype)
+        # frame by frame: the stack in its own dtype would be memory that nobody reads
+        out = fresh((where.row_count, *self._frames.data.shape[1:]), self.observation_dtype, self.device)
+        if out.numel():
+            for slot in range(self.spec.frames):
+                frame = self._frames.peek_slot(slot, rows, where, by=by, fill=fill).view(self._dtype)
+                normalize_into(frame, out.select(self._frames.axis + 1, slot), self._channels)
+        return self._layout(out)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit-identically; copies."""

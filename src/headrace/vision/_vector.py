@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,7 @@ from headrace.vision._stack import FrameStack
 
 Array: TypeAlias = npt.NDArray[Any] | Tensor
 """Whatever the environment gives; it gets the same back."""
+_T = TypeVar("_T")
 _Obs: TypeAlias = "Array | dict[str, Array]"
 
 _WHOLE = ""
@@ -45,7 +46,8 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
     Args:
         env: the vector environment.
         spec: how to stack an observation that is one array; for a dict, a spec per group to stack.
-        channels: where the frames have their channels; used to normalize.
+        channels: where the frames have their channels, used to normalize; for a dict, one for all groups or
+            ``{group: channels}``, where groups that are not named have them last.
         normalize: give float32, x/255 minus each frame's mean per channel, from uint8 or floating point frames; for a
             dict, True for all groups or ``{group: bool}``, where groups that are not named keep their values.
     """
@@ -55,7 +57,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         env: VectorEnv[Any, Any, Any],
         spec: StackSpec | Mapping[str, StackSpec],
         *,
-        channels: Channels = "last",
+        channels: Channels | Mapping[str, Channels] = "last",
         normalize: bool | Mapping[str, bool] = False,
     ) -> None:
         super().__init__(env)
@@ -63,8 +65,8 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
         specs = {_WHOLE: spec} if isinstance(spec, StackSpec) else dict(spec)
         single = dict(_groups_of(env.single_observation_space, specs))
         self._specs = specs
-        self._channels: Channels = channels
-        self._normalize = _normalized_groups(normalize, specs)
+        self._channels: dict[str, Channels] = _per_group("channels", channels, "last", specs)
+        self._normalize = _per_group("normalize", normalize, False, specs)
         self._stacks: dict[str, FrameStack] = {}
         self._ended: Tensor | None = None
         self._shown: Tensor | None = None
@@ -235,7 +237,7 @@ class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
             frame_shape=tuple(frames.shape[1:]),
             device=frames.device,
             dtype=frames.dtype,
-            channels=self._channels,
+            channels=self._channels[name],
             normalize=self._normalize[name],
         )
 
@@ -289,16 +291,17 @@ def _groups_of(space: gymnasium.Space[Any], specs: Mapping[str, StackSpec]) -> d
     return found
 
 
-def _normalized_groups(normalize: bool | Mapping[str, bool], specs: Mapping[str, StackSpec]) -> dict[str, bool]:
-    """Whether each group to stack is normalized."""
-    if isinstance(normalize, bool):
-        return dict.fromkeys(specs, normalize)
-    for name in normalize:
+def _per_group(name: str, given: _T | Mapping[str, _T], default: _T, specs: Mapping[str, StackSpec]) -> dict[str, _T]:
+    """An option's value for each group to stack, from one for all or from some by name."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(specs, given)
+    values = cast("Mapping[str, _T]", given)
+    for group in values:
         if _WHOLE in specs:
-            raise ConfigError("normalize: expected True or False for an observation that is one array, got groups")
-        if name not in specs:
-            raise UnknownNameError("group to stack", name, specs)
-    return {name: normalize.get(name, False) for name in specs}
+            raise ConfigError(f"{name}: expected one value for an observation that is one array, got groups")
+        if group not in specs:
+            raise UnknownNameError("group to stack", group, specs)
+    return {group: values.get(group, default) for group in specs}
 
 
 def _stacked_space(frame: gymnasium.spaces.Box, spec: StackSpec, normalize: bool) -> gymnasium.spaces.Box:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import DictEnv, PlainEnv, SpacesEnv
+from toy_envs import CountingPainter, DictEnv, PlainEnv, SpacesEnv
 
 from headrace.envs.bridges import BridgeEnv, bridge
 from headrace.envs.bridges._bridge_env import episode_seeds
@@ -401,6 +401,15 @@ def test_rendering_tiles_the_pictures() -> None:
     assert picture[::2, ::3, 0].tolist() == [[1, 0], [1, 0]]
     assert picture.shape == (4, 6, 3)
     assert bridge([PlainEnv]).reset()
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_only_the_environments_that_are_asked_for_are_drawn(executor: Any) -> None:
+    env = bridge([CountingPainter] * 3, executor=executor, workers=2 if executor == "processes" else None)
+    env.reset()
+    assert [int(picture[0, 0, 0]) for picture in env.render_each([2, 0])] == [1, 1]
+    assert [int(picture[0, 0, 0]) for picture in env.render_each()] == [2, 1, 2], "the second was not drawn before"
+    env.close()
 
 
 def test_a_reward_that_no_float32_can_hold_ends_that_episode_only() -> None:

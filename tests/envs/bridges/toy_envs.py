@@ -129,3 +129,14 @@ class ToldEnv(DictEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, *rest = super().step(action)
         return self._told(obs), *rest
+
+
+class CountingPainter(PlainEnv):
+    """Its picture shows how many it has drawn."""
+
+    render_mode = "rgb_array"
+    drawn = 0
+
+    def render(self) -> Any:
+        self.drawn += 1
+        return np.full((2, 3, 3), self.drawn, dtype=np.uint8)

@@ -233,14 +233,16 @@ class BridgeEnv(EpisodicEnv):
     def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
         """One picture (H, W, 3) of each of some environments (None: all).
 
-        None where the environments were made without ``rgb_array``. The wrapped library draws all of them.
+        None where the environments were made without ``rgb_array``. Others are not drawn, but by a Gymnasium vector
+        environment, which has no way to draw some.
         """
         self._check_ready("render")
         if self.render_mode != "rgb_array":
             return None
-        pictures = cast("list[NDArray[np.uint8]]", self.backend.render())
-        rows = range(self.num_envs) if ids is None else check_ids(ids, self.num_envs, _CPU, ascending=False).tolist()
-        return tuple(pictures[row] for row in rows)
+        rows = (
+            list(range(self.num_envs)) if ids is None else check_ids(ids, self.num_envs, _CPU, ascending=False).tolist()
+        )
+        return tuple(cast("list[NDArray[np.uint8]]", self.backend.render(rows)))
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
         """All environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""

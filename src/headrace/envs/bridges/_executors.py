@@ -52,8 +52,8 @@ class Backend(Protocol):
         """Put every environment back."""
         ...
 
-    def render(self) -> list[object]:
-        """What each environment's ``render`` gives."""
+    def render(self, env_ids: Sequence[int]) -> list[object]:
+        """What the ``render`` of each of some environments gives."""
         ...
 
     def close(self) -> None:
@@ -91,9 +91,9 @@ class InlineBackend:
             assert isinstance(state, bytes)
             self._group.restore(env_id, state)
 
-    def render(self) -> list[object]:
-        """One picture per environment."""
-        return [self._group.render(env_id) for env_id in range(self.exchange.layout.num_envs)]
+    def render(self, env_ids: Sequence[int]) -> list[object]:
+        """One picture of each environment."""
+        return [self._group.render(env_id) for env_id in env_ids]
 
     def close(self) -> None:
         """Close the environments."""

@@ -162,9 +162,10 @@ class VectorBackend:
         self._over[:] = False
         self._autoreset = set()
 
-    def render(self) -> list[object]:
-        """One picture per environment."""
-        return list(self._vector.render() or [None] * len(self._seeds))
+    def render(self, env_ids: Sequence[int]) -> list[object]:
+        """One picture of each environment; a vector environment draws all of them."""
+        pictures = self._vector.render()
+        return [None if pictures is None else pictures[env_id] for env_id in env_ids]
 
     def close(self) -> None:
         """Close the vector environment."""

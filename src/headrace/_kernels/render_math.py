@@ -1,0 +1,32 @@
+"""Arithmetic that the camera's kernels repeat. LLVM inlines it; numba types one call in place of six operations."""
+
+from __future__ import annotations
+
+from headrace._kernels.compiled import helper
+from headrace._kernels.render_scene import F32, F64
+
+
+@helper
+def dot(a: float, b: float, c: float, x: float, y: float, z: float) -> float:
+    """The inner product of (a, b, c) and (x, y, z)."""
+    return a * x + b * y + c * z
+
+
+@helper
+def along(o: float, p: float, d: float, s: float, x: float, t: float) -> float:
+    """A coordinate of the point at depth t in column x: its origin, the origin's step, its direction, that's step."""
+    return o + x * p + t * (d + x * s)
+
+
+@helper
+def line_ray(ray: F64, y: int, out: F32) -> None:
+    """The ray of line y at column 0 and its steps in x: origin, direction, moment; then steps in y of the first two."""
+    for a in range(3):
+        out[a] = ray[a] + y * ray[6 + a]
+        out[3 + a] = ray[3 + a]
+        out[6 + a] = ray[9 + a] + y * ray[15 + a]
+        out[9 + a] = ray[12 + a]
+        out[12 + a] = ray[18 + a] + y * ray[24 + a]
+        out[15 + a] = ray[21 + a]
+        out[18 + a] = ray[6 + a]
+        out[21 + a] = ray[15 + a]
