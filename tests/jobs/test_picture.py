@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +132,31 @@ def test_a_video_is_drawn_with_the_chosen_renderer(tmp_path: Path) -> None:
 
 def push(obs):
     return torch.zeros(len(obs["policy"]), 1)
+
+
+def _without_opengl(*_: object) -> Any:
+    raise ConfigError("no egl context; apt-get install libegl1")
+
+
+def test_a_renderer_that_cannot_work_is_refused_before_a_video_or_the_view_begins(tmp_path: Path, capsys) -> None:
+    register_camera("broken", _without_opengl)
+    env = headrace.make("cartpole", 2)
+    with pytest.raises(ConfigError, match="libegl1"):
+        env.open_renderer("broken")
+    env.close()
+    assert main(["view", "cartpole", "--port", "0", "--num-steps", "2", "--renderer", "broken"]) == 2
+    shown = capsys.readouterr()
+    assert "libegl1" in shown.err
+    assert "http" not in shown.out
+    video = tmp_path / "film.mp4"
+    with pytest.raises(ConfigError, match="libegl1"):
+        headrace.play(
+            "cartpole",
+            checkpoint=f"{__name__}:push",
+            num_envs=1,
+            num_steps=2,
+            video=video,
+            renderer="broken",
+            output=tmp_path / "run",
+        )
+    assert not video.exists()

@@ -65,3 +65,16 @@ def test_a_camera_inside_a_mesh_sees_through_it() -> None:
     frames, model = picture(MESH.format(""), "t", "0 0 0")
     assert (frames.segmentation == -1).all()
     assert np.allclose(frames.depth, model.vis.map.zfar * model.stat.extent, rtol=1e-6)
+
+
+def test_a_cylinder_seen_exactly_along_its_axis_is_a_disc() -> None:
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody><geom type="cylinder" size="0.5 0.2"/>
+        <camera name="c" pos="0 0 2" projection="orthographic" fovy="2"/></worldbody></mujoco>"""
+    )
+    spec = CameraSpec(name="c", width=64, height=64, data_types=("segmentation", "depth", "normals"))
+    frames = NativeCamera(model, spec).render(PoseReader(model).read(model.qpos0[None].copy()))
+    x, y = np.meshgrid(*[(np.arange(64) + 0.5) / 32 - 1] * 2)
+    assert np.array_equal(frames.segmentation[0] == 0, x * x + y * y <= 0.25)
+    assert np.allclose(frames.depth[0][frames.segmentation[0] == 0], 1.8, atol=1e-6)
+    assert (frames.normals[0][frames.segmentation[0] == 0] == [0, 0, 1]).all()

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -225,7 +224,7 @@ def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> 
 
     if not isinstance(env, BatchEnv):
         raise ConfigError(f"video (--video): expected a task of ours to film, got {type(env).__name__}")
-    render = partial(env.render_each, renderer=renderer)
+    render = env.open_renderer(renderer)
     observer = stack.enter_context(VideoObserver(path, render=render, fps=1.0 / env.task.dt))
     env.attach(observer)
     stack.callback(env.detach, observer)

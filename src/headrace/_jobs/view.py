@@ -67,6 +67,7 @@ def view(
         if window:
             _window(env, act, num_steps)
         else:
+            env.open_renderer(renderer)  # one that cannot work says so now, not to the first viewer
             _page(env, act, num_steps, recipe.source, port, renderer, on_url)
 
 
@@ -98,7 +99,6 @@ def _page(
 def _steps(env: BatchEnv, act: StepFunction, num_steps: int | None, screen: Screen, renderer: str) -> None:
     """Step in real time; draw only while somebody looks."""
     obs, _ = env.reset()
-    env.render_each([0], renderer=renderer)  # a renderer that cannot work says so now, not to the first viewer
     due, done = time.monotonic(), 0
     while num_steps is None or done < num_steps:
         for number in screen.take_clicks():

@@ -115,7 +115,7 @@ def find_normals(
             for k in range(3):
                 back[3 * a + k] = np.float32(camera_mat[i, 3 * k + a])
         for y in range(lines.shape[1]):
-            at, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
+            at, last = int(np.int64(lines[i, y, 0])), int(np.int64(lines[i, y, 1]))
             z_line, ids_line = z[i, y], ids[i, y]
             while at < last:
                 g, end = ids_line[at] >> bits, run_end(ids_line, at, last, bits)
@@ -123,11 +123,11 @@ def find_normals(
                 if g >= 0:
                     if ranges is not None and planes is not None:  # noqa: SIM102  # only a bare None is not compiled
                         if shapes[g] >= 0:
-                            face_normals(ids_line[at:end], mask, ranges[shapes[g], 2], planes, nx, ny, nz)
+                            face_normals(ids_line[at:end], mask, int(ranges[shapes[g], 2]), planes, nx, ny, nz)
                     if shapes[g] < 0:
                         line_ray(rays[i, g], y, line)
                         local_points(z_line[at:end], xs[at:end], line, nx, ny, nz)
-                        primitive_normals(types[g], sizes[i if sizes.shape[0] > 1 else 0, g], nx, ny, nz)
+                        primitive_normals(int(types[g]), sizes[i if sizes.shape[0] > 1 else 0, g], nx, ny, nz)
                     turn(all_axes[i, g], nx, ny, nz)
                     turn(back, nx, ny, nz)
                 if g >= 0 or background[i]:

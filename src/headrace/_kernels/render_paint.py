@@ -33,6 +33,8 @@ from headrace._kernels.render_scene import (
     PLANE,
     TEXTURE_CUBE,
     U8,
+    WRAPS_PRIMITIVE,
+    WRAPS_SHAPE,
     RenderFrame,
     RenderLighting,
     RenderTextures,
@@ -63,6 +65,7 @@ def paint(
     all_ambient: F32,
     triangles: RenderTriangles | None,
     textures: RenderTextures | None,
+    wraps: I32 | None,
     camera_mat: F64,
     shadows: ShadowMaps | None,
     gloss: F32 | None,
@@ -79,9 +82,9 @@ def paint(
     """Colors of n rows into ``rgb`` uint8 (n, H, W, 3), within the spans ``lines`` int32 (n, H, 2).
 
     An alpha float32 (n,) below 1 blends over what is there. Rows with ``background`` get the sky in pixels without a
-    geom, other rows keep what is there. What a scene has not (triangles, textures, shadows, highlights) is None and
-    not compiled. Arrays as in ``RenderScene``, ``RenderRows``, ``RenderPlaces`` and ``RenderScratch``, passed singly
-    since each costs time to compile.
+    geom, other rows keep what is there. What a scene has not (triangles, textures, ``wraps``: 2D textures on what is
+    not a plane, shadows, highlights) is None and not compiled. Arrays as in ``RenderScene``, ``RenderRows``,
+    ``RenderPlaces`` and ``RenderScratch``, passed singly since each costs time to compile.
     """
     bits = face_bits
     mask = np.int32((1 << bits) - 1)
@@ -99,7 +102,7 @@ def paint(
         lights, ambient = all_lights[i], all_ambient[i]
         veil, bare = alpha[i] < _ONE, background[i]
         for y in range(frame.height):
-            first, last = np.int64(lines[i, y, 0]), np.int64(lines[i, y, 1])
+            first, last = int(np.int64(lines[i, y, 0])), int(np.int64(lines[i, y, 1]))
             if first >= last:
                 continue
             z_line, ids_line, out = z[i, y], ids[i, y], rgb[i, y]
@@ -116,10 +119,10 @@ def paint(
                     local_points(z_line[at:end], xs[at:end], line, nx, ny, nz)
                     if triangles is not None:  # noqa: SIM102  # only a bare None is not compiled
                         if shapes[g] >= 0:
-                            face = triangles.ranges[shapes[g], 2]
+                            face = int(triangles.ranges[shapes[g], 2])
                             smooth_normals(ids_line[at:end], mask, face, triangles.normals, nx, ny, nz)
                     if shapes[g] < 0:
-                        primitive_normals(types[g], sizes[g], nx, ny, nz)
+                        primitive_normals(int(types[g]), sizes[g], nx, ny, nz)
                     turn(all_axes[i, g], nx, ny, nz)
                 at = end
             for a in range(3):
@@ -196,29 +199,33 @@ def paint(
                             for k in range(end - at):
                                 red[k], green[k], blue[k] = min(red[k], _ONE), min(green[k], _ONE), min(blue[k], _ONE)
                             if cube or plain:
-                                _project_texture(types[g], scale, cube, z_line, xs, at, end, line, size, work, levels)
-                            elif shapes[g] < 0:
-                                wrap_primitive(
-                                    types[g], scale, z_line[at:end], xs[at:end], line, size, levels, u, v, rho2
+                                _project_texture(
+                                    int(types[g]), scale, cube, z_line, xs, at, end, line, size, work, levels
                                 )
-                            elif triangles is not None:
-                                wrap_shape(
-                                    scale,
-                                    z_line[at:end],
-                                    xs[at:end],
-                                    ids_line[at:end],
-                                    mask,
-                                    triangles.ranges[shapes[g], 2],
-                                    triangles.first_texcoord[shapes[g]],
-                                    triangles.normals,
-                                    triangles.planes,
-                                    triangles.texcoords,
-                                    line,
-                                    levels,
-                                    u,
-                                    v,
-                                    rho2,
-                                )
+                            if wraps is not None:  # noqa: SIM102  # as above
+                                if wraps[g] == WRAPS_PRIMITIVE:
+                                    wrap_primitive(
+                                        int(types[g]), scale, z_line[at:end], xs[at:end], line, size, levels, u, v, rho2
+                                    )
+                            if wraps is not None and triangles is not None:  # noqa: SIM102  # as above
+                                if wraps[g] == WRAPS_SHAPE:
+                                    wrap_shape(
+                                        scale,
+                                        z_line[at:end],
+                                        xs[at:end],
+                                        ids_line[at:end],
+                                        mask,
+                                        int(triangles.ranges[shapes[g], 2]),
+                                        int(triangles.first_texcoord[shapes[g]]),
+                                        triangles.normals,
+                                        triangles.planes,
+                                        triangles.texcoords,
+                                        line,
+                                        levels,
+                                        u,
+                                        v,
+                                        rho2,
+                                    )
                             multiply_texture(
                                 cube,
                                 red,

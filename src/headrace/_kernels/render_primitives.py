@@ -38,6 +38,7 @@ from headrace._kernels.render_scene import (
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _INF = np.float32(np.inf)
+_PARALLEL = np.float32(1e-12)
 _TINY = np.float32(1e-20)  # keeps a ray along the axis of a cylinder from dividing zero by zero
 
 
@@ -129,9 +130,12 @@ def hit_cylinder(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float3
         root = np.sqrt(max(disc, _ZERO))
         inv = _ONE / dz
         t_1, t_2 = (-h - oz) * inv, (h - oz) * inv
-        enter = max((-b2 - root) / a2, min(t_1, t_2))
-        leave = min((root - b2) / a2, max(t_1, t_2))
-        hit = (disc > _ZERO) & (enter <= leave) & (enter > near) & (enter < z[k])
+        # a ray along the axis never crosses the side: it is within or without
+        parallel = a2 <= _PARALLEL * dz * dz
+        enter = max(-_INF if parallel else (-b2 - root) / a2, min(t_1, t_2))
+        leave = min(_INF if parallel else (root - b2) / a2, max(t_1, t_2))
+        within = (ox * ox + oy * oy <= r2) if parallel else disc > _ZERO
+        hit = within & (enter <= leave) & (enter > near) & (enter < z[k])
         z[k] = enter if hit else z[k]
         ids[k] = code if hit else ids[k]
 

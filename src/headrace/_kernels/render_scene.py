@@ -25,6 +25,7 @@ PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = 0, 1, 2, 3, 4, 
 
 SPOT, DIRECTIONAL = 0, 1
 TEXTURE_2D, TEXTURE_CUBE = 0, 1
+WRAPS_PRIMITIVE, WRAPS_SHAPE = 1, 2
 
 OPAQUE = np.float32(0.995)
 """A geom below this alpha is blended, as in MuJoCo's renderer."""

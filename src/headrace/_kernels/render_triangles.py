@@ -281,7 +281,7 @@ def _draw_shape(
         a, b, c = first[f], third[f], second[f]
         if both and (x[b] - x[a]) * (y[c] - y[a]) < (x[c] - x[a]) * (y[b] - y[a]):
             b, c = c, b
-        p_a, p_b, p_c = np.int64(pixels[a]), np.int64(pixels[b]), np.int64(pixels[c])
+        p_a, p_b, p_c = int(np.int64(pixels[a])), int(np.int64(pixels[b])), int(np.int64(pixels[c]))
         x_a, x_b, x_c = p_a >> 16, p_b >> 16, p_c >> 16
         y_a, y_b, y_c = p_a & 0xFFFF, p_b & 0xFFFF, p_c & 0xFFFF
         _fill(

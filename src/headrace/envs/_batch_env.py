@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -282,6 +284,11 @@ class BatchEnv(EpisodicEnv):
         self._check_ready("render_each")
         rows = None if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         return tuple(self._open_viewer(renderer).pictures(rows))
+
+    def open_renderer(self, name: str) -> Callable[[Ids | None], tuple[NDArray[np.uint8], ...]]:
+        """:meth:`render_each` with a renderer that is made now: one that cannot work (no OpenGL) raises at once."""
+        self._open_viewer(name)
+        return partial(self.render_each, renderer=name)
 
     def close_extras(self, **_: object) -> None:
         """Release simulation, cameras and threads; called by ``close``."""

@@ -24,6 +24,10 @@ from headrace._kernels.render_scene import (
     F32,
     I32,
     OPAQUE,
+    PLANE,
+    TEXTURE_2D,
+    WRAPS_PRIMITIVE,
+    WRAPS_SHAPE,
     RenderFrame,
     RenderPlaces,
     RenderRows,
@@ -92,6 +96,7 @@ class Painter:
         self._casters = casters
         self._light_frame = _light_frame(model, frame)
         self._has_primitives = bool((tables.scene.geom_shapes < 0).any())
+        self._wraps = _wraps(tables)
         self.has_sky = tables.textures is not None and tables.textures.sky >= 0
         self._no_layers = np.empty((0, frame.height, frame.width), np.float32)
         self._idle: list[_Buffers] = []
@@ -248,7 +253,16 @@ class Painter:
         paint(
             *(scene.geom_types, scene.geom_shapes, scene.face_bits, scene.geom_emission, scene.lighting, self._frame),
             *(rows.sizes, rows.rgba, rows.diffuse, places.rays, places.axes, places.lights, places.ambient),
-            *(self._tables.triangles, buffers.textures, rows.camera_mat, shadows, self._gloss, lines, alpha),
+            *(
+                self._tables.triangles,
+                buffers.textures,
+                self._wraps,
+                rows.camera_mat,
+                shadows,
+                self._gloss,
+                lines,
+                alpha,
+            ),
             *(background, scratch.line, scratch.work, scratch.xs, z, ids, rgb),
         )
 
@@ -337,6 +351,16 @@ class Painter:
             textures=textures,
             shadow=shadow,
         )
+
+
+def _wraps(tables: SceneTables) -> I32 | None:
+    """(G,): how a geom that is no plane wears a 2D texture, 0 for not; None where none does."""
+    textures, scene = tables.textures, tables.scene
+    if textures is None:
+        return None
+    flat = (textures.of_geom >= 0) & (textures.kinds[textures.of_geom] == TEXTURE_2D) & (scene.geom_types != PLANE)
+    wraps = np.where(flat, np.where(scene.geom_shapes < 0, WRAPS_PRIMITIVE, WRAPS_SHAPE), 0).astype(np.int32)
+    return wraps if wraps.any() else None
 
 
 def _light_frame(model: Model, frame: RenderFrame) -> RenderFrame:

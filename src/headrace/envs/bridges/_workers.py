@@ -88,11 +88,10 @@ class WorkerBackend:
         """Put every environment back."""
         self._command("restore", range(len(states)), lambda mine: [states[env_id] for env_id in mine])
 
-    def render(self) -> list[object]:
-        """One picture per environment."""
-        everyone = range(self.exchange.layout.num_envs)
-        drawn = self._command("render", everyone, lambda _: [])
-        return [drawn[env_id] for env_id in everyone]
+    def render(self, env_ids: Sequence[int]) -> list[object]:
+        """One picture of each environment, drawn by its worker."""
+        drawn = self._command("render", env_ids, lambda _: [])
+        return [drawn[env_id] for env_id in env_ids]
 
     def close(self) -> None:
         """End the workers; none is left when this returns."""
@@ -101,7 +100,7 @@ class WorkerBackend:
             end_workers(self.workers)
 
     def _command(self, call: str, env_ids: Sequence[int], more: Callable[[list[int]], list[Any]]) -> dict[int, object]:
-        """Have every worker that has some of ``env_ids`` (ascending) do something, all at once; answers by env id."""
+        """Have every worker that has some of ``env_ids`` do something, all at once; answers by env id."""
         if self._closed:
             raise LifecycleError("environment: its workers are gone; make a new one")
         asked: list[tuple[Worker, list[int]]] = []
