@@ -11,6 +11,7 @@ Contestants run in a process each, all on the same two threads, measured in turn
   (c) normalize   uint8 (1024, 64, 64, 3) → x/255 minus its mean, fresh float32
         headrace, torch naive, torch preallocated (two forms), and a one-thread memcpy of the output
   (d) whole task  env-steps per second of cartpole-camera with a stack of 1, 2 and 4 frames
+  (e) robots      frames per second on scenes of meshes (benchmarks/vision_robots.py)
 
 "held" is what a stack keeps between steps without the observation handed out; "peak" is the highest resident memory of
 the first steps above that of the process before, with the last observation still held.
@@ -60,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: one case a part, short rounds")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--part", action="append", choices=list("abcd"), help="only this part; may be repeated")
+    parser.add_argument("--part", action="append", choices=list("abcde"), help="only this part; may be repeated")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--envs", type=int, help=argparse.SUPPRESS)
@@ -77,7 +78,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    parts = arguments.part or list("abcd")
+    parts = arguments.part or list("abcd" if arguments.quick else "abcde")
     count, seconds = (3, 0.1) if arguments.quick else (7, 0.5)
     results: list[Result] = []
     failures: list[str] = []
@@ -95,6 +96,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     camera_lines: list[str] = []
     if "a" in parts:
         camera_lines = _cameras(arguments.quick, console, failures)
+    if "e" in parts:
+        import vision_robots
+
+        failures += [f"(e) {failure}" for failure in vision_robots.robot_shortfalls(arguments.quick)]
     table, lines = _table(results)
     console.print(table)
     failures += _shortfalls(results)
