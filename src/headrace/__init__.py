@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from headrace._jobs.imitate import ImitationResult, imitate
     from headrace._jobs.picture import PictureResult, picture
     from headrace._jobs.play import PlayResult, play
-    from headrace._jobs.request import RunOptions
+    from headrace._jobs.request import RunOptions, RunResult
     from headrace._jobs.run import SteppingResult, run
-    from headrace._jobs.runtime import RunResult, runtime, startup
+    from headrace._jobs.runtime import runtime, startup
     from headrace._jobs.serve import serve
     from headrace._jobs.suite import SuiteResult, SuiteTask, evaluate_suite, read_suite
     from headrace._jobs.train import TrainingResult, train
@@ -100,14 +100,14 @@ __getattr__, __dir__ = lazy_exports(
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
         "headrace._jobs.evaluate": ("evaluate", "merge"),
         "headrace._jobs.suite": ("SuiteResult", "SuiteTask", "evaluate_suite", "read_suite"),
-        "headrace._jobs.runtime": ("RunResult", "runtime", "startup"),
+        "headrace._jobs.runtime": ("runtime", "startup"),
         "headrace._jobs.imitate": ("ImitationResult", "imitate"),
         "headrace._jobs.run": ("SteppingResult", "run"),
         "headrace._jobs.serve": ("serve",),
         "headrace._jobs.view": ("view",),
         "headrace._jobs.picture": ("PictureResult", "picture"),
         "headrace._jobs.play": ("PlayResult", "play"),
-        "headrace._jobs.request": ("RunOptions",),
+        "headrace._jobs.request": ("RunOptions", "RunResult"),
         "headrace._jobs.train": ("TrainingResult", "train"),
         "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
         "headrace.envs": (

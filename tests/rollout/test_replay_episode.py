@@ -9,7 +9,7 @@ import torch
 from headrace.envs import EnvRecipe, make, make_task
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode, EpisodeDataset, EpisodeRecorder, RecorderCfg
-from headrace.rollout import make_replay_env, replay_episode
+from headrace.rollout import make_replay_env, replay_dataset, replay_episode
 
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
 SHORT = {"episode_length": 12}
@@ -195,6 +195,15 @@ def test_a_dataset_cannot_have_a_module_imported(tmp_path, monkeypatch):
 def test_a_recipe_of_a_dataset_that_cannot_be_is_refused(arguments):
     with pytest.raises(DataError, match=f"recipe: .*{next(iter(arguments))}"):
         make_replay_env(DatasetInfo(recipe={"source": "cartpole"} | arguments))
+
+
+def test_a_dataset_is_replayed_whole_or_in_part(ants):
+    dataset = EpisodeDataset(ants)
+    shown = list(replay_dataset(dataset))
+    assert [episode.meta.episode_id for episode, _ in shown] == [episode.meta.episode_id for episode in dataset]
+    assert all(replay.exact and replay.steps == episode.meta.length for episode, replay in shown)
+    ((one, replay),) = replay_dataset(dataset, [dataset[1]], task="ant")
+    assert (one.meta, replay.exact) == (dataset[1].meta, True)
 
 
 def test_a_dataset_does_not_decide_how_many_environments_replay_it():

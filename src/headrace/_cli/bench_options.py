@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 if TYPE_CHECKING:
     from headrace.bench import Bundle
@@ -54,13 +54,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def environment_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """What :func:`add_target_options` parsed, as the arguments of a job."""
-    overrides: dict[str, object] = {}
-    if arguments.set:
-        from headrace.envs._overrides import parse_assignments  # brings torch
-
-        overrides = parse_assignments(arguments.set)
-    names = ("task", "num_envs", "seed", "threads", "device", "sim")
-    return {name: getattr(arguments, name) for name in names} | {"overrides": overrides, "presets": arguments.preset}
+    names = ("task", "num_envs", "seed", "threads", "device", "sim", "overrides")
+    return values(arguments, *names) | {"presets": arguments.preset}
 
 
 def output_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 from headrace._interrupts import exit_code
 
 if TYPE_CHECKING:
@@ -51,17 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 bars[name] = progress.add_task(name, total=total)
             progress.update(bars[name], completed=done, description=stage)
 
-        result = imitate(
-            arguments.task,
-            arguments.output,
-            demos=arguments.demos,
-            updates=arguments.updates,
-            num_envs=arguments.num_envs,
-            seed=arguments.seed,
-            episodes=arguments.episodes,
-            execute=arguments.execute,
-            on_progress=update,
-        )
+        names = ("demos", "updates", "num_envs", "seed", "episodes", "execute")
+        result = imitate(arguments.task, arguments.output, **values(arguments, *names), on_progress=update)
     console = Console()
     console.print(_table(arguments.task, result))
     console.print(f"{result.path}: {result.path.stat().st_size:,} bytes, sha256 {result.sha256}", soft_wrap=True)

@@ -65,3 +65,13 @@ def add_option(
     shown = otherwise if otherwise is not None else default
     names = (name,) if short is None else (name, short)
     parser.add_argument(*names, help=text if shown is None else f"{text} (default: {shown})", **given)
+
+
+def values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the options, as the arguments of a job that have their names; ``overrides`` are what ``--set`` says."""
+    found = {name: getattr(arguments, name) for name in names if name != "overrides"}
+    if "overrides" in names:
+        from headrace.envs._overrides import parse_assignments
+
+        found["overrides"] = parse_assignments(arguments.set)
+    return found

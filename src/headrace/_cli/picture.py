@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -34,20 +34,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _picture(arguments: argparse.Namespace) -> int:
     from headrace._jobs.picture import picture
-    from headrace.envs._overrides import parse_assignments
 
-    result = picture(
-        arguments.task,
-        camera=arguments.camera,
-        kind=arguments.kind,
-        renderer=arguments.renderer,
-        output=arguments.output,
-        width=arguments.width,
-        height=arguments.height,
-        num_steps=arguments.num_steps,
-        seed=arguments.seed,
-        overrides=parse_assignments(arguments.set),
-    )
+    names = ("camera", "kind", "renderer", "output", "width", "height", "num_steps", "seed", "overrides")
+    result = picture(arguments.task, **values(arguments, *names))
     shape = " × ".join(map(str, result.values.shape))
     Console().print(f"{result.path}  ({arguments.kind}, {shape})", soft_wrap=True, highlight=False)
     return 0

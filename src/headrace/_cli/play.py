@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 
 from headrace._cli import bench_options as options
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -57,15 +57,8 @@ def _play(arguments: argparse.Namespace) -> int:
         result = play(
             **options.environment_of(arguments),
             **options.output_of(arguments),
-            policy=arguments.policy,
-            library=arguments.library,
-            episodes=episodes,
-            num_steps=steps,
-            warmup_steps=arguments.warmup_steps,
-            deterministic=arguments.deterministic,
-            trust_checkpoint=arguments.trust_checkpoint,
-            video=arguments.video,
-            renderer=arguments.renderer,
+            **values(arguments, "policy", "library", "episodes", "num_steps", "warmup_steps", "deterministic"),
+            **values(arguments, "trust_checkpoint", "video", "renderer"),
             on_note=lambda note: console.print(note, style="yellow", highlight=False, soft_wrap=True),
             on_progress=update,
         )

@@ -214,30 +214,25 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from headrace.recording import EpisodeDataset
-    from headrace.rollout import make_replay_env, replay_episode
+    from headrace.rollout import replay_dataset
 
     dataset = EpisodeDataset(arguments.dataset)
-    one = arguments.episode is not None
-    episodes = [dataset.find(arguments.episode, arguments.seed)] if one else list(dataset)
+    episodes = None if arguments.episode is None else [dataset.find(arguments.episode, arguments.seed)]
     console = Console()
-    env = make_replay_env(dataset.info, arguments.task)
-    differ = steps = 0
+    count = differ = steps = 0
     compared: tuple[str, ...] = ()
-    try:
-        for episode in episodes:
-            result = replay_episode(episode, env)
-            steps += result.steps
-            compared = result.compared
-            if result.difference is not None:
-                differ += 1
-                words = f"[red]✗[/] episode {episode.meta.episode_id}: {escape(str(result.difference))}"
-                console.print(words, highlight=False, soft_wrap=True)
-    finally:
-        env.close()
+    for episode, result in replay_dataset(dataset, episodes, task=arguments.task):
+        count += 1
+        steps += result.steps
+        compared = result.compared
+        if result.difference is not None:
+            differ += 1
+            words = f"[red]✗[/] episode {episode.meta.episode_id}: {escape(str(result.difference))}"
+            console.print(words, highlight=False, soft_wrap=True)
     names = escape(", ".join(compared))
     if differ:
-        console.print(f"{differ} of {len(episodes)} episodes came out otherwise (compared: {names})", highlight=False)
+        console.print(f"{differ} of {count} episodes came out otherwise (compared: {names})", highlight=False)
         return 1
-    words = f"[green]bit-exact[/]: {len(episodes)} episodes, {steps} steps (compared: {names})"
+    words = f"[green]bit-exact[/]: {count} episodes, {steps} steps (compared: {names})"
     console.print(words, highlight=False, soft_wrap=True)
     return 0

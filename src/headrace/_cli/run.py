@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace._cli.bench_options import progress_bar
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 if TYPE_CHECKING:
     from headrace._jobs.run import SteppingResult
@@ -54,22 +54,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run(arguments: argparse.Namespace) -> int:
     from headrace._jobs.run import run
-    from headrace.envs._overrides import parse_assignments
 
+    names = ("policy", "num_steps", "suspend_fraction", "frame_stack", "record")
+    environment = ("num_envs", "seed", "threads", "overrides")
     with progress_bar("stepping", arguments.num_steps) as update:
-        result = run(
-            arguments.task,
-            policy=arguments.policy,
-            num_steps=arguments.num_steps,
-            suspend_fraction=arguments.suspend_fraction,
-            frame_stack=arguments.frame_stack,
-            record=arguments.record,
-            num_envs=arguments.num_envs,
-            seed=arguments.seed,
-            threads=arguments.threads,
-            overrides=parse_assignments(arguments.set),
-            on_progress=update,
-        )
+        result = run(arguments.task, **values(arguments, *names, *environment), on_progress=update)
     Console().print(_table(result, arguments.record))
     return 0
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,14 +74,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         ),
         api_key=os.environ.get(_KEY) or None,
     )
-    made = serve(
-        arguments.task,
-        policy=arguments.policy,
-        cfg=cfg,
-        horizon=arguments.horizon,
-        action_dim=arguments.action_dim,
-        obs_steps=arguments.obs_steps,
-    )
+    made = serve(arguments.task, cfg=cfg, **values(arguments, "policy", "horizon", "action_dim", "obs_steps"))
     name = str(arguments.policy or arguments.task)
     console = Console()
     with made as server:

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -37,18 +37,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _view(arguments: argparse.Namespace) -> int:
     from headrace._jobs.view import view
-    from headrace.envs._overrides import parse_assignments
 
+    names = ("policy", "num_steps", "port", "window", "renderer", "num_envs", "seed", "overrides")
     view(
         arguments.task,
-        policy=arguments.policy,
-        num_steps=arguments.num_steps,
-        port=arguments.port,
-        window=arguments.window,
-        renderer=arguments.renderer,
-        num_envs=arguments.num_envs,
-        seed=arguments.seed,
-        overrides=parse_assignments(arguments.set),
+        **values(arguments, *names),
         on_url=lambda url: Console().print(f"{url}  (Ctrl-C ends)", soft_wrap=True, highlight=False),
     )
     return 0

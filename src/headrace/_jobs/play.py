@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env, rendering_backend
+from headrace._jobs.request import RunOptions, RunRequest, RunResult, check_video, film_env, rendering_backend
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,14 +27,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayResult:
-    """What playing a policy left behind."""
+class PlayResult(RunResult["PlayBundle"]):
+    """What playing a policy left behind; its bundle has rewards, lengths, successes and times."""
 
-    directory: Path
-    bundle: PlayBundle
-    """Rewards, lengths, successes and times; the content of ``play.json``."""
-    paths: tuple[Path, ...]
-    """The files that the bundle was written to."""
     frames_drawn: int
     """Camera frames that were rendered for observations; those of a video are not among them."""
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.envs import EnvRecipe
@@ -17,13 +17,14 @@ from headrace.errors import ConfigError, UnknownNameError, require_extra
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from headrace.bench import RunSettings
+    from headrace.bench import PlayBundle, RunSettings, RuntimeBundle, StartupBundle, TrainingBundle
     from headrace.bench._schema import Actions, Kind
     from headrace.bench._step_times import StartupClock
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
     from headrace.rollout._evaluated_env import EvaluatedEnv
 
+B = TypeVar("B", "PlayBundle", "RuntimeBundle", "StartupBundle", "TrainingBundle")
 _NUM_ENVS = 64
 
 
@@ -54,6 +55,18 @@ class RunOptions(TypedDict, total=False):
     """Forms of the result (``schema``, the bundle)."""
     label: str | None
     """A name for this run in comparisons and reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(Generic[B]):
+    """What a measured run left behind."""
+
+    directory: Path
+    """Its files are in here."""
+    bundle: B
+    """What was measured; the content of ``runtime.json``, ``startup.json``, ``training.json`` or ``play.json``."""
+    paths: tuple[Path, ...]
+    """The files that the bundle was written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, imports_phase, rendering_backend
+from headrace._jobs.request import RunOptions, RunRequest, RunResult, imports_phase, rendering_backend
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,20 +18,8 @@ if TYPE_CHECKING:
     from headrace.envs import EnvRecipe
     from headrace.envs._recipe import AnyEnv
 
-B = TypeVar("B", "RuntimeBundle", "StartupBundle")
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Makes a bar of a description and a total; within the block it is called with what is done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult(Generic[B]):
-    """What a measured run left behind."""
-
-    directory: Path
-    bundle: B
-    """The content of ``runtime.json`` or ``startup.json``."""
-    paths: tuple[Path, ...]
-    """The files that were written."""
 
 
 def runtime(
@@ -56,7 +43,7 @@ def runtime(
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
-    from headrace.bench import Benchmark, RuntimeBuilder, RuntimeBundle
+    from headrace.bench import Benchmark, RuntimeBuilder
     from headrace.bench._stepping import WarmupRule
 
     # everything that can be refused without importing torch comes first
@@ -78,8 +65,7 @@ def runtime(
         run.name_renderer(rendering_backend(env))
         with closing(env):
             _measure(env, builder, actions, recipe.seed, rule, num_steps, progress or _no_bar)
-    assert isinstance(run.bundle, RuntimeBundle)
-    return RunResult(directory=directory, bundle=run.bundle, paths=tuple(run.paths))
+    return RunResult(directory=directory, bundle=cast("RuntimeBundle", run.bundle), paths=tuple(run.paths))
 
 
 def startup(
@@ -99,7 +85,7 @@ def startup(
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
-    from headrace.bench import Benchmark, StartupBuilder, StartupBundle
+    from headrace.bench import Benchmark, StartupBuilder
     from headrace.bench._profiling import checked_whitelist, read_whitelist
     from headrace.bench._schema import StartupConfig
     from headrace.bench._startup import profile_startup
@@ -131,8 +117,7 @@ def startup(
             whitelist=patterns,
             progress=update,
         )
-    assert isinstance(run.bundle, StartupBundle)
-    return RunResult(directory=directory, bundle=run.bundle, paths=tuple(run.paths))
+    return RunResult(directory=directory, bundle=cast("StartupBundle", run.bundle), paths=tuple(run.paths))
 
 
 def _no_bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:

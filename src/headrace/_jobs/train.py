@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, check_video, film_env, imports_phase, rendering_backend
+from headrace._jobs.request import (
+    RunOptions,
+    RunRequest,
+    RunResult,
+    check_video,
+    film_env,
+    imports_phase,
+    rendering_backend,
+)
 from headrace.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -24,15 +32,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResult:
-    """What a training left behind."""
+class TrainingResult(RunResult["TrainingBundle"]):
+    """What a training left behind; its bundle has learning curves, times and versions."""
 
-    directory: Path
-    """Its checkpoints and its bundle are in here."""
-    bundle: TrainingBundle
-    """Learning curves, times, versions; the content of ``training.json``."""
-    paths: tuple[Path, ...]
-    """The files that the bundle was written to."""
     last: Path
     """The checkpoint of the last whole iteration."""
     best: Path
@@ -81,7 +83,7 @@ def train(
     from headrace.adapters import library as library_of
     from headrace.adapters._checkpoint import plain_settings
     from headrace.adapters._training import INDEX, resumable
-    from headrace.bench import Benchmark, TrainingBuilder, TrainingBundle, describe_library
+    from headrace.bench import Benchmark, TrainingBuilder, describe_library
     from headrace.bench._schema import ResumedFrom
     from headrace.bench._stepping import first_step
 
@@ -134,10 +136,12 @@ def train(
             keeper = training.run(directory, recipe, iterations, resumption)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
-    bundle = run.bundle
-    assert isinstance(bundle, TrainingBundle)
     return TrainingResult(
-        directory=directory, bundle=bundle, paths=tuple(run.paths), last=keeper.last, best=keeper.best
+        directory=directory,
+        bundle=cast("TrainingBundle", run.bundle),
+        paths=tuple(run.paths),
+        last=keeper.last,
+        best=keeper.best,
     )
 
 

@@ -9,7 +9,7 @@ from headrace.rollout._evaluate import evaluate
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
 from headrace.rollout._imitation import CloneCfg, Demonstrations, clone, record_demonstrations
 from headrace.rollout._ppo import PPO, PPOCfg
-from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_episode
+from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_dataset, replay_episode
 from headrace.rollout._words_policy import PusherWordsPolicy
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "load_chunk_policy",
     "make_replay_env",
     "record_demonstrations",
+    "replay_dataset",
     "replay_episode",
     "save_actor_critic",
 ]

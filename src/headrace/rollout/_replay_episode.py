@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -13,7 +14,7 @@ import torch
 from headrace._leaves import flatten
 from headrace.envs import BatchEnv, EnvRecipe, Task, make
 from headrace.errors import ConfigError, DataError, UnsupportedError
-from headrace.recording import DatasetInfo, Episode
+from headrace.recording import DatasetInfo, Episode, EpisodeDataset
 from headrace.recording._fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord
 
@@ -93,6 +94,21 @@ def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchE
             f"trust it, import {module} first, or pass the task (--task {info.source})"
         )
     return cast("BatchEnv", recipe.make(num_envs=1, autoreset="disabled", episode_stride=None))
+
+
+def replay_dataset(
+    dataset: EpisodeDataset, episodes: Iterable[Episode] | None = None, *, task: str | Task | None = None
+) -> Generator[tuple[Episode, Replay]]:
+    """Replay recorded episodes, one after the other, in an environment of their own: each with what it showed.
+
+    Args:
+        dataset: where they are recorded.
+        episodes: some of it; None for all.
+        task: as for :func:`make_replay_env`.
+    """
+    with closing(make_replay_env(dataset.info, task)) as env:
+        for episode in dataset if episodes is None else episodes:
+            yield episode, replay_episode(episode, env)
 
 
 def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
