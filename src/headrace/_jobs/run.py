@@ -98,7 +98,9 @@ def run(
     if recipe.bridged:
         raise ConfigError(f"run: expected a task of headrace, got {recipe.source!r}; 'headrace runtime' takes it")
     if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
-        raise ConfigError(f"record (--record): {record} is not empty, and nothing is ever overwritten; choose another")
+        raise ConfigError(
+            f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"
+        )
     if frame_stack is not None:
         recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
     with ExitStack() as stack:
