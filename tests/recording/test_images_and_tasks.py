@@ -303,8 +303,8 @@ def test_datasets_are_merged_and_the_sources_stay(tmp_path: Path):
 
 def test_what_must_not_be_merged_is_refused_and_leaves_nothing(tmp_path: Path):
     a, again = record_told(tmp_path / "a", 20), record_told(tmp_path / "again", 20)
-    with pytest.raises(DataError, match=r"of seed 0 .* is in .*/a and in .*/again"):
-        merge_datasets([a, again], tmp_path / "m")
+    once = merge_datasets([a, again], tmp_path / "once")  # equal content, as two workers may record it
+    assert EpisodeDataset(once).entries == EpisodeDataset(a).entries
     with EpisodeRecorder(tmp_path / "other", info=DatasetInfo(recipe={"source": "else"})) as recorder:
         env = CountingEnv(2, [recorder])
         env.reset(5)

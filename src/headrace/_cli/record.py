@@ -82,7 +82,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="make one dataset of several recordings of the same environment",
         description=(
             "Check every file, then link (or copy) the episodes of all datasets into a new one. Datasets of different "
-            "environments, other fields, and an episode that is there twice are refused."
+            "environments, other fields, and an episode that is there twice with different content are refused."
         ),
     )
     merge.add_argument("datasets", metavar="DATASET", type=Path, nargs="+", help="directories of EpisodeRecorders")

@@ -6,9 +6,9 @@ the table is the one of a single process, whichever worker played what.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from headrace.rollout._progress import EpisodeProgress
 if TYPE_CHECKING:
     from headrace.rollout._evaluate import OnEpisodes
 
+_LOG = logging.getLogger("headrace.distributed")
 MOST_KILLS = 3
 """A block whose workers died so often is given up; so is an evaluation whose workers die while they are made."""
 _BLOCK_WAVES = 4
@@ -96,10 +97,7 @@ class Driver:
             self._take(self._wait())
             if time.monotonic() - begun > _PATIENCE_S:
                 begun = math.inf
-                warnings.warn(
-                    f"no worker is ready after {_PATIENCE_S:.0f} s; the cluster has {ray.available_resources()} left",
-                    stacklevel=2,
-                )
+                _LOG.warning("no worker is ready yet; the cluster has %s left", ray.available_resources())
         return self._headers[0]
 
     def play(self, ids: Sequence[int], on_episodes: OnEpisodes | None, *, progress: bool) -> Evaluation:

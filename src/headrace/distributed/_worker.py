@@ -7,9 +7,10 @@ import platform
 import queue
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,8 @@ from headrace.envs import EnvRecipe
 from headrace.rollout import Counters, EpisodeResult
 
 if TYPE_CHECKING:
+    from headrace.envs import BatchEnv
+    from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.recording import EpisodeRecorder, RecorderCfg
     from headrace.rollout._evaluate import Evaluator
     from headrace.rollout._journal import Header
@@ -54,6 +57,7 @@ class Worker:
         self._stack = ExitStack()
         self._evaluator: Evaluator
         self._recorder: EpisodeRecorder | None = None
+        self._begin_recording: Callable[[], None] | None = None
 
     def open(self) -> Opened:
         """Make environments and policy. What fails here fails in every worker, and is raised in the driver."""
@@ -70,17 +74,23 @@ class Worker:
         set_kernel_threads(spec.threads)
         env = self._stack.enter_context(closing(spec.recipe.make(autoreset="disabled", final_obs=False)))
         if spec.record is not None:
-            from headrace.recording import DatasetInfo, EpisodeRecorder
-
-            directory = spec.directory / f"worker-{self._number:04d}"
-            self._recorder = EpisodeRecorder(directory, spec.record, DatasetInfo.of(env))
-            self._stack.enter_context(self._recorder)
-            env.attach(self._recorder)
+            self._begin_recording = partial(self._record, env, spec.record, spec.directory)
         self._evaluator = self._stack.enter_context(open_evaluator(env, spec.policy, spec.recipe.seed, spec.settings))
         return Opened(header=self._evaluator.header, host=platform.node(), pid=os.getpid())
 
+    def _record(self, env: BatchEnv | BridgeEnv, cfg: RecorderCfg, directory: Path) -> None:
+        """Begin this worker's dataset: with its first block, so that one that plays nothing leaves nothing."""
+        from headrace.recording import DatasetInfo, EpisodeRecorder
+
+        recorder = EpisodeRecorder(directory / f"worker-{self._number:04d}", cfg, DatasetInfo.of(env))
+        self._recorder = self._stack.enter_context(recorder)
+        env.attach(recorder)
+
     def play(self, ids: Sequence[int]) -> Generator[list[EpisodeResult] | Counters]:
         """Play a block: rows as they finish, then what it cost. Recorded episodes are on disk before their rows go."""
+        if self._begin_recording is not None:
+            self._begin_recording()
+            self._begin_recording = None
         news: queue.SimpleQueue[list[EpisodeResult] | Counters | BaseException] = queue.SimpleQueue()
 
         def run() -> None:

@@ -16,8 +16,8 @@ def merge_datasets(sources: Sequence[Path | str], target: Path | str) -> Path:
     """Make one dataset of the episodes of several; the sources stay as they are.
 
     Files are linked where the disk allows it, else copied. The datasets must agree in what they say of themselves and
-    in their fields, every file must be the one of its journal line, and no episode (seed, id, attempt) may be there
-    twice.
+    in their fields, and every file must be the one of its journal line. An episode (seed, id, attempt) that several
+    have with equal content is taken once: a worker that died may have recorded it before. Other content is refused.
 
     Args:
         sources: directories that an ``EpisodeRecorder`` wrote, two or more.
@@ -33,9 +33,13 @@ def merge_datasets(sources: Sequence[Path | str], target: Path | str) -> Path:
     def fill(folder: Path) -> None:
         (folder / "episodes").mkdir()
         lines: list[bytes] = []
+        taken: set[tuple[int, int, int]] = set()
         for dataset in datasets:
             for entry in dataset.entries:
                 entry.check(dataset.path)
+                if entry.key in taken:
+                    continue
+                taken.add(entry.key)
                 link_or_copy(dataset.path / entry.file, folder / entry.file)
                 lines.append(entry.as_line())
         write_whole(folder / INFO, info_text(datasets[0].info))
@@ -58,15 +62,15 @@ def _check_descriptions(datasets: Sequence[EpisodeDataset]) -> None:
 
 
 def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
-    seen: dict[tuple[int, int, int], Path] = {}
+    seen: dict[tuple[int, int, int], tuple[str, Path]] = {}
     for dataset in datasets:
         for entry in dataset.entries:
-            if entry.key in seen:
+            content, where = seen.setdefault(entry.key, (entry.sha256, dataset.path))
+            if content != entry.sha256:
                 raise DataError(
                     f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in "
-                    f"{seen[entry.key]} and in {dataset.path}; record with different seeds"
+                    f"{where} and, with other content, in {dataset.path}; record with different seeds"
                 )
-            seen[entry.key] = dataset.path
 
 
 def _check_fields(datasets: Sequence[EpisodeDataset]) -> None:
