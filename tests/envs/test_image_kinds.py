@@ -221,3 +221,25 @@ def test_the_gl_renderer_gives_mujocos_own_picture():
         renderer.update_scene(data, "top")
         assert np.array_equal(obs["policy"][0].numpy(), renderer.render())
     env.close()
+
+
+def test_a_term_table_observes_the_same_images_as_a_class_task() -> None:
+    from headrace.envs.tasks.cartpole_terms import TermTask, cartpole_camera_terms
+
+    table = cartpole_camera_terms()
+    camera = table.images["policy"].camera
+    kinds = {kind: ImageSpec(camera=camera, kind=kind, frames=2) for kind in ALL_KINDS}
+    task = TermTask(replace(table, images=kinds))
+    env = BatchEnv(task, MujocoSim(task.model, 3), seed=3)
+    plain = BatchEnv(TermTask(table), MujocoSim(task.model, 3), seed=3)
+    obs, reference = env.reset()[0], plain.reset()[0]
+    for _ in range(4):
+        actions = torch.tensor([[0.5], [-1.0], [1.0]])
+        obs, reference = env.step(actions).obs, plain.step(actions).obs
+    assert torch.equal(obs["rgb"], reference["policy"])
+    assert obs["depth"].dtype == torch.float32
+    assert set(kinds) <= set(obs)
+    shapes = {kind: obs[kind].shape for kind in kinds}
+    assert shapes["depth"] == (3, 48, 48, 2)
+    assert shapes["normals"] == (3, 48, 48, 6)
+    assert len(obs["segmentation"].unique()) > 1
