@@ -298,6 +298,14 @@ BAD_REQUESTS: dict[str, tuple[object, str]] = {
     "no context": (pack({"headrace": {"protocol": 1}, "obs": {}}), "expected a context map"),
     "another protocol": (pack({"headrace": {"protocol": 9}, "obs": {}}), "expected protocol 1"),
     "a negative episode": (pack({"observation/state": np.zeros(2), "episode/id": -4}), "expected a number from 0"),
+    "a negative seed of numpy": (
+        pack({"observation/state": np.zeros(2), "episode/seed": np.int64(-4)}),
+        "expected a number from 0",
+    ),
+    "a seed of 64 bits": (
+        pack({"observation/state": np.zeros(2), "episode/seed": np.uint64(2**64 - 1)}),
+        "expected a number from 0",
+    ),
 }
 
 
@@ -325,6 +333,23 @@ def test_a_context_of_the_wrong_size_is_refused() -> None:
         assert "expected left_over torch.float32 (2, 4, 3)" in str(client.recv(timeout=10.0))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("episode_ids", -1, "expected episode_ids from 0, got [-1, -1]"),  # the mark of padding rows
+        ("chunk_index", -3, "expected chunk_index from 0"),
+        ("left_over_length", HORIZON + 1, f"expected left_over_length from 0 to {HORIZON}"),
+        ("delay", -1, f"expected delay from 0 to {HORIZON}"),
+    ],
+)
+def test_a_context_that_cannot_be_is_refused(field: str, value: int, message: str) -> None:
+    with PolicyServer(Gate(), FAST) as server, connect(server.address, compression=None) as client:
+        client.recv()
+        arrays = make_request(2).context.to_arrays() | {field: np.full(2, value, np.int64)}
+        client.send(pack({"headrace": {"protocol": 1, "context": arrays}, "obs": {}}))
+        assert message in str(client.recv(timeout=10.0))
+
+
 def test_a_request_over_the_limit_is_refused_by_name() -> None:
     with PolicyServer(Gate(), ServeCfg(port=0, frame_limit=10_000)) as server, RemoteEngine(server.address) as engine:
         obs = {"policy": torch.zeros(1, 100_000)}
@@ -334,6 +359,16 @@ def test_a_request_over_the_limit_is_refused_by_name() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    for wrong in ({"max_rows": 0}, {"max_wait": -1.0}, {"frame_limit": 0}):
-        with pytest.raises(ConfigError, match="serve: expected"):
+    for wrong in (
+        {"max_rows": 0},
+        {"max_rows": 1.5},
+        {"max_wait": -1.0},
+        {"max_wait": float("nan")},
+        {"frame_limit": 0},
+        {"port": 70000},
+        {"port": -1},
+        {"port": "8000"},
+        {"ping_timeout": float("inf")},
+    ):
+        with pytest.raises(ConfigError, match=rf"serve {next(iter(wrong))}: expected"):
             ServeCfg(**wrong)  # type: ignore[arg-type]

@@ -82,6 +82,7 @@ WHOLE = np.zeros((HORIZON, ACTION_DIM), np.float32)
 BAD_ANSWERS: dict[str, tuple[Any, str]] = {
     "raises": (lambda *_: 1 / 0, "ZeroDivisionError"),
     "NaN": (chunk(np.full_like(WHOLE, np.nan)), "NaN or infinity"),
+    "too large for 32 bits": (chunk(np.full((HORIZON, ACTION_DIM), 1e300)), "NaN or infinity"),
     "infinity": (chunk(np.full_like(WHOLE, np.inf)), "NaN or infinity"),
     "too short": (chunk(WHOLE[:-1]), r"expected actions \(3, 4, 3\)"),
     "too long": (chunk(np.zeros((HORIZON + 1, ACTION_DIM))), r"got \(3, 5, 3\)"),
@@ -415,3 +416,69 @@ def test_a_server_that_dies_of_a_request_each_time_is_an_error_and_not_an_endles
         with pytest.raises(PolicyError, match="lost the connection 5 times under one request"):
             ask(engine)
     assert server.connections == 5
+
+
+def test_a_second_answer_to_a_request_is_not_taken_for_the_answer_to_the_next() -> None:
+    sent = threading.Event()
+
+    def answer_twice(request: dict[str, Any], connection: Any) -> None:
+        for _ in range(2):
+            connection.send(msgpack.packb(plan(request), default=encode))
+        sent.set()
+
+    with OpenpiServer(answer_twice) as server, engine_for(server) as engine:
+        assert ask(engine, rows=1, first_episode=5)[0, 0, 0] == 5.0
+        sent.wait(5.0)
+        time.sleep(0.1)  # on its way to the engine
+        with pytest.raises(PolicyError, match="an answer that nobody asked for"):
+            ask(engine, rows=1, first_episode=6)
+        sent.clear()
+        assert ask(engine, rows=1, first_episode=7)[0, 0, 0] == 7.0, "over a new connection"
+
+
+@pytest.mark.parametrize(
+    "address", ["ws://host:99999", "ws://host:x", "ws://[::1", "openpi://host:0", "gr00t://host:-1"]
+)
+def test_an_address_without_a_possible_port_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="server address: expected"):
+        RemoteEngine(address, mapping=MAPPING)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": float("nan")},
+        {"timeout": float("inf")},
+        {"timeout": None},
+        {"reconnect": 0},
+        {"frame_limit": 1.5},
+        {"ping_interval": -1},
+        {"api_key": "a\r\nHost: b"},
+    ],
+)
+def test_settings_that_no_socket_takes_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"remote {next(iter(wrong))}: expected"):
+        RemoteCfg(**wrong)
+
+
+HEADRACE_SIZES = {"protocol": 1, "horizon": 4, "action_dim": 3, "obs_steps": 1, "strict_size": 8, "memory": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"horizon": 0},
+        {"horizon": True},
+        {"horizon": 1 << 40},
+        {"action_dim": -3},
+        {"obs_steps": 0},
+        {"strict_size": -4},
+        {"protocol": True},
+    ],
+)
+def test_a_headrace_server_with_impossible_sizes_is_refused_before_the_first_step(change: dict[str, object]) -> None:
+    with (
+        OpenpiServer(plan, metadata={"headrace": {**HEADRACE_SIZES, **change}}) as server,
+        pytest.raises(PolicyError, match="expected headrace's metadata"),
+    ):
+        RemoteEngine(server.address, cfg=QUICK)

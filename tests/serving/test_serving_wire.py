@@ -7,6 +7,8 @@ forms as written by numpy's ``save`` (n1.6, n1.7) and by ``msgpack-numpy`` 0.4.8
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import msgpack
@@ -206,6 +208,12 @@ def test_pictures_as_png_are_exact_and_as_jpeg_are_close(shape: tuple[int, ...])
     assert lossy.dtype == np.uint8
 
 
+def huge_png(width: int, height: int) -> bytes:
+    """A picture file that says it is large, and has no pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -214,6 +222,7 @@ def test_pictures_as_png_are_exact_and_as_jpeg_are_close(shape: tuple[int, ...])
         {b"shape": [1, 1 << 20, 1 << 20, 3]},
         {b"shape": "no"},
         {b"files": [b"\x89PNG nonsense"]},
+        {b"files": [huge_png(60_000, 60_000)]},  # pillow has an error of its own for it
         {b"files": 3},
         {b"__images__": "gif"},
         {b"__images__": "jpeg"},

@@ -20,6 +20,8 @@ DialectName = Literal["openpi", "roboarena", "vllm-omni", "gr00t"]
 """The protocols of policy servers that are spoken."""
 PROTOCOL = 1
 """Of what headrace's own server and client say beyond openpi's frames."""
+_LARGEST_SIZE = 1 << 20
+"""Of a horizon, an action or a batch: memory is allocated by what a server says of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +330,9 @@ class _Modality:
 
 def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
     numbers = {name: told.get(name) for name in ("protocol", "horizon", "action_dim", "obs_steps", "strict_size")}
-    if not all(isinstance(number, int) for number in numbers.values()) or numbers["protocol"] != PROTOCOL:
+    least = {"protocol": PROTOCOL, "horizon": 1, "action_dim": 1, "obs_steps": 1, "strict_size": 0}
+    in_range = all(type(number) is int and least[name] <= number <= _LARGEST_SIZE for name, number in numbers.items())
+    if not in_range or numbers["protocol"] != PROTOCOL:
         raise PolicyError(
             f"server {server}: expected headrace's metadata of protocol {PROTOCOL}, got {numbers}; "
             "run the same version of headrace on both sides"

@@ -91,7 +91,7 @@ def decode_images(message: dict[Any, Any]) -> Images:
             if picture.size != (columns, rows) or picture.mode != ("RGB" if channels == 3 else "L"):
                 raise DataError(f"frame: expected a picture {columns}×{rows}×{channels}, got {picture.size}")
             target[:] = np.asarray(picture).reshape(rows, columns, channels)
-        except (OSError, SyntaxError, TypeError, ValueError) as error:
+        except (OSError, SyntaxError, TypeError, ValueError, pillow.DecompressionBombError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"frame: expected a {coding} file, got {error}") from error

@@ -18,8 +18,29 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _SLICE = 0.1
 """Seconds between looks at whether the server is still there, where a library does not say."""
+_LONGEST_S = 1e9
+"""30 years; the clocks of threads and sockets overflow beyond."""
 _TOO_BIG, _BAD_TEXT, _BAD_FRAME = 1009, 1007, 1002
 T = TypeVar("T")
+
+
+def check_seconds(cfg: object, what: str, *names: str, least: float = 1e-9) -> None:
+    """Refuse what no socket takes for a time-out: NaN, infinity, negative and huge numbers. Pings may be None."""
+    for name in names:
+        value: object = getattr(cfg, name)
+        if value is None and name.startswith("ping"):
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= _LONGEST_S:
+            raise ConfigError(f"{what} {name}: expected seconds from {least:g} to {_LONGEST_S:g}, got {value!r}")
+
+
+def check_whole(cfg: object, what: str, **bounds: tuple[int, int | None]) -> None:
+    """Refuse what is not a whole number within (least, most)."""
+    for name, (least, most) in bounds.items():
+        value: object = getattr(cfg, name)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            upto = "" if most is None else f" to {most}"
+            raise ConfigError(f"{what} {name}: expected a whole number from {least}{upto}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +63,10 @@ class RemoteCfg:
     """Sent as ``Authorization: Api-Key …`` (openpi) or ``api_token`` (GR00T)."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "reconnect", "frame_limit"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"remote {name}: expected more than 0, got {getattr(self, name)}")
+        check_seconds(self, "remote", "timeout", "reconnect", "ping_interval", "ping_timeout")
+        check_whole(self, "remote", frame_limit=(1, None))
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("remote api_key: expected printable ASCII characters, as a header can hold them")
 
 
 class LinkLost(Exception):  # noqa: N818  # not an error of the caller: the request is sent again

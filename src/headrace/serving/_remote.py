@@ -98,8 +98,8 @@ class RemoteEngine:
         """
         self._cfg = cfg or RemoteCfg()
         self._address, self._dialect = _resolve(address, dialect)
-        if connections < 1:
-            raise ConfigError(f"connections: expected at least 1, got {connections}")
+        if not isinstance(connections, int) or connections < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+            raise ConfigError(f"connections: expected a whole number from 1, got {connections}")
         if images not in ("raw", "png", "jpeg"):
             raise UnknownNameError("image coding", images, ("raw", "png", "jpeg"))
         self._mapping = mapping
@@ -219,7 +219,8 @@ class RemoteEngine:
         context = request.context
         if raw.actions.dtype.kind not in "fiu":
             raise PolicyError(f"server {self._address}: expected actions of numbers, got {raw.actions.dtype}")
-        actions = torch.from_numpy(np.array(raw.actions, np.float32))
+        with np.errstate(over="ignore"):  # becomes an infinity, which is refused below
+            actions = torch.from_numpy(np.array(raw.actions, np.float32))
         chunk = checked_chunk(actions, self.policy, context, torch.arange(len(context)))
         return Answer(actions=chunk, calls=raw.calls, padding=raw.padding)
 
@@ -292,7 +293,7 @@ class _Line:
             self.greet()
         call = _Call(request=request, frames=self.speaker.frames(request), begun=time.monotonic())
         self.call = call
-        self._attempt(lambda: self._send(call))
+        self._attempt(lambda: self._send_first(call))
 
     def advance(self, seconds: float) -> RawAnswer | None:
         """Fetch what has come, waiting for some seconds; the answer once it is whole."""
@@ -335,6 +336,14 @@ class _Line:
             self.link.close()
             self.call = None
             raise
+
+    def _send_first(self, call: _Call) -> bool:
+        """Send; an answer that is there already would be taken for the one to this request, and for every later one."""
+        if not call.sent and self.link.receive(0.0) is not None:
+            raise PolicyError(
+                f"server {self._address}: sent an answer that nobody asked for; it must answer each request once"
+            )
+        return self._send(call)
 
     def _send(self, call: _Call) -> bool:
         """Send as many frames as the window allows."""
@@ -385,16 +394,22 @@ def _blaming(request: Request) -> Generator[None]:
 def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
     """The transport's address and the dialect."""
     known = (*WEBSOCKET_DIALECTS, "gr00t")
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(
+            f"server address: expected SCHEME://HOST:PORT with a port from 1 to 65535, got {address!r} ({error})"
+        ) from error
     spoken = dialect or (parts.scheme if parts.scheme in known else "gr00t" if parts.scheme == "tcp" else "openpi")
     if spoken not in known:
         raise UnknownNameError("dialect", spoken, known)
     transport = "tcp" if spoken == "gr00t" else "wss" if parts.scheme == "wss" else "ws"
-    if not parts.hostname or parts.scheme not in (transport, spoken):
+    if not parts.hostname or port == 0 or parts.scheme not in (transport, spoken):
         raise ConfigError(
             f"server address: expected {transport}://HOST:PORT or {spoken}://HOST:PORT for the dialect {spoken!r}, "
             f"got {address!r}"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     path = parts.path or (WEBSOCKET_DIALECTS[spoken].path if spoken in WEBSOCKET_DIALECTS else "")
-    return f"{transport}://{host}:{parts.port or _PORTS[spoken]}{path}", spoken
+    return f"{transport}://{host}:{port or _PORTS[spoken]}{path}", spoken

@@ -64,8 +64,16 @@ def _context(told: object, policy: ChunkPolicy) -> ChunkContext:
         dtype = torch.float32 if name == "left_over" else torch.int64
         if tuple(values.shape) != shape or values.dtype != dtype:
             raise DataError(f"request: expected {name} {dtype} {shape}, got {values.dtype} {tuple(values.shape)}")
+        most = policy.horizon if name in ("left_over_length", "delay") else None
+        if values.dtype == torch.int64 and name != "seeds" and not _all_within(values, most):
+            upto = "" if most is None else f" to {most}"
+            raise DataError(f"request: expected {name} from 0{upto}, got {values.tolist()[:8]}")
         tensors[name] = values
     return ChunkContext(instructions=texts, **tensors)
+
+
+def _all_within(values: Tensor, most: int | None) -> bool:
+    return not len(values) or (int(values.min()) >= 0 and (most is None or int(values.max()) <= most))
 
 
 def _ended(told: object) -> EpisodeRows | None:
@@ -116,10 +124,8 @@ def _openpi(message: Mapping[str, object], policy: ChunkPolicy, visitor: Visitor
 
 
 def _integer(key: str, value: object) -> int:
-    if isinstance(value, np.integer):
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < 1 << 62:
         return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
-        return value
     raise DataError(f"request: expected a number from 0 under {key!r}, got {shorten(value)}")
 
 

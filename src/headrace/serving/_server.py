@@ -15,9 +15,10 @@ from typing import Any
 
 from headrace import __version__
 from headrace.chunking import Batching, ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
-from headrace.errors import ConfigError, DataError, LifecycleError, StorageError, require_extra
+from headrace.errors import DataError, LifecycleError, StorageError, require_extra
 from headrace.serving._batcher import Batcher, ServedRows, ServingStats
 from headrace.serving._dialects import PROTOCOL
+from headrace.serving._links import check_seconds, check_whole
 from headrace.serving._requests import Visitor, read_request
 from headrace.serving._wire import FRAME_LIMIT, pack, unpack_map
 
@@ -46,11 +47,9 @@ class ServeCfg:
     ping_timeout: float | None = 60.0
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1 or self.max_wait < 0 or self.frame_limit < 1:
-            raise ConfigError(
-                f"serve: expected max_rows >= 1, max_wait >= 0 and frame_limit >= 1, got {self.max_rows}, "
-                f"{self.max_wait} and {self.frame_limit}"
-            )
+        check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None))
+        check_seconds(self, "serve", "max_wait", least=0.0)
+        check_seconds(self, "serve", "ping_interval", "ping_timeout")
 
 
 class PolicyServer:
@@ -140,7 +139,7 @@ class PolicyServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread that started the server must hear of it
             self._failure = error
         finally:
             self._started.set()
