@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from examples import play_bundle, runtime_bundle, startup_bundle, training_bundle
+from rich.console import Console
 
 from headrace.bench import Bundle, PerEpisode, Proportion
 from headrace.bench._comparison import CompareCfg, Comparison, compare
-from headrace.bench._comparison_output import all_notes, change
+from headrace.bench._comparison_output import all_notes, change, table
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 STEP = "frametime.environment_step_time_s"
@@ -483,6 +485,14 @@ def test_a_reason_that_holds_for_every_metric_does_not_name_them_again() -> None
     (note,) = (note for note in all_notes(found) if note.startswith("inconclusive"))
     assert note.startswith(f"inconclusive: all {found.count('inconclusive')} metrics: ")
     assert "total_fps" not in note
+
+
+def test_names_are_whole_in_a_table_of_80_columns() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(
+        table(compare([training_bundle()], [training_bundle(run_id="b")]), ("num-envs=1024", "num-envs=4096"))
+    )
+    assert "…" not in console.export_text()
 
 
 def test_kinds_are_not_mixed() -> None:

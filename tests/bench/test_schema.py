@@ -209,11 +209,16 @@ def test_fields_of_isaac_lab_that_we_do_not_know_are_kept_aside(version: str) ->
     [
         ("hello", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
+        (r'{"schema_version": "3.0", "run": {"task": "\ud800"}}', "not JSON"),
         ("[1, 2]", "with schema_version and run"),
         ("{}", "with schema_version and run"),
         ('{"schema_version": "3.0", "run": {}, "kind": "dance"}', "one of runtime"),
         ('{"schema_version": "3.0", "run": {}, "kind": "play"}', "not a valid play bundle"),
         ('{"schema_version": [2], "run": {}}', "schema_version 3.0, 2.0"),
+        ('{"schema_version": "3.0", "run": {}, "kind": ["play"]}', "one of runtime"),
+        ('{"schema_version": "2.0", "run": {}, "kind": "play", "runtime": {"collection_fps": 1}}', "of schema 2.0"),
+        ('{"schema_version": "2.0", "run": {}, "runtime": {"environment_step_timing": {}}}', "of schema 2.0"),
+        ('{"schema_version": "1.2", "run": {}, "runtime": {"total_fps": 1' + "0" * 400 + "}}", "of schema 1.2"),
     ],
 )
 def test_a_file_that_is_no_bundle_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

@@ -32,6 +32,8 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
     """
     try:
         data = json.loads(text)
+        if "\\ud" in text.lower():  # half a character, which could not be printed or written
+            json.dumps(data, ensure_ascii=False).encode()
     except ValueError as error:
         raise DataError(f"{source}: expected the JSON of a benchmark bundle, got text that is not JSON") from error
     except RecursionError as error:
@@ -40,10 +42,11 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
         raise DataError(f"{source}: expected a benchmark bundle, with schema_version and run; got another JSON value")
     fields = cast("dict[str, Any]", data)
     version = fields["schema_version"]
-    if version == _BEFORE:
-        fields = _effective_rates(fields)
-    elif version in _isaaclab_reader.READ:
-        fields = _isaaclab_reader.upgrade(fields)
+    if version == _BEFORE or version in _isaaclab_reader.READ:
+        try:
+            fields = _effective_rates(fields) if version == _BEFORE else _isaaclab_reader.upgrade(fields)
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # parts of another shape
+            raise DataError(f"{source}: not a valid bundle of schema {version}: {error!r}") from error
     elif version != SCHEMA_VERSION:
         raise DataError(
             f"{source}: expected schema_version {SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
@@ -51,7 +54,7 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
             "pip install -U headrace"
         )
     kind = fields.get("kind")
-    if kind not in BUNDLES:
+    if not isinstance(kind, str) or kind not in BUNDLES:
         raise DataError(f"{source}: expected kind to be one of {', '.join(BUNDLES)}; got {kind!r}")
     try:
         return BUNDLES[kind].model_validate(fields)

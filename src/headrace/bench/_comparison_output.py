@@ -21,9 +21,9 @@ _COLUMNS = ("metric", "A", "B", "change", "95 % interval", "p", "n", "variation"
 def table(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> Table:
     """For a terminal of 80 columns: medians over runs with their variation, the change with its interval."""
     found = Table(title=f"{comparison.kind}: {comparison.task}", caption=_tally(comparison), box=box.SIMPLE_HEAD)
-    found.add_column("metric")
+    found.add_column("metric", overflow="fold")
     for column in (*names, "change"):
-        found.add_column(escape(column), justify="right")
+        found.add_column(escape(column), justify="right", overflow="fold")
     found.add_column("verdict")
     for row in comparison.rows:
         path, before, after, change, interval, _, _, _, verdict = cells(row)
