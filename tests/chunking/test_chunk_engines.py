@@ -200,7 +200,7 @@ def test_a_process_that_dies_between_two_calls_is_reported() -> None:
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_engines, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(_engines, "SECONDS_TO_END", 0.2)
     engine = ProcessEngine(partial(Stubborn, str(tmp_path / "asked")), Batching())
     engine.submit(_request())
     while not (tmp_path / "asked").exists():

@@ -148,7 +148,7 @@ def test_ctrl_c_on_a_stuck_thread_returns_what_is_finished(tmp_path: Path, monke
     import os
     import signal
 
-    monkeypatch.setattr(_engines, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(_engines, "SECONDS_TO_END", 0.2)
     sign = tmp_path / "asked"
 
     def press() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +17,7 @@ from headrace.chunking import (
     Admission,
     Batching,
     ChunkContext,
+    ChunkLengths,
     EpisodeRows,
     Greedy,
     Immediate,
@@ -20,12 +26,15 @@ from headrace.chunking import (
     admission_names,
     as_chunk_policy,
     make_admission,
+    make_engine,
     register_admission,
 )
 from headrace.chunking._batching import ask
 from headrace.chunking._context import TENSOR_FIELDS
 from headrace.errors import ConfigError, UnknownNameError
-from headrace.rollout import evaluate
+from headrace.rollout import EpisodePlan, evaluate
+from headrace.rollout._chunk_loop import ChunkLoop
+from headrace.rollout._progress import EpisodeProgress
 from headrace.types import Obs
 
 
@@ -145,6 +154,42 @@ def test_an_interrupted_evaluation_leaves_nothing_in_memory() -> None:
     env.interrupt_after = 9
     assert evaluate(env, policy, episodes=23, execute=4, progress=False).status == "interrupted"
     assert not policy.planned
+
+
+class Interrupted(Counter):
+    """Ctrl-C is pressed in the middle of its first call for a second chunk, which goes on for a while."""
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        if context.chunk_index.any() and not self.pressed:
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+        return super().__call__(obs, context)
+
+    pressed = False
+
+
+@pytest.mark.parametrize("how", [{"engine": "thread"}, {"engine": "inline", "timeout": 60.0}], ids=["thread", "inline"])
+def test_an_evaluation_interrupted_in_mid_call_leaves_nothing_in_memory(how: dict[str, Any]) -> None:
+    policy = Interrupted()
+    found = evaluate(ScriptEnv(5), policy, episodes=23, execute=4, progress=False, **how)
+    assert (found.status, policy.pressed) == ("interrupted", True)
+    assert not policy.planned
+
+
+def test_an_episode_that_the_policy_has_not_seen_does_not_end_in_it() -> None:
+    policy = Counter()
+    env = ScriptEnv(4)
+    lengths = ChunkLengths(horizon=4, execute=4)
+    engine = make_engine("inline", policy, Batching())
+    plan = EpisodePlan(range(9))
+    loop = ChunkLoop(env, policy, plan, lengths=lengths, rule=Greedy(), engine=engine, seed=0, ensemble_decay=None)
+    with EpisodeProgress(9, shown=False) as bar:
+        loop.play(bar, most_steps=0)  # episodes have begun in the environment, and in no policy
+    seen: list[EpisodeRows] = []
+    policy.end = seen.append  # type: ignore[method-assign]  # to look at it
+    loop.release()
+    assert sum(map(len, seen)) == 0
 
 
 def test_memory_works_in_another_process_too() -> None:

@@ -76,6 +76,11 @@ class Cursors:
         return self.episode >= 0
 
     @property
+    def asked(self) -> NDArray[np.bool_]:
+        """bool (N,): slots whose policy has been asked for a chunk of the episode they play."""
+        return ((self.chunk_index > 0) | self._arrived | self._in_flight) & self.running
+
+    @property
     def due(self) -> NDArray[np.bool_]:
         """bool (N,): it is time to observe and to ask for the next chunk, and it has not been asked for."""
         return (self._left <= self._delay()) & ~self._arrived & ~self._in_flight & self.running

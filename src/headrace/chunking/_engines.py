@@ -27,7 +27,8 @@ from headrace.types import Obs
 
 EngineName = Literal["inline", "thread", "process"]
 """The engines that ship."""
-_SECONDS_TO_END = 5.0
+SECONDS_TO_END = 5.0
+"""For a call that was interrupted, before it is left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,9 @@ class ThreadEngine:
         self.strict_size = batching.strict_size
         self._timeout = timeout
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Reply | PolicyError] = queue.SimpleQueue()
+        # not a queue: Ctrl-C right after it gave its item would lose the reply, and the engine would wait for ever
+        self._reply: Reply | PolicyError | None = None
+        self._replied = threading.Event()
         self._request: Request | None = None
         self._deadline: float | None = None
         self._stuck = False
@@ -181,6 +184,7 @@ class ThreadEngine:
             raise _cannot_take()
         self._request = request
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._replied.clear()
         self._requests.put(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
@@ -189,14 +193,12 @@ class ThreadEngine:
         if request is None:
             return None
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        try:
-            reply = self._replies.get(block=wait, timeout=left)
-        except queue.Empty:
+        if not self._replied.is_set() and not (wait and self._replied.wait(left)):
             if left is not None and (wait or left == 0.0):
                 self._request, self._stuck = None, True
-                raise _late(request.context, cast("float", self._timeout)) from None
+                raise _late(request.context, cast("float", self._timeout))
             return None
-        self._request = None
+        reply, self._request = self._reply, None
         if isinstance(reply, PolicyError):
             raise reply
         return reply
@@ -204,17 +206,18 @@ class ThreadEngine:
     def close(self) -> None:
         """End the thread. A call under way is waited for, but not for ever: a stuck one is left behind."""
         self._requests.put(None)
-        self._thread.join(timeout=0.0 if self._stuck else _SECONDS_TO_END)
+        self._thread.join(timeout=0.0 if self._stuck else SECONDS_TO_END)
 
     def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
         while (request := self._requests.get()) is not None:
             try:
-                self._replies.put(_answered(policy, request, batching))
+                self._reply = _answered(policy, request, batching)
             except PolicyError as error:
-                self._replies.put(error)
+                self._reply = error
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
             except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
-                self._replies.put(_blamed(request.context, error))
+                self._reply = _blamed(request.context, error)
+            self._replied.set()
 
 
 class InlineEngine:
@@ -232,8 +235,8 @@ class InlineEngine:
 
     @property
     def busy(self) -> bool:
-        """Never between calls, except that a reply has not been fetched."""
-        return self._reply is not None
+        """Never between calls, except that a reply has not been fetched, or Ctrl-C left a thread's call under way."""
+        return self._reply is not None or (self._thread is not None and self._thread.busy)
 
     @property
     def pending(self) -> bool:
@@ -250,7 +253,8 @@ class InlineEngine:
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply of the last request."""
-        del wait
+        if self._reply is None and self._thread is not None:
+            return self._thread.poll(wait=wait)
         reply, self._reply = self._reply, None
         return reply
 
@@ -347,7 +351,7 @@ class ProcessEngine:
         self._process.join()
 
     def _dead(self, request: Request) -> PolicyError:
-        self._process.join(timeout=_SECONDS_TO_END)
+        self._process.join(timeout=SECONDS_TO_END)
         return PolicyError(
             f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
             f"it was asked for {named(request.context)}"

@@ -32,6 +32,7 @@ from headrace.chunking import (
     WholeBatchOnAny,
     has_memory,
 )
+from headrace.chunking._engines import SECONDS_TO_END
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
 from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn
@@ -310,10 +311,11 @@ class ChunkLoop:
 
     def _forget_all(self) -> None:
         """No episode is played on: a policy with memory keeps nothing of this evaluation."""
-        if not self._has_memory or self._engine.pending:
+        if not self._has_memory or not self._await_interrupted_call():
             return
-        running = np.flatnonzero(self._cursors.running)
-        self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in running]
+        # an episode that the policy has not seen must not end in it
+        seen = np.flatnonzero((self._cursors if self._line is None else self._line).asked)
+        self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in seen]
         nobody = self._nobody.nonzero().squeeze(1)
         left_over, length = self._cursors.left_over(nobody.cpu().numpy())
         empty = ChunkContext(
@@ -329,6 +331,15 @@ class ChunkLoop:
         obs = self._env.observe(nobody) if self._history is None else self._history.rows(nobody)
         self._engine.submit(Request(obs=obs, context=empty, ended=self._take_ended()))
         self._engine.poll(wait=True)
+
+    def _await_interrupted_call(self) -> bool:
+        """Whether the engine is free: a call that Ctrl-C left under way is waited for, but a stuck one not for ever."""
+        deadline = time.monotonic() + SECONDS_TO_END
+        while self._engine.pending and time.monotonic() < deadline:
+            with contextlib.suppress(PolicyError):
+                if self._engine.poll(wait=False) is None:
+                    time.sleep(0.01)
+        return not self._engine.pending
 
     def _take_answer(self) -> None:
         """Fetch the answers that are there, waiting for one only if nobody could act otherwise."""

@@ -44,6 +44,11 @@ class LineUp:
         if not self.stale:
             self.renew(instructions)
 
+    @property
+    def asked(self) -> NDArray[np.bool_]:
+        """bool (N,): slots whose policy has been asked for an action of the episode they play."""
+        return (self._index > 0) & self._cursors.running
+
     def renew(self, instructions: tuple[str, ...]) -> None:
         """The same slots, some of them in other episodes."""
         self._episode_ids = torch.from_numpy(self._cursors.episode[self.slots]).to(self._device)
