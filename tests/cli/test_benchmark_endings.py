@@ -64,6 +64,35 @@ def test_an_interrupted_run_leaves_a_valid_bundle(tmp_path: Path, number: int, r
     assert bundle.runtime.iterations_completed > 0
 
 
+INTERRUPTED_IMPORT = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch.nn":  # in the middle of importing torch
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Interrupting())
+from headrace._cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("runtime", "runtime"), ("train", "training"), pytest.param("play", "play", marks=pytest.mark.slow)],
+)
+def test_a_signal_during_imports_leaves_a_valid_bundle(tmp_path: Path, command: str, kind: str) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IMPORT)
+    arguments = [command, "cartpole", "--num-envs", "2", "--output", "out"]
+    done = subprocess.run(
+        [sys.executable, "interrupted.py", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    run = read_bundle(tmp_path / "out" / f"{kind}.json").run
+    assert (run.status, run.status_reason) == ("interrupted", "SIGTERM")
+
+
 CRASHING = """
 import gymnasium, os
 

@@ -152,7 +152,7 @@ def test_a_renderer_that_cannot_work_is_refused_before_a_video_or_the_view_begin
     with pytest.raises(ConfigError, match="libegl1"):
         headrace.play(
             "cartpole",
-            checkpoint=f"{__name__}:push",
+            policy=f"{__name__}:push",
             num_envs=1,
             num_steps=2,
             video=video,

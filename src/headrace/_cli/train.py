@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +10,11 @@ from rich.console import Console
 
 from headrace._cli import bench_options as options
 from headrace._cli.options import add_option
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters._training import Iteration
     from headrace.bench import SuccessRule
-    from headrace.rollout import PPOCfg
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -73,6 +70,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _train(arguments: argparse.Namespace) -> int:
     from headrace._jobs.train import train
+    from headrace.envs._overrides import parse_assignments
 
     rule = _success_rule(arguments)
     first: int | None = None
@@ -88,7 +86,7 @@ def _train(arguments: argparse.Namespace) -> int:
             **options.output_of(arguments),
             library=arguments.library,
             iterations=arguments.iterations,
-            settings=_settings(arguments.ppo),
+            settings=parse_assignments(arguments.ppo),
             stop=rule,
             resume_from=arguments.resume_from,
             ema_alpha=arguments.ema_alpha,
@@ -121,18 +119,3 @@ def _success_rule(arguments: argparse.Namespace) -> SuccessRule | None:
 
 def _say_where(directory: Path) -> None:
     Console(stderr=True).print(f"checkpoints go to {directory / 'checkpoints'}", highlight=False, soft_wrap=True)
-
-
-def _settings(words: Sequence[str]) -> PPOCfg:
-    from headrace.envs._overrides import parse_assignments
-    from headrace.rollout import PPOCfg
-
-    given = parse_assignments(list(words))
-    known = {field.name for field in dataclasses.fields(PPOCfg)} - {"seed"}
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("PPO setting", name, known)
-    try:
-        return PPOCfg(**given)  # pyright: ignore[reportArgumentType]  # checked when it is made
-    except TypeError as error:
-        raise ConfigError(f"--ppo: {error}") from error

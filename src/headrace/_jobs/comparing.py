@@ -251,9 +251,10 @@ def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
 
 def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
     from headrace.bench._evaluations import evaluation_bundle
-    from headrace.rollout import Evaluation
 
-    single = isinstance(runs, (str, Path, Evaluation, *BUNDLES.values()))
+    # evaluations are told by what they are not: torch is not imported to name their class
+    whole = tuple(BUNDLES.values())
+    single = isinstance(runs, (str, Path, *whole)) or not isinstance(runs, Iterable)
     listed = [runs] if single else list(cast("Iterable[Bundle]", runs))
     bundles: list[Bundle] = []
     paths: list[str | Path] = []
@@ -261,7 +262,8 @@ def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
         if isinstance(run, (str, Path)):
             paths.append(run)
         else:
-            bundles.append(evaluation_bundle(run, f"{side}{number}") if isinstance(run, Evaluation) else run)
+            known = isinstance(run, whole)
+            bundles.append(run if known else evaluation_bundle(cast("Evaluation", run), f"{side}{number}"))
     if not paths:
         return bundles, []
     found, notes = read_bundles(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -10,7 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from headrace._jobs.request import RunOptions, RunRequest, RunResult, check_video, film_env, rendering_backend
+from headrace._jobs.request import (
+    RunOptions,
+    RunRequest,
+    RunResult,
+    check_video,
+    film_env,
+    imports_phase,
+    rendering_backend,
+)
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,34 +90,37 @@ def play(
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
-    check_video(film, renderer)
     notes = on_note or _ignore
     recipe = request.recipe
     name = None if policy is None else str(policy)
-    found, file = _find(recipe.source, name, library, trust_checkpoint, notes)
-    if file is not None:
-        recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
-    cfg = recipe.cfg()
-    assert cfg is not None
     directory, forms = request.checked_output("play")
     wanted = None if num_steps is not None else episodes or recipe.num_envs
-    short = num_steps is not None and num_steps < cfg.episode_length
-    if short:
-        notes(
-            f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({cfg.episode_length} steps): only "
-            "short episodes can complete, and only completed ones are counted"
-        )
     plan = EpisodePlan(
         kind="episodes" if num_steps is None else "steps",
         episodes_planned=wanted,
         num_steps=num_steps,
         first_episode_id=0,
-        max_episode_length=cfg.episode_length,
-        shorter_than_episode=short,
+        shorter_than_episode=False,
     )
     builder = PlayBuilder(recipe.num_envs, plan=plan)
-    settings = request.settings(recipe, framework=None if file is None else file.library)
-    with Benchmark(builder, settings, output=directory, formatters=forms) as run:
+    with Benchmark(builder, request.settings(recipe), output=directory, formatters=forms) as run:
+        with imports_phase(builder.startup, recipe):
+            importlib.import_module(recipe.maker)
+        check_video(film, renderer)
+        found, file = _find(recipe.source, name, library, trust_checkpoint, notes)
+        if file is not None:
+            recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
+            run.settings = request.settings(recipe, framework=file.library)
+        cfg = recipe.cfg()
+        assert cfg is not None
+        short = num_steps is not None and num_steps < cfg.episode_length
+        if short:
+            notes(
+                f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({cfg.episode_length} steps): "
+                "only short episodes can complete, and only completed ones are counted"
+            )
+        changes = {"max_episode_length": cfg.episode_length, "shorter_than_episode": short}
+        builder.plan = plan.model_copy(update=changes)
         with builder.startup.phase("env_creation"):
             env = cast("BatchEnv", recipe.make(autoreset="disabled", final_obs=False))
         run.name_renderer(rendering_backend(env))

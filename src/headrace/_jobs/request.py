@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
 from headrace._gymnasium_ids import GYMNASIUM
+from headrace._interrupts import delayed
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError, UnknownNameError, require_extra
 
@@ -204,9 +205,15 @@ def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvR
     return source
 
 
-def imports_phase(startup: StartupClock, recipe: EnvRecipe) -> AbstractContextManager[None]:
-    """Time the imports of ``recipe``; not, and null in the bundle, where this process has done them before."""
-    return nullcontext() if recipe.maker in sys.modules else startup.phase("python_imports")
+@contextmanager
+def imports_phase(startup: StartupClock, recipe: EnvRecipe) -> Generator[None]:
+    """Time the imports of ``recipe``; not, and null in the bundle, where this process has done them before.
+
+    A signal takes effect when they are whole: what is half imported, torch above all, cannot be imported again.
+    """
+    timed = nullcontext() if recipe.maker in sys.modules else startup.phase("python_imports")
+    with delayed(), timed:
+        yield
 
 
 def rendering_backend(env: AnyEnv) -> str | None:

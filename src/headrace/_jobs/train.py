@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from headrace._jobs.request import (
     imports_phase,
     rendering_backend,
 )
-from headrace.errors import ConfigError, DataError
+from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
@@ -46,7 +46,7 @@ def train(
     *,
     library: str = "headrace",
     iterations: int = 100,
-    settings: PPOCfg | None = None,
+    settings: PPOCfg | Mapping[str, object] | None = None,
     stop: SuccessRule | None = None,
     resume_from: str | Path | None = None,
     ema_alpha: float = 0.1,
@@ -66,7 +66,7 @@ def train(
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
         iterations: rollouts to learn from.
-        settings: of PPO; a setting that the library cannot honor is refused.
+        settings: of PPO, all or by name; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
         resume_from: directory of an earlier run to continue.
         ema_alpha: weight of the newest value in the smoothed curves.
@@ -81,8 +81,6 @@ def train(
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.adapters import library as library_of
-    from headrace.adapters._checkpoint import plain_settings
-    from headrace.adapters._training import INDEX, resumable
     from headrace.bench import Benchmark, TrainingBuilder, describe_library
     from headrace.bench._schema import ResumedFrom
     from headrace.bench._stepping import first_step
@@ -92,37 +90,38 @@ def train(
     if iterations < 1:
         raise ConfigError(f"iterations (--iterations): expected at least 1, got {iterations}")
     film = None if video is None else Path(video)
-    check_video(film, renderer)
     if video_interval < 1:
         raise ConfigError(f"video_interval (--video-interval): expected at least 1 iteration, got {video_interval}")
     if film is not None and recipe.bridged:
         raise ConfigError(f"video (--video): expected a task of ours to film, got {recipe.source!r}")
     builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
     spec = library_of(library)
-    with imports_phase(builder.startup, recipe):
-        spec.require()
-        importlib.import_module(recipe.maker)
-    with builder.startup.phase("task_config"):
-        recipe.cfg()
-    ppo = _checked_settings(spec, settings, recipe)
-    resumption = (
-        None if resume_from is None else resumable(Path(resume_from), spec.name, recipe.source, recipe.num_envs)
-    )
+    spec.require()
     directory, forms = request.checked_output("training", framework=spec.name)
-    if (directory / INDEX).exists():
-        raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
-    if on_begin is not None:
-        on_begin(directory)
-    builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
     described = request.settings(recipe, framework=spec.name, max_iterations=iterations)
     with Benchmark(builder, described, output=directory, formatters=forms) as run:
-        if resumption is not None:
+        with imports_phase(builder.startup, recipe):
+            importlib.import_module(recipe.maker)
+            from headrace.adapters._checkpoint import plain_settings
+            from headrace.adapters._training import INDEX, resumable
+        check_video(film, renderer)
+        with builder.startup.phase("task_config"):
+            recipe.cfg()
+        ppo = _checked_settings(spec, settings, recipe)
+        builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
+        resumption = None
+        if resume_from is not None:
+            resumption = resumable(Path(resume_from), spec.name, recipe.source, recipe.num_envs)
             run.resumed_from = ResumedFrom(
                 path=str(resumption.last),
-                run_id=_run_id(Path(cast("str | Path", resume_from))),
+                run_id=_run_id(Path(resume_from)),
                 iteration=resumption.meta.iteration,
                 changed=resumption.changed(ppo, recipe.overrides),
             )
+        if (directory / INDEX).exists():
+            raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
+        if on_begin is not None:
+            on_begin(directory)
         with builder.startup.phase("env_creation"):
             env = recipe.make()
         run.name_renderer(rendering_backend(env))
@@ -145,10 +144,10 @@ def train(
     )
 
 
-def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, recipe: EnvRecipe) -> PPOCfg:
+def _checked_settings(spec: LibrarySpec, settings: PPOCfg | Mapping[str, object] | None, recipe: EnvRecipe) -> PPOCfg:
     from headrace.rollout import PPOCfg
 
-    given = settings or PPOCfg()
+    given = settings if isinstance(settings, PPOCfg) else _settings_by_name(settings or {})
     if given.seed not in (PPOCfg.seed, recipe.seed):
         raise ConfigError(
             f"settings.seed: expected that of the run, {recipe.seed}, or none, got {given.seed}; pass "
@@ -158,6 +157,19 @@ def _checked_settings(spec: LibrarySpec, settings: PPOCfg | None, recipe: EnvRec
     ppo.minibatch_size(recipe.num_envs)
     spec.check_settings(ppo)
     return ppo
+
+
+def _settings_by_name(given: Mapping[str, object]) -> PPOCfg:
+    from headrace.rollout import PPOCfg
+
+    known = {field.name for field in dataclasses.fields(PPOCfg)} - {"seed"}
+    for name in given:
+        if name not in known:
+            raise UnknownNameError("PPO setting", name, known)
+    try:
+        return PPOCfg(**given)  # pyright: ignore[reportArgumentType]  # checked when it is made
+    except TypeError as error:
+        raise ConfigError(f"settings (--ppo): {error}") from error
 
 
 def _run_id(directory: Path) -> str | None:

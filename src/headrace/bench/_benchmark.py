@@ -24,7 +24,7 @@ from headrace.bench._capture import git_state, hardware, load_average, versions
 from headrace.bench._monitor import ResourceMonitor
 from headrace.bench._schema import Bundle, Kind, ResumedFrom, RunConfig, RunError, RunIdentity, Status
 from headrace.bench.formatters import checked_formatters, output_path, write_formats
-from headrace.errors import ConfigError, LifecycleError
+from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, check_writable, lock, write_whole
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
@@ -142,6 +142,8 @@ class Benchmark(Generic[B]):
                 if "schema" not in self.formatters:
                     marker.unlink(missing_ok=True)
                 (self.output / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it has files, unless the run was withdrawn
+                    self.output.rmdir()
 
     def _begin_to_measure(self) -> None:
         self._measuring = True
@@ -156,8 +158,9 @@ class Benchmark(Generic[B]):
         run = self._identity(ended, time.perf_counter() - self._began, error)
         if status is not None:
             run = run.model_copy(update={"status": status})
-        # torch is not imported for the mark of a running run: importing it is measured
-        machine = hardware(self._load, gpus=status is None)
+        # torch is not imported for the mark of a running run, since importing it is measured, nor after an error that
+        # may have come while it was being imported: a second try can end the process
+        machine = hardware(self._load, gpus="torch" in sys.modules or (status is None and error is None))
         return Provenance(run, versions(self._git), machine, self.monitor.resources())
 
     def __exit__(
@@ -166,7 +169,7 @@ class Benchmark(Generic[B]):
         # signals that come now are held back: a second Ctrl-C must not cost the result
         with self._signals, held_back():
             self.monitor.stop()
-            if isinstance(error, ConfigError) and not self._measuring:
+            if isinstance(error, (ConfigError, DataError)) and not self._measuring:
                 self._withdraw()
                 return
             self._bundle = self.builder.build(self._origin(error))
