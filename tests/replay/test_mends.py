@@ -145,6 +145,9 @@ def test_prioritized_sampling_keeps_beta_and_the_largest_priority(tmp_path, wher
         again = ReplayBuffer.open(tmp_path / "store")
     assert again.sampler.beta == 0.9
     assert again.sampler.largest == largest > 1
+    again.sampler.beta = 1.0
+    again.clear()
+    assert (again.sampler.beta, again.sampler.largest) == (1.0, largest), "clear() forgets transitions, not settings"
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler(), SliceSampler(2), TrajectorySampler()])

@@ -79,6 +79,7 @@ def test_a_reader_follows_and_cannot_write(tmp_path):
     step = Step(obs, torch.ones(NUM_ENVS), no, no, {})
     for count in range(4):
         writer.extend(obs, action, step)
+        assert reader.lengths.tolist() == reader.written.tolist() == [count + 1] * NUM_ENVS
         assert len(reader) == NUM_ENVS * (count + 1)
     assert torch.equal(reader.indices(), writer.indices())
     assert (reader.get(reader.indices()) == writer.get(writer.indices())).all()
@@ -92,3 +93,18 @@ def test_a_reader_follows_and_cannot_write(tmp_path):
         ReplayBuffer.open(tmp_path, read_only=True, sampler=PrioritizedSampler())
     with pytest.raises(ConfigError, match="has its samplers already"):
         ReplayBuffer.open(tmp_path, sampler=SliceSampler(2))
+
+
+def test_an_epoch_of_a_reader_goes_on_while_the_writer_writes(tmp_path):
+    writer = ReplayBuffer(NUM_ENVS * LENGTH, NUM_ENVS, OBSERVATION, ACTION, directory=tmp_path)
+    obs = torch.zeros(NUM_ENVS, *OBSERVATION.shape, dtype=torch.int64)
+    action, no = torch.zeros(NUM_ENVS, dtype=torch.int64), torch.zeros(NUM_ENVS, dtype=torch.bool)
+    step = Step(obs, torch.ones(NUM_ENVS), no, no, {})
+    for _ in range(4):
+        writer.extend(obs, action, step)
+    reader = ReplayBuffer.open(tmp_path, read_only=True, sampler=SamplerWithoutReplacement())
+    seen, stored = [], writer.indices().tolist()
+    for _ in range(4):
+        seen += reader.sample(NUM_ENVS)["index"].tolist()
+        writer.extend(obs, action, step)
+    assert sorted(seen) == sorted(stored), "every transition that was there once, though there are more by now"

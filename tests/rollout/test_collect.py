@@ -93,10 +93,12 @@ def test_workers_collect_what_one_process_collects():
     env = recipe.make()
     expected = [collect(env, policy, 30), collect(env, policy, 20, reset=False, compact=True)]
     expected.append(collect(env, policy, 10, seed=9, delta=torch.float16))
+    expected.append(collect(env, policy, 10))
     env.close()
     with Collector(recipe, policy, workers=2) as collector:
         found = [collector.collect(30), collector.collect(20, compact=True)]
         found.append(collector.collect(10, seed=9, delta=torch.float16))
+        found.append(collector.collect(10, reset=True))
         buffer = ReplayBuffer(500, 5, recipe.make().single_observation_space, recipe.make().single_action_space)
         for ours, theirs in zip(found, expected, strict=True):
             assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
@@ -104,25 +106,54 @@ def test_workers_collect_what_one_process_collects():
                 assert torch.equal(ours[key], theirs[key]), key
             assert ours["observation", "policy"].is_shared()
             buffer.extend(ours)
-    assert len(buffer) == 5 * 60
+        with pytest.raises(ConfigError, match="at least 1 step"):
+            collector.collect(0)
+        processes = collector._workers  # it closes itself at the death of one
+        processes[1].kill()
+        processes[1].join()
+        with pytest.raises(EnvError, match="a worker process died"):
+            collector.collect(1)
+        assert not any(process.is_alive() for process in processes)
+    assert len(buffer) == 5 * 70
     assert expected[0]["next", "done"].any()
     with pytest.raises(ConfigError, match="closed"):
         collector.collect(1)
 
 
 def broken_policy(obs):
-    raise ValueError("no weights")
+    """Fails in the second worker only: the first waits for its memory then."""
+    if len(obs["policy"]) == 1:
+        raise ValueError("no weights")
+    return policy(obs)
 
 
-def test_a_worker_that_fails_says_why_and_ends_the_others():
-    recipe = EnvRecipe("cartpole", num_envs=2)
+def test_a_worker_that_fails_says_why_and_ends_the_others(capfd):
+    recipe = EnvRecipe("cartpole", num_envs=3)
     with pytest.raises(EnvError, match="no weights"):
         collect(recipe, broken_policy, 3, workers=2)
+    assert "Traceback" not in capfd.readouterr().err  # the one that was told to end says nothing
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        Collector(recipe, lambda obs: policy(obs), workers=2)
     env = recipe.make()
     with pytest.raises(ConfigError, match="pass a recipe"):
         collect(env, policy, 3, workers=2)
-    with pytest.raises(ConfigError, match="workers: expected 1 to 2"):
-        Collector(recipe, policy, workers=3)
+    with pytest.raises(ConfigError, match="workers: expected 1 to 3"):
+        Collector(recipe, policy, workers=4)
     with pytest.raises(ConfigError, match="choose one"):
         collect(env, policy, 3, compact=True, delta=torch.float16)
     env.close()
+
+
+def cart_policy(obs):
+    """A force for Gymnasium's cart pole: its action is one number, 0 or 1."""
+    return (obs["policy"][:, 0] > 0).long()
+
+
+def test_workers_step_bridged_environments_themselves():
+    recipe = EnvRecipe("gym:CartPole-v1", num_envs=3, executor="processes", workers=2)
+    env = recipe.make(executor="inline", workers=None)
+    expected = collect(env, cart_policy, 25)
+    env.close()
+    found = collect(recipe, cart_policy, 25, workers=2)
+    for key in expected.keys(True, True):
+        assert torch.equal(found[key], expected[key]), key

@@ -40,12 +40,12 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
     if isinstance(obs, Tensor):
         if isinstance(delta_dtype, Mapping):
             raise ConfigError("to_delta: delta_dtype by group, but the observation is one tensor; give one dtype")
-        out["next", "delta"] = _difference(obs, following, delta_dtype, "observation")
+        out["next", "delta"] = difference(obs, following, delta_dtype, "observation")
         return out
     deltas, groups, after = obs.empty(), node(batch, "observation"), node(node(batch, "next"), "observation")
     for name in cast("list[str]", list(groups.keys())):
         dtype = delta_dtype.get(name, torch.float16) if isinstance(delta_dtype, Mapping) else delta_dtype
-        deltas[name] = _difference(groups.get(name), after.get(name), dtype, name)
+        deltas[name] = difference(groups.get(name), after.get(name), dtype, name)
     out["next", "delta"] = deltas
     return out
 
@@ -90,7 +90,8 @@ def delta_error_bound(obs: Tensor, next_obs: Tensor, delta_dtype: torch.dtype = 
     return 0.5 * (_spacing(difference) + _spacing(small) + _spacing(restored))
 
 
-def _difference(obs: Tensor, following: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def difference(obs: Tensor, following: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Next − observation in ``dtype``, refused where that cannot hold it; ``name`` is for the message."""
     if obs.dtype == torch.uint8:
         if dtype != torch.int16:
             raise DtypeError(

@@ -146,9 +146,12 @@ class Namespace:
         self.blocks: dict[str, Bytes] = {}
 
     def allocate(self, name: str, nbytes: int, /) -> Bytes:
-        """See :class:`Memory`."""
-        self.blocks[self._prefix + name] = block = self._memory.allocate(self._prefix + name, nbytes)
-        return block
+        """The block of this name, the same one every time, so that an index that is made anew goes on with its state;
+        see :class:`Memory`."""
+        name = self._prefix + name
+        if name not in self.blocks:
+            self.blocks[name] = self._memory.allocate(name, nbytes)
+        return self.blocks[name]
 
     @property
     def nbytes(self) -> int:

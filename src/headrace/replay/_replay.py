@@ -263,8 +263,9 @@ class ReplayBuffer:
             self._store.memory.release()
 
     def __len__(self) -> int:
-        self._store.follow()
-        return len(self._store)
+        with self._store.lock:
+            self._store.follow()
+            return len(self._store)
 
     def __repr__(self) -> str:
         view = self.views[_MAIN].spec
@@ -292,12 +293,16 @@ class ReplayBuffer:
     @property
     def lengths(self) -> Tensor:
         """Transitions stored per environment, int64 (N,), fresh."""
-        return torch.from_numpy(self._store.pool.lengths())
+        with self._store.lock:
+            self._store.follow()
+            return torch.from_numpy(self._store.pool.lengths())
 
     @property
     def written(self) -> Tensor:
         """Transitions ever stored per environment, int64 (N,), fresh; the last ``capacity / num_envs`` are there."""
-        return torch.from_numpy(self._store.pool.counts.copy())
+        with self._store.lock:
+            self._store.follow()
+            return torch.from_numpy(self._store.pool.counts.copy())
 
     @property
     def cuts(self) -> int:

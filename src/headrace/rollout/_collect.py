@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from headrace.envs import BatchEnv, EnvRecipe
 from headrace.errors import ConfigError
+from headrace.replay._delta import difference
 from headrace.types import Obs
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+Entry: TypeAlias = dict[tuple[str, ...], Tensor]
+"""Tensors by path, environments first. Not a TensorDict: workers would spend half of their start importing it."""
 
 
 class Form(NamedTuple):
@@ -54,10 +59,7 @@ def collect(
         delta: keep ``("next", "delta")`` of this dtype instead, as :func:`headrace.replay.to_delta` makes it.
         workers: collect in so many processes; see :class:`Collector`, which keeps them for the next batch.
     """
-    if steps < 1:
-        raise ConfigError(f"collect: expected at least 1 step, got {steps}")
-    if compact and delta is not None:
-        raise ConfigError("collect: expected compact or delta, got both; choose one")
+    form = checked_form(steps, compact, delta)
     if isinstance(env, EnvRecipe):
         from headrace.rollout._collect_workers import Collector
 
@@ -66,54 +68,67 @@ def collect(
     if workers is not None:
         raise ConfigError("collect: workers make environments of their own; pass a recipe, such as env.recipe")
     obs = env.reset(seed=seed)[0] if reset else env.observe()
-    batch: TensorDict | None = None
-    for t, (entry, _) in enumerate(collect_steps(env, policy, steps, obs, Form(compact, delta))):
-        if batch is None:
-            batch = new_batch(entry, env.num_envs, steps)
-        batch[:, t] = entry
-    assert batch is not None
-    return batch
+    batch: Entry = {}
+    for t, (entry, _) in enumerate(collect_steps(env, policy, steps, obs, form)):
+        batch = batch or new_batch(entry, env.num_envs, steps)
+        for key, value in entry.items():
+            batch[key][:, t] = value
+    return as_tensordict(batch, env.num_envs, steps)
 
 
-def new_batch(entry: TensorDict, num_envs: int, steps: int) -> TensorDict:
-    """Memory for ``steps`` entries like this one, (N, steps)."""
-    return entry[:1].unsqueeze(1).expand(num_envs, steps).clone()
+def checked_form(steps: int, compact: bool, delta: torch.dtype | None) -> Form:
+    """The form of a batch, refused where it cannot be collected."""
+    if steps < 1:
+        raise ConfigError(f"collect: expected at least 1 step, got {steps}")
+    if compact and delta is not None:
+        raise ConfigError("collect: expected compact or delta, got both; choose one")
+    return Form(compact, delta)
+
+
+def new_batch(entry: Mapping[tuple[str, ...], Tensor], num_envs: int, steps: int) -> Entry:
+    """Memory for ``steps`` entries like this one, (N, steps, …) each; of the entry, rows may be missing."""
+    return {key: value.new_zeros((num_envs, steps, *value.shape[1:])) for key, value in entry.items()}
+
+
+def as_tensordict(batch: Entry, num_envs: int, steps: int) -> TensorDict:
+    """The batch with its keys nested, over the same memory."""
+    from tensordict import TensorDict
+
+    nested: dict[str, Any] = {}
+    for (*parents, name), value in batch.items():
+        inner = nested
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = value
+    return TensorDict(nested, [num_envs, steps])
 
 
 def collect_steps(
     env: BatchEnv, policy: Callable[[Obs], Tensor], steps: int, obs: Obs, form: Form
-) -> Generator[tuple[TensorDict, Obs]]:
-    """The entries (N,) of some steps, each with the observation to go on with."""
-    from tensordict import TensorDict
-
-    from headrace.replay import to_delta
-
-    size = [env.num_envs]
+) -> Generator[tuple[Entry, Obs]]:
+    """The entries (N, …) of some steps, each with the observation to go on with."""
     for _ in range(steps):
         active, ids, counts = env.active, env.episode_ids, env.episode_steps
         action = policy(obs)
         step = env.step(action)
-        after: dict[str, Tensor | TensorDict] = {
-            "reward": step.reward[:, None],
-            "done": (step.terminated | step.truncated)[:, None],
-            "terminated": step.terminated[:, None],
-            "truncated": step.truncated[:, None],
+        entry: Entry = {
+            **{("observation", name): value for name, value in obs.items()},
+            ("action",): action,
+            ("active",): active,
+            ("step_count",): counts[:, None],
+            ("collector", "traj_ids"): ids,
+            ("next", "reward"): step.reward[:, None],
+            ("next", "done"): (step.terminated | step.truncated)[:, None],
+            ("next", "terminated"): step.terminated[:, None],
+            ("next", "truncated"): step.truncated[:, None],
         }
         if not form.compact:
-            true = _true_next(step.obs, step.info.get("final_obs"), step.info.get("_final_obs"))
-            after["observation"] = TensorDict({**true}, size)
-        entry = TensorDict(
-            {
-                "observation": TensorDict({**obs}, size),
-                "action": action,
-                "active": active,
-                "step_count": counts[:, None],
-                "collector": TensorDict({"traj_ids": ids}, size),
-                "next": TensorDict({**after}, size),
-            },
-            size,
-        )
-        yield entry if form.delta is None else to_delta(entry, delta_dtype=form.delta), step.obs
+            for name, value in _true_next(step.obs, step.info.get("final_obs"), step.info.get("_final_obs")).items():
+                if form.delta is None:
+                    entry["next", "observation", name] = value
+                else:
+                    entry["next", "delta", name] = difference(obs[name], value, form.delta, name)
+        yield entry, step.obs
         obs = step.obs
 
 

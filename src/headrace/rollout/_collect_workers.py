@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +19,7 @@ from torch import Tensor
 from headrace._interrupts import ignore_interrupts
 from headrace.envs import EnvRecipe
 from headrace.errors import ConfigError, EnvError
-from headrace.rollout._collect import Form, collect_steps, new_batch
+from headrace.rollout._collect import Entry, Form, as_tensordict, checked_form, collect_steps, new_batch
 from headrace.types import Obs
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ class Collector:
         """
         if not 1 <= workers <= recipe.num_envs:
             raise ConfigError(f"workers: expected 1 to {recipe.num_envs}, one environment each at least, got {workers}")
+        _check_pickles(policy)
         self.num_envs = recipe.num_envs
         shares = [len(part) for part in torch.arange(recipe.num_envs).tensor_split(workers)]
         context = processes.get_context("spawn")
@@ -88,27 +93,31 @@ class Collector:
         """
         if not self._workers:
             raise ConfigError("Collector: it was closed; make a new one")
+        form = checked_form(steps, compact, delta)
+        if policy is not None:
+            _check_pickles(policy)
         sent, self._policy = policy or self._policy, None
-        order = _Order(steps, sent, Form(compact, delta), reset, seed)
         try:
-            for pipe in self._pipes:
-                pipe.send(order)
-            described = [self._receive(pipe) for pipe in self._pipes]
-            batch = new_batch(described[0], self.num_envs, steps)
-            batch.share_memory_()
-            for pipe in self._pipes:
-                pipe.send(batch)
-            for pipe in self._pipes:
-                self._receive(pipe)
+            described = self._ask(_Order(steps, sent, form, reset, seed))
+            like = {key: torch.empty((0, *shape), dtype=dtype) for key, (shape, dtype) in described[0].items()}
+            batch = {key: value.share_memory_() for key, value in new_batch(like, self.num_envs, steps).items()}
+            self._ask(batch)
         except BaseException:  # also Ctrl-C; the workers are in the middle of something
             self.close()
             raise
-        return batch
+        return as_tensordict(batch, self.num_envs, steps)
+
+    def _ask(self, message: _Order | Entry) -> list[Any]:
+        """Tell all workers something, and what each answers."""
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # it died; what it said before that is read below
+                pipe.send(message)
+        return [self._receive(pipe) for pipe in self._pipes]
 
     def _receive(self, pipe: Connection) -> Any:
         try:
             answer = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             raise EnvError("Collector: a worker process died; see its own message above") from None
         if isinstance(answer, str):
             raise EnvError(f"Collector: a worker failed:\n{answer}")
@@ -134,43 +143,70 @@ class Collector:
         self.close()
 
 
+def _check_pickles(policy: Callable[[Obs], Tensor]) -> None:
+    try:
+        ForkingPickler.dumps(policy)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"Collector: the policy goes to other processes, and {policy!r} cannot be pickled ({error}); expected a "
+            "function of a module or an object of a class of one, not a lambda or a local function"
+        ) from error
+
+
 def _work(pipe: Connection, recipe: EnvRecipe, first: int, count: int) -> None:
     """Make the environments and follow orders until there are none."""
     ignore_interrupts()
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed * 1_000_003 + first)
+    env: Any = None
     try:
-        settings = {"threads": 1} if recipe.executor == "inline" and not recipe.source.startswith("gym:") else {}
+        # the worker is what steps its share: no threads and no processes besides
+        settings = {"executor": "inline", "workers": None} if recipe.bridged else {"threads": 1}
         env = recipe.make(num_envs=count, episode_stride=recipe.episode_stride or recipe.num_envs, **settings)
-        policy: Callable[[Obs], Tensor] | None = None
-        obs: Obs | None = None
-        while True:
-            order: _Order | None = pipe.recv()
-            if order is None:
-                return
-            policy = order.policy or policy
-            assert policy is not None
-            if obs is None or order.seed is not None:
-                ids = torch.arange(first, first + count)
-                obs, _ = env.reset(seed=order.seed, options={"episode_ids": ids})
-            elif order.reset:
-                obs, _ = env.reset()
-            obs = _steps(pipe, env, policy, order, obs, slice(first, first + count))
-    except (EOFError, BrokenPipeError):
-        return
+        _follow(pipe, env, first, count)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the collector is gone
     except Exception:  # noqa: BLE001  # whatever it was, the parent raises it with this text
-        pipe.send(traceback.format_exc())
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(traceback.format_exc())
+    if env is not None:
+        env.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # taking down an interpreter that has torch in it costs about a second, and close() waits for it
+    os._exit(0)
+
+
+def _follow(pipe: Connection, env: Any, first: int, count: int) -> None:
+    policy: Callable[[Obs], Tensor] | None = None
+    obs: Obs | None = None
+    while True:
+        order: _Order | None = pipe.recv()
+        if order is None:
+            return
+        policy = order.policy or policy
+        assert policy is not None
+        if obs is None or order.seed is not None:
+            ids = torch.arange(first, first + count)
+            obs, _ = env.reset(seed=order.seed, options={"episode_ids": ids})
+        elif order.reset:
+            obs, _ = env.reset()
+        assert obs is not None
+        obs = _steps(pipe, env, policy, order, obs, slice(first, first + count))
 
 
 def _steps(pipe: Connection, env: Any, policy: Any, order: _Order, obs: Obs, rows: slice) -> Obs:
     """Write the rows of this worker into the batch that the parent makes when it knows the first step."""
-    batch: TensorDict | None = None
+    batch: Entry = {}
     for t, (entry, after) in enumerate(collect_steps(env, policy, order.steps, obs, order.form)):
-        if batch is None:
-            pipe.send(entry[:1])
-            received: TensorDict = pipe.recv()
+        if not batch:
+            pipe.send({key: (tuple(value.shape[1:]), value.dtype) for key, value in entry.items()})
+            received: Entry | None = pipe.recv()
+            if received is None:
+                raise EOFError("the collector was closed")
             batch = received
-        batch[rows, t] = entry
+        for key, value in entry.items():
+            batch[key][rows, t] = value
         obs = after
     pipe.send(None)
     return obs
