@@ -13,6 +13,7 @@ from rich.console import Console
 from headrace.bench import Bundle, PerEpisode, Proportion
 from headrace.bench._comparison import CompareCfg, Comparison, compare
 from headrace.bench._comparison_output import all_notes, change, table
+from headrace.bench._schema import ResumedFrom
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 STEP = "frametime.environment_step_time_s"
@@ -280,6 +281,15 @@ def test_runs_that_never_reach_success_make_it_worse_not_better() -> None:
     assert row.verdict == "improved"
 
 
+def test_a_resumed_training_has_no_time_to_success() -> None:
+    """Its clock began where the other run had ended: it would look fast."""
+    before, after = stopped([(50.0 + i, True) for i in range(10)], "a"), stopped([(9.0, True)] * 10, "b")
+    came_from = ResumedFrom(path="runs/a/last.pt", run_id="a0", iteration=50)
+    after = [run.model_copy(update={"run": run.run.model_copy(update={"resumed_from": came_from})}) for run in after]
+    found = compare(before, after)
+    assert "train.time_to_success_s" in found.only_before
+
+
 def test_a_metric_that_some_runs_lack_gets_no_verdict() -> None:
     before, after = trainings([1.0] * 8, "a"), trainings([9.0] * 8, "b")
     after[0] = after[0].model_copy(update={"learning": after[0].learning.model_copy(update={"reward": None})})
@@ -372,6 +382,18 @@ def test_plays_that_cut_episodes_off_get_no_verdict() -> None:
     sides = [[made.model_copy(update={"plan": plan})], [play([2.0] * 50, [False] * 50, "b")]]
     found = compare(*sides, CompareCfg(allow=frozenset({"settings"})))
     assert verdict(found, "play.success_rate") == "inconclusive"
+
+
+def test_plays_of_several_policies_that_cut_episodes_off_get_no_verdict_either() -> None:
+    def side(name: str, rewards: list[float]) -> list[Bundle]:
+        plays = [play([reward] * 50, [True] * 50, f"{name}{i}") for i, reward in enumerate(rewards)]
+        plan = plays[0].plan.model_copy(update={"kind": "steps", "shorter_than_episode": True})
+        return [made.model_copy(update={"plan": plan}) for made in plays]
+
+    found = compare(side("a", [1.0 + i for i in range(12)]), side("b", [50.0 + i for i in range(12)]))
+    row = next(row for row in found.rows if row.path == "play.reward")
+    assert row.verdict == "inconclusive"
+    assert "--episodes" in row.reason
 
 
 def test_outcomes_near_zero_are_compared_by_their_difference_not_in_percent() -> None:

@@ -58,7 +58,8 @@ def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
     """For outcomes of runs. A run that repeats settings and seed repeats the outcome: it is no further observation."""
     if all(isinstance(run, PlayBundle) for run in (*before, *after)):
         by_policy = [_grouped(side, policy_of) for side in (before, after)]
-        return Layout(unit="policy", before=by_policy[0], after=by_policy[1], pairs=None)
+        refused = cut_short((*before, *after))
+        return Layout(unit="policy", before=by_policy[0], after=by_policy[1], pairs=None, refused=refused)
     first, second = (_grouped(side, lambda run: f"{run.run.seed} {_settings(run)}") for side in (before, after))
     by_seed = [{runs[0].run.seed: unit for unit, runs in side.items()} for side in (first, second)]
     pairs = None

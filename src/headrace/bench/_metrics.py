@@ -161,7 +161,7 @@ def _training(bundle: TrainingBundle) -> list[Metric]:
         found.append(Metric("train", "ep_length_final_ema", curves.ep_length.final_ema, "steps", None, role="outcome"))
     found += [metric._replace(role="outcome") for metric in _rate("train", "success_rate", bundle.success_rate)]
     stop = bundle.early_stop
-    if stop is not None and stop.enabled:
+    if stop is not None and stop.enabled and bundle.run.resumed_from is None:  # else its clock began in the middle
         warmup = bundle.runtime.warmup
         seconds = bundle.runtime.total_wall_time_s + (0.0 if warmup is None else warmup.seconds)
         found.append(Metric("train", "time_to_success_s", seconds, "s", "lower", censored=not stop.reached))
