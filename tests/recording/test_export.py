@@ -270,8 +270,9 @@ def test_exports_refuse_what_they_cannot_do(recorded, tmp_path):
         export_dataset(recorded, tmp_path / "x", "lerobt")
     with pytest.raises(ConfigError, match="ant-v0"):
         export_dataset(recorded, tmp_path / "x", "minari")
-    with pytest.raises(ConfigError, match="whole number"):
-        export_dataset(recorded, tmp_path / "x", "lerobot", fps=12.5)
+    for fps in (12.5, 0, -20, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="whole number from 1"):
+            export_dataset(recorded, tmp_path / "x", "lerobot", fps=fps)
     with pytest.raises(DataError, match="no episode"):
         export_dataset(recorded, tmp_path / "x.hdf5", "robomimic", min_length=1000)
     assert [file.name for file in tmp_path.iterdir()] == ["there.hdf5"]

@@ -10,7 +10,6 @@ export, so that more can be appended.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ _PLAIN = {
     "states": "observation.environment_state",
     "substeps": "observation.environment_substates",
 }
+_MOST_FPS = 1_000_000
 _CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 ABOUT = "meta/headrace.json"
 VERSION = 1
@@ -190,8 +190,11 @@ class LeRobotExporter:
         wanted = dataset.info.fps if options.fps is None else options.fps
         if wanted is None:
             raise ConfigError("LeRobot: needs fps, and the dataset does not say; pass fps (--fps)")
-        if not math.isfinite(wanted) or wanted != int(wanted):
-            raise ConfigError(f"LeRobot: fps is a whole number, got {wanted}; pass the one you train with (--fps)")
+        if not 1 <= wanted <= _MOST_FPS or wanted % 1:
+            raise ConfigError(
+                f"LeRobot: expected fps to be a whole number from 1 to {_MOST_FPS:,}, got {wanted}; pass the one you "
+                "train with (--fps)"
+            )
         self._fps = int(wanted)
         usual = dataset.info.instruction or dataset.info.source or "task"
         self._task_of = [entry.instruction or usual for entry in dataset.entries]
