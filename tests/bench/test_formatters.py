@@ -64,6 +64,14 @@ def test_osmo_is_one_flat_object() -> None:
     assert found["Mean Iteration Time"] == 2000.0
 
 
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_no_measurement_is_lost_in_the_flat_object(kind: str) -> None:
+    phases = json.loads(json_text(EXAMPLES[kind]()))
+    flat = json.loads(osmo_text(EXAMPLES[kind]()))
+    lost = [entry for phase in phases for entry in phase["measurements"] if entry["value"] not in flat.values()]
+    assert lost == []
+
+
 def test_json_lists_phases_with_measurements() -> None:
     phases = {phase["phase_name"]: phase for phase in json.loads(json_text(runtime_bundle()))}
     measured = {m["name"]: m for m in phases["runtime"]["measurements"]}

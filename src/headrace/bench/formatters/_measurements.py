@@ -49,11 +49,13 @@ def omniperf_text(bundle: Bundle) -> str:
 
 
 def osmo_text(bundle: Bundle) -> str:
-    """One flat object: metadata and measurements of all phases."""
+    """One flat object: metadata and measurements of all phases. Those of a start-up share their names, so the phase is
+    in front of them."""
     flat: Fields = {}
-    for _, measured, metadata in _phases(bundle):
+    for phase, measured, metadata in _phases(bundle):
+        front = f"{phase} " if isinstance(bundle, StartupBundle) else ""
         flat |= metadata
-        flat |= {name: value for name, (value, _) in measured.items()}
+        flat |= {f"{front}{name}": value for name, (value, _) in measured.items()}
     return _dumped(flat)
 
 
