@@ -200,6 +200,24 @@ def test_a_server_that_comes_back_with_another_policy_is_an_error() -> None:
                 play("cartpole", 2, range(2), policy=engine.policy, engine=engine)
 
 
+def test_a_server_started_anew_has_lost_the_memory_of_its_policy_which_is_an_error() -> None:
+    quick = RemoteCfg(timeout=10.0, reconnect=10.0)
+    with PolicyServer(Remembering(), FAST) as server, RemoteEngine(server.address, cfg=quick) as engine:
+        engine.submit(make_request(1))
+        assert engine.poll(wait=True) is not None
+        server.close()
+
+        def ask_for_the_next_chunk() -> None:
+            engine.submit(make_request(1, chunk=1))
+            engine.poll(wait=True)
+
+        with (
+            PolicyServer(Remembering(), replace(FAST, port=server.port)),
+            pytest.raises(PolicyError, match="started anew, and its policy remembers nothing"),
+        ):
+            ask_for_the_next_chunk()
+
+
 def test_a_client_that_disappears_loses_only_its_rows() -> None:
     policy = Gate(closed=True)
     with PolicyServer(policy, FAST) as server:

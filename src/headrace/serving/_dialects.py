@@ -56,6 +56,8 @@ class ServerSizes:
     """Rows of its strict batches; None where its answers depend on who shares a batch."""
     memory: bool = False
     """Whether its policy keeps something per episode."""
+    process: str = ""
+    """Of a policy with memory: which server this is; another one in its place remembers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +346,7 @@ def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
         obs_steps=sizes["obs_steps"],
         strict_size=sizes["strict_size"] or None,
         memory=told.get("memory") is True,
+        process=str(told.get("process", "")) if told.get("memory") is True else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -282,6 +282,11 @@ class _Line:
             raise
         if self._greeted and self.speaker.sizes != before:
             self.link.close()
+            if replace(self.speaker.sizes, process=before.process) == before:
+                raise PolicyError(
+                    f"server {self._address}: was started anew, and its policy remembers nothing of the episodes that "
+                    "were running; evaluate those that are not finished again"
+                )
             raise PolicyError(
                 f"server {self._address}: came back with another policy, {self.speaker.sizes}; it was {before}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import http
+import secrets
 import threading
 import time
 import traceback
@@ -62,6 +63,7 @@ class PolicyServer:
         self.policy: ChunkPolicy = as_chunk_policy(policy)
         self._name = name or type(policy).__name__
         self._numbers = count()
+        self._process = secrets.token_hex(8)
         self._batcher: Batcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -90,6 +92,7 @@ class PolicyServer:
             "obs_steps": policy.obs_steps,
             "strict_size": batching.size if batching.mode == "strict" else 0,
             "memory": has_memory(policy),
+            "process": self._process,
             "images": ["raw", "png", "jpeg"],
         }
         return {"action_horizon": policy.horizon, "action_dim": policy.action_dim, "headrace": ours}
