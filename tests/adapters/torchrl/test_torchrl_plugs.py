@@ -270,6 +270,19 @@ def test_every_key_comes_back():
         declared.state_dict()
 
 
+def test_a_batch_that_is_refused_changes_nothing():
+    data = corridor_batch(2, 10, 5)
+    data["advantage"] = torch.rand(2, 10)
+    front = storage(2, 10)
+    torchrl_buffer(front, 8).extend(data)
+    wrong = data[:, :3].clone()
+    wrong["advantage"] += 1
+    wrong["observation"] = wrong["observation"][..., :-1]
+    with pytest.raises(ShapeError):
+        front.set(torch.arange(3), wrong.transpose(0, 1))
+    assert torch.equal(front[:]["advantage"].T, data["advantage"])
+
+
 def test_environments_that_hold_different_numbers_are_refused():
     front = storage(2, 10)
     row = corridor_batch(2, 1, 0)

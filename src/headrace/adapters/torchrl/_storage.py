@@ -100,13 +100,14 @@ class ReplayStorage(TensorStorage):
                 f"extend: expected places to be written in order, from {int(self.frames.written[0]) % length} on, got "
                 f"{rows.tolist()[:4]}; feed the storage through one buffer only"
             )
-        self._keep(rows, data)
-        self.frames.extend(data.transpose(0, 1))
+        others = self._others(data)
+        self.frames.extend(data.transpose(0, 1))  # may refuse: what is kept beside it must not change before
+        self._keep(rows, data.select(*others))
         self._set_last_cursor(cursor)
         self._bump_mutation_revision()
 
-    def _keep(self, rows: Tensor, data: TensorDict) -> None:
-        """Put what the frames do not have into tensors of its own."""
+    def _others(self, data: TensorDict) -> list[tuple[str, ...]]:
+        """The keys that the frames do not have; refused where they are not those of the batches before."""
         own = {"observation", "action", "index", *self.frames.spec.extras}
         names = [(key,) if isinstance(key, str) else key for key in cast("Iterable[Key]", data.keys(True, True))]
         own_next = {("next", name) for name in _OWN}
@@ -114,13 +115,18 @@ class ReplayStorage(TensorStorage):
             key for key in names
             if key[0] not in own and key not in own_next and key[:2] not in (("next", "observation"), ("next", "delta"))
         ]  # fmt: skip
-        if self._kept is None:
-            like = data.select(*others)[:1]
-            self._kept = cast("TensorDict", like.expand(self.frames.spec.length, self.frames.num_envs).clone().zero_())
-            self._kept_keys = set(others)
-        if self._kept_keys != set(others):
+        if self._kept is not None and self._kept_keys != set(others):
             raise ShapeError(f"extend: expected the keys {sorted(self._kept_keys)} as before, got {sorted(others)}")
-        self._kept[rows] = data.select(*others)
+        self._kept_keys = set(others)
+        return others
+
+    def _keep(self, rows: Tensor, data: TensorDict) -> None:
+        """Put what the frames do not have into tensors of its own."""
+        if self._kept is None:
+            self._kept = cast(
+                "TensorDict", data[:1].expand(self.frames.spec.length, self.frames.num_envs).clone().zero_()
+            )
+        self._kept[rows] = data
 
     def get(self, index: Any) -> TensorDict:
         """The transitions at these places: (t, e), or t for a step of all environments, numbers, slices or tensors."""
