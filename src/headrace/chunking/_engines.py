@@ -27,6 +27,8 @@ from headrace.types import Obs
 
 EngineName = Literal["inline", "thread", "process"]
 """The engines that ship."""
+_LONGEST_S = 1e9
+"""30 years; the clocks that threads wait by overflow beyond."""
 SECONDS_TO_END = 5.0
 """For a call that was interrupted, before it is left behind."""
 
@@ -98,8 +100,10 @@ def make_engine(name: str, policy: ChunkPolicy, batching: Batching, *, timeout: 
 
     ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
     """
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout: expected more than 0 seconds, or None, got {timeout}")
+    if timeout is not None and not 0 < timeout <= _LONGEST_S:
+        raise ConfigError(
+            f"timeout: expected more than 0 seconds, up to {_LONGEST_S:g}, or None for any, got {timeout}"
+        )
     if name not in _ENGINES:
         raise UnknownNameError("engine", name, _ENGINES)
     return _ENGINES[name](policy, batching, timeout)

@@ -164,7 +164,8 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
     """
     expected = (len(context), policy.horizon, policy.action_dim)
     if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu":
-        actions = torch.from_numpy(cast("NDArray[np.generic]", actions).astype(np.float32))
+        with np.errstate(over="ignore"):  # becomes an infinity, which is refused below
+            actions = torch.from_numpy(cast("NDArray[np.generic]", actions).astype(np.float32))
     if not isinstance(actions, Tensor) or actions.is_complex():
         got = f"{actions.dtype} values" if isinstance(actions, Tensor | np.ndarray) else type(actions).__name__
         raise PolicyError(
