@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -281,6 +284,13 @@ def test_a_batch_that_is_refused_changes_nothing():
     with pytest.raises(ShapeError):
         front.set(torch.arange(3), wrong.transpose(0, 1))
     assert torch.equal(front[:]["advantage"].T, data["advantage"])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda front: pickle.loads(pickle.dumps(front))])
+def test_a_storage_can_be_copied(duplicate):
+    front = storage(2, 10)
+    torchrl_buffer(front, 8).extend(corridor_batch(2, 7, 5))
+    assert (duplicate(front)[:] == front[:]).all()
 
 
 def test_environments_that_hold_different_numbers_are_refused():

@@ -49,6 +49,7 @@ class ReplayStorage(TensorStorage):
         self.ndim = 2
         self.device = torch.device("cpu")
         self.initialized = True
+        self._len = 0  # not read, but copies of a storage look for it
         self.frames = frames
         self._kept: TensorDict | None = None
         self._kept_keys: set[tuple[str, ...]] = set()
