@@ -219,7 +219,9 @@ def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pa
         with pytest.raises(ConfigError, match=message):
             _played(path, resume=True, **change)
     engine = LateEngine(Planner(4, 4), [0])
-    with pytest.raises(ConfigError, match="policy_id: expected a text that names the policy, since LateEngine runs it"):
+    with pytest.raises(
+        ConfigError, match=r"policy_id \(--policy-id\): expected a text that names the policy, since LateEngine runs it"
+    ):
         _played(tmp_path / "new", policy_id=None, engine=engine)
     with pytest.raises(ConfigError, match="resume: expected a journal"):
         _played(None, policy_id=None, resume=True)

@@ -7,11 +7,21 @@ import contextlib
 import av
 import numpy as np
 import pytest
+import torch
 from counting_env import CountingEnv
 from PIL import Image
 
+import headrace
 from headrace.errors import ConfigError, DataError, ShapeError
-from headrace.recording import EpisodeDataset, EpisodeRecorder, TiledVideo, VideoObserver, contact_sheet, episode_table
+from headrace.recording import (
+    DatasetInfo,
+    EpisodeDataset,
+    EpisodeRecorder,
+    TiledVideo,
+    VideoObserver,
+    contact_sheet,
+    episode_table,
+)
 from headrace.recording._video import Mp4Writer, frame_times, read_frames
 
 
@@ -172,3 +182,18 @@ def test_a_table_of_episodes_has_totals(recorded):
     console.file.close()
     assert f"{len(dataset)} in all" in text
     assert f"{len(dataset) - 3} more" in text
+
+
+def test_a_contact_sheet_of_a_stack_shows_its_newest_frames(tmp_path):
+    env = headrace.make("cartpole-camera", 1, overrides={"episode_length": 3})
+    with EpisodeRecorder(tmp_path / "stacked", info=DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset()
+        for _ in range(3):
+            env.step(torch.ones(1, 1))
+    env.close()
+    dataset = EpisodeDataset(tmp_path / "stacked")
+    sheet = np.asarray(Image.open(contact_sheet(dataset, tmp_path / "sheet.png", frames=2)))
+    stack = dataset.info.stack("obs/policy")
+    newest = stack.newest(torch.from_numpy(dataset[0].read("obs/policy", 0, 1)))[0].numpy()
+    assert np.array_equal(sheet[14:62, :48], newest)

@@ -105,7 +105,7 @@ def test_cycles_and_shared_parts_are_taken_once() -> None:
 
 
 def test_what_cannot_be_seen_through_needs_a_name() -> None:
-    with pytest.raises(ConfigError, match=r"policy_id: expected a text .* policy.noise is a lock"):
+    with pytest.raises(ConfigError, match=r"policy_id \(--policy-id\): expected a text .* policy.noise is a lock"):
         policy_hash(Wrapped(Net(), noise=threading.Lock()))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"policy.policy is a Generator"):
         policy_hash(Wrapped(torch.Generator()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from rich.console import Console
@@ -31,7 +33,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace run ant --num-envs 256         step it and see how fast it is
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
   headrace view ant                       watch it live in a browser
-  headrace picture ant --kind depth -o F  what a camera sees: color, depth, segmentation, normals
+  headrace picture ant --kind depth -o F  what a camera sees: rgb, depth, segmentation, normals
   headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
   headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
@@ -58,6 +60,21 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"
+
+
+@contextmanager
+def _plain_warnings() -> Generator[None]:
+    """Print a warning as its text, without the line of source that gave it."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = _warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else list(arguments)
@@ -66,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser(alone).parse_args(words)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
-        with interruptible(), compile_notice():
+        with interruptible(), compile_notice(), _plain_warnings():
             return handler(parsed)
     except HeadraceError as error:
         # a message may have brackets of its own, such as headrace[warp]

@@ -13,7 +13,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the sub-command."""
     parser = commands.add_parser(
         "picture",
-        help="draw what a camera of a task sees: color, depth, segmentation, normals",
+        help="draw what a camera of a task sees: rgb, gray, depth, segmentation, normals",
         description=(
             "Draw the first episode of TASK as one of its model's cameras sees it. A .png is for people: in depth near "
             "is bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values."

@@ -112,7 +112,7 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="which episodes; failed_apart makes a second dataset of the failed ones (default: all)",
     )
     export.add_argument("--min-length", type=int, default=0, help="leave out shorter episodes (default: 0)")
-    export.add_argument("--fps", type=float, help="steps per second, where the dataset does not say (LeRobot)")
+    export.add_argument("--fps", type=float, help="steps per second, in place of what the dataset says (LeRobot)")
     export.add_argument(
         "--camera-name",
         action="append",

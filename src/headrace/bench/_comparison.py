@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from headrace.bench._alike import Difference, check_alike, circumstances, usable
 from headrace.bench._metrics import Metric
 from headrace.bench._samples import Arrangement, named_metrics
-from headrace.bench._schema import Bundle, Kind, StartupBundle
+from headrace.bench._schema import Bundle, Kind, PlayBundle, StartupBundle
 from headrace.bench._verdicts import MetricComparison, Verdict, judge
 from headrace.errors import ConfigError, UnknownNameError
 
@@ -103,7 +103,8 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
 
 
 def _frames(run: Bundle) -> int | None:
-    return None if isinstance(run, StartupBundle) else run.runtime.steps_per_iteration
+    # a play ends with the environments that still have an episode: how many act says nothing of the batch
+    return None if isinstance(run, StartupBundle | PlayBundle) else run.runtime.steps_per_iteration
 
 
 def _chosen(side: dict[str, Metric], patterns: tuple[str, ...]) -> dict[str, Metric]:

@@ -196,7 +196,8 @@ def _advice(sample: Sample, margin: float, needed: float, size: str) -> str:
     count = tests.runs_needed(sample.spread(), margin, needed)
     open_still = f"a change of {size} can be neither shown nor ruled out"
     if sample.by_episode:
-        return f"{open_still}; play about {count:,} episodes per side"
+        # episodes that are all alike have no spread to reckon with: then only more of them tell
+        return f"{open_still}; play about {max(count, 2 * min(side.n for side in sample.moments)):,} episodes per side"
     if not sample.paired:
         count = max(count, tests.least_runs(needed))
     what = (

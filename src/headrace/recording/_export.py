@@ -107,7 +107,7 @@ def export_dataset(
         to: the format.
         only: which episodes; ``failed_apart`` makes two datasets, the failed ones at ``<target>_failed``.
         min_length: leave out shorter episodes.
-        fps: steps per second, where the dataset does not say.
+        fps: steps per second, in place of what the dataset says.
         cameras: LeRobot: image field → name of its camera; ``{"obs/policy": "front"}`` gives
             ``observation.images.front``. The observation group where a field is not named.
         stacks: LeRobot: image fields that are stacks of frames, where the dataset does not say.

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
@@ -76,17 +78,24 @@ def contact_sheet(
     drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
     if not len(dataset):
         raise ConfigError(f"contact sheet: expected an episode in {dataset.path}, got none; record some first")
-    cameras = cameras_of(dataset[0])
+    stacks = {name: stack for name in dataset[0].names if (stack := dataset.info.stack(name)) is not None}
+    cameras = sorted({*cameras_of(dataset[0]), *stacks})
     chosen = camera or (cameras[0] if cameras else None)
     if chosen is None or chosen not in cameras:
         wanted = "images" if camera is None else f"images named {camera!r}"
         got = f"images {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
         raise ConfigError(
             f"contact sheet: expected {wanted} in the dataset (uint8, with 1, 3 or 4 channels), got {got}; record a "
-            "camera, without a frame stack"
+            "camera"
         )
+
+    def image(episode: Episode, row: int) -> NDArray[np.uint8]:
+        """One image (H, W, 3); of a stack of frames the newest."""
+        rows = episode.read(chosen, row, row + 1)
+        return as_rgb(stacks[chosen].newest(torch.from_numpy(rows)).numpy() if chosen in stacks else rows)[0]
+
     lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
-    height, width = as_rgb(dataset[0].read(chosen, 0, 1)).shape[1:3]
+    height, width = image(dataset[0], 0).shape[:2]
     # small images are shown larger, so that the text beside them can be read
     scale = max(1, 64 // height)
     height, width, margin = height * scale, width * scale, 14
@@ -97,8 +106,7 @@ def contact_sheet(
         words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
         draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
         for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
-            picture = as_rgb(episode.read(chosen, row, row + 1)[0])
-            enlarged = np.repeat(np.repeat(picture, scale, 0), scale, 1)
+            enlarged = np.repeat(np.repeat(image(episode, row), scale, 0), scale, 1)
             sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
     content = io.BytesIO()
     sheet.save(content, format="PNG")

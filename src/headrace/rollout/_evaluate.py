@@ -204,8 +204,9 @@ class Evaluator:
         if self._policy_id is None:
             if not isinstance(self._engine, (InlineEngine, ThreadEngine, ProcessEngine)):
                 raise ConfigError(
-                    f"policy_id: expected a text that names the policy, since {type(self._engine).__name__} runs it "
-                    "where it cannot be seen; a journal is resumed and merged for equal policies only"
+                    f"policy_id (--policy-id): expected a text that names the policy, since "
+                    f"{type(self._engine).__name__} runs it where it cannot be seen; "
+                    "a journal is resumed and merged for equal policies only"
                 )
             self._policy_id = policy_hash(self._policy)
         identity = (

@@ -96,8 +96,9 @@ class _Hasher:
         slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
         if not hasattr(value, "__dict__") and not slots:
             raise ConfigError(
-                f"policy_id: expected a text that names the policy, since {path} is a {type(value).__name__}, which "
-                "cannot be seen through; a journal is resumed and merged for equal policies only"
+                f"policy_id (--policy-id): expected a text that names the policy, since {path} is a "
+                f"{type(value).__name__}, which cannot be seen through; a journal is resumed and merged "
+                "for equal policies only"
             )
         parts = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
         hidden = _INTERNAL if isinstance(value, nn.Module) else ()

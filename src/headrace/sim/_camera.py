@@ -60,7 +60,7 @@ class CameraSpec:
             )
         for kind in self.data_types:
             if kind not in FRAME_KINDS:
-                raise UnknownNameError("camera data type", kind, FRAME_KINDS)
+                raise UnknownNameError("image kind", kind, FRAME_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
