@@ -12,10 +12,11 @@ import pytest
 # Triton decides at import whether kernels are compiled for a GPU or interpreted on the CPU: here they are interpreted
 os.environ["TRITON_INTERPRET"] = "1"
 
-# a shell without job control starts commands in the background ("make test &") with SIGINT ignored, and children
-# inherit that: tests that press Ctrl-C would wait forever
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# a shell without job control starts commands in the background ("make test &") with SIGINT ignored, nohup with SIGHUP,
+# and children inherit that: tests that press Ctrl-C would wait forever
+for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 
 @pytest.fixture

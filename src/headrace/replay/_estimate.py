@@ -63,7 +63,8 @@ def estimate_leaves(
     frame = sum(leaf.frame.nbytes for leaf in leaves)
     frame_bytes = slots * frame
     side_bytes = round(capacity / episode_length) * frame
-    other = slots * (action.nbytes + BOOKKEEPING_BYTES)
+    # beside what every slot takes: the heads of the environments, and the count of draws
+    other = slots * (action.nbytes + BOOKKEEPING_BYTES) + 16 * num_envs + 8
     total = frame_bytes + side_bytes + other
     observed = sum(leaf.observed.nbytes for leaf in leaves)
     return StoreEstimate(
