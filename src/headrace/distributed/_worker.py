@@ -103,7 +103,7 @@ class Worker:
                 self._recorder.flush()
                 news.put(kept)
                 news.put(counters)
-            except BaseException as error:  # noqa: BLE001 - raised in the generator
+            except BaseException as error:  # noqa: BLE001  (also Ctrl-C: the generator raises it)
                 news.put(error)
 
         threading.Thread(target=run, name="episodes", daemon=True).start()

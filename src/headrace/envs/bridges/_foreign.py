@@ -31,9 +31,9 @@ from headrace.envs.bridges._workers import (
     WorkerFailedError,
     WorkerLostError,
     dealt,
-    end_workers,
     how_ended,
     of_environments,
+    starting,
 )
 from headrace.errors import ConfigError, DataError, EnvError
 
@@ -331,31 +331,23 @@ def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple
     python, addresses = source.python, source.addresses
     parts = dealt(num_envs, min(num_envs, len(addresses) or workers))
     started: list[ForeignWorker] = []
-    with _shared_memory() as memory:
-        try:
-            for index, part in enumerate(parts):
-                link = ChildProcess(python, memory) if python else RemoteChild(addresses[index], source.timeout)
-                started.append(ForeignWorker(link, part, source.timeout))
-            for worker in started:
-                worker.make(source)
-            hellos = [worker.hello() for worker in started]
-            first = hellos[0].observation_space, hellos[0].action_space
-            for hello in hellos[1:]:
-                if (other := (hello.observation_space, hello.action_space)) != first:
-                    raise ConfigError(
-                        f"environments: expected one kind, got spaces {first} and {other}; make the entry give one kind"
-                    )
-            layout = exchange_layout(num_envs, *first)
-            exchange = Exchange(layout, None if python is None else _mapped(memory, layout.nbytes))
-            for worker in started:
-                worker.lay_out(exchange, hellos[0].observation_space)
-        except BaseException as error:  # also Ctrl-C; raised again
-            end_workers(started)
-            if isinstance(error, WorkerFailedError):
-                raise error.error from None
-            if isinstance(error, WorkerLostError):
-                raise EnvError(str(error)) from error
-            raise
+    with _shared_memory() as memory, starting(started):
+        for index, part in enumerate(parts):
+            link = ChildProcess(python, memory) if python else RemoteChild(addresses[index], source.timeout)
+            started.append(ForeignWorker(link, part, source.timeout))
+        for worker in started:
+            worker.make(source)
+        hellos = [worker.hello() for worker in started]
+        first = hellos[0].observation_space, hellos[0].action_space
+        for hello in hellos[1:]:
+            if (other := (hello.observation_space, hello.action_space)) != first:
+                raise ConfigError(
+                    f"environments: expected one kind, got spaces {first} and {other}; make the entry give one kind"
+                )
+        layout = exchange_layout(num_envs, *first)
+        exchange = Exchange(layout, None if python is None else _mapped(memory, layout.nbytes))
+        for worker in started:
+            worker.lay_out(exchange, hellos[0].observation_space)
     return WorkerBackend(exchange, started), hellos[0]
 
 

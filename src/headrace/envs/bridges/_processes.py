@@ -20,11 +20,11 @@ from headrace.envs.bridges._workers import (
     WorkerFailedError,
     WorkerLostError,
     dealt,
-    end_workers,
     how_ended,
     of_environments,
+    starting,
 )
-from headrace.errors import ConfigError, EnvError, UnsupportedError
+from headrace.errors import ConfigError, UnsupportedError
 
 # a closing worker closes its environments; one that takes longer than this is ended
 _CLOSE_SECONDS = 5.0
@@ -90,7 +90,7 @@ def process_backend(
     # anonymous: nothing is left behind in the file system, whoever is killed
     memory = context.RawArray("b", max(layout.nbytes, 1))
     started: list[SpawnedWorker] = []
-    try:
+    with starting(started):
         for part in dealt(len(factories), workers):
             ours, theirs = context.Pipe()
             makers = CloudpickleWrapper(cast("Any", [factories[env_id] for env_id in part]))
@@ -106,13 +106,6 @@ def process_backend(
             started.append(SpawnedWorker(ours, process, part))
         for worker in started:
             worker.receive("start")
-    except BaseException as error:  # also Ctrl-C; raised again
-        end_workers(started)
-        if isinstance(error, WorkerFailedError):
-            raise error.error from None
-        if isinstance(error, WorkerLostError):
-            raise EnvError(str(error)) from error
-        raise
     return WorkerBackend(Exchange(layout, memoryview(memory).cast("B")), started)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from headrace.envs.bridges._exchange import Exchange
@@ -147,6 +148,20 @@ def how_ended(code: int | None) -> str:
 def of_environments(env_ids: range) -> str:
     """The env ids of a worker as words of an error."""
     return ", ".join(map(str, env_ids[:8])) + (", …" if len(env_ids) > 8 else "")
+
+
+@contextmanager
+def starting(workers: Sequence[Worker]) -> Generator[None]:
+    """While workers are started: if one fails or is lost, or on Ctrl-C, those that were started are ended."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C; raised again
+        end_workers(workers)
+        if isinstance(error, WorkerFailedError):
+            raise error.error from None
+        if isinstance(error, WorkerLostError):
+            raise EnvError(str(error)) from error
+        raise
 
 
 def end_workers(workers: Sequence[Worker]) -> None:
