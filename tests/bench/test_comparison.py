@@ -354,6 +354,8 @@ def test_pairing_finds_what_the_difficulty_of_episodes_hides() -> None:
     hard = np.random.default_rng(0).normal(100, 40, 200)
     before, after = play(hard, [True] * 200, "a"), play(hard + 6.0, [True] * 200, "b")
     assert verdict(compare([before], [after]), "play.reward") == "improved"
+    mixed = play(hard[::-1] + 6.0, [True] * 200, "d", ids=range(199, -1, -1))
+    assert verdict(compare([before], [mixed]), "play.reward") == "improved", "by id, not by place"
     apart = play(hard + 6.0, [True] * 200, "c", ids=range(1000, 1200))
     assert verdict(compare([before], [apart]), "play.reward") == "inconclusive"
 
