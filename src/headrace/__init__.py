@@ -14,6 +14,7 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace._jobs.comparing import ComparisonResult, ReportResult, SweepResult, compare, report, sweep
+    from headrace._jobs.demo import DemoResult, demo
     from headrace._jobs.evaluate import evaluate, merge
     from headrace._jobs.imitate import ImitationResult, imitate
     from headrace._jobs.picture import PictureResult, picture
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchEnv",
     "ComparisonResult",
+    "DemoResult",
     "EnvRecipe",
     "EpisodeEnds",
     "ImitationResult",
@@ -71,6 +73,7 @@ __all__ = [
     "__version__",
     "bridge",
     "compare",
+    "demo",
     "evaluate",
     "evaluate_suite",
     "imitate",
@@ -98,6 +101,7 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "headrace._jobs.comparing": ("ComparisonResult", "ReportResult", "SweepResult", "compare", "report", "sweep"),
+        "headrace._jobs.demo": ("DemoResult", "demo"),
         "headrace._jobs.evaluate": ("evaluate", "merge"),
         "headrace._jobs.suite": ("SuiteResult", "SuiteTask", "evaluate_suite", "read_suite"),
         "headrace._jobs.runtime": ("runtime", "startup"),

@@ -19,6 +19,7 @@ from headrace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from headrace.bench._sweep import Outcome, Side, Sweep
+    from headrace.bench.report import Story
     from headrace.rollout import Evaluation
 
 Runs: TypeAlias = "str | Path | Bundle | Evaluation | Iterable[str | Path | Bundle | Evaluation]"
@@ -110,6 +111,7 @@ def report(
     names: tuple[str, str] = ("A", "B"),
     allow: Iterable[str] = (),
     accept_drift: bool = False,
+    story: Story | None = None,
 ) -> ReportResult:
     """Put runs on one HTML page that needs no network; with ``versus``, the page has the verdicts as well.
 
@@ -121,6 +123,7 @@ def report(
         names: of the sides.
         allow: as for :func:`compare`.
         accept_drift: as for :func:`compare`.
+        story: what the page begins with.
     """
     from headrace.bench.report import report_page
 
@@ -142,7 +145,8 @@ def report(
             notes.append(f"not compared: {error}")
         bundles = [*bundles, *others]
     check_writable(output.parent)
-    write_whole(output, report_page(bundles, comparisons, names=names, title=title, notes=notes, sides=sides))
+    page = report_page(bundles, comparisons, names=names, title=title, notes=notes, sides=sides, story=story)
+    write_whole(output, page)
     return ReportResult(path=output, runs=len(bundles), notes=tuple(notes))
 
 

@@ -44,7 +44,9 @@ def read_evaluation(path: Path) -> PlayBundle:
     """The bundle of a saved evaluation or of a journal."""
     from headrace.rollout import Evaluation
 
-    return evaluation_bundle(Evaluation.load(path), str(path))
+    bundle = evaluation_bundle(Evaluation.load(path), str(path))
+    label = path.parent.name if path.name in EVALUATION_FILES else path.stem
+    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
 
 
 def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:

@@ -16,7 +16,7 @@ from headrace.bench import PerEpisode
 from headrace.bench._bundle_files import bundle_text
 from headrace.bench._comparison import compare
 from headrace.bench._schema import ProfileNode
-from headrace.bench.report import report_page
+from headrace.bench.report import Film, Saving, Story, report_page
 from headrace.bench.report._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
 from headrace.errors import DataError
 
@@ -55,14 +55,42 @@ def outline(page: str) -> Outline:
 
 def test_a_page_of_all_kinds_has_every_section_and_a_row_per_run() -> None:
     bundles = a_set()
-    found = outline(report_page(bundles))
-    sections = ("runs", "throughput", "learning", "split", "memory", "startup", "verdicts")
+    compared = compare([varied("runtime", i) for i in range(2)], [varied("runtime", i) for i in range(2, 4)])
+    found = outline(report_page(bundles, [compared]))
+    sections = ("evaluations", "runs", "throughput", "learning", "split", "memory", "startup", "verdicts")
     assert [name for name in found.ids if name in sections] == list(sections)
     assert len(found.ids) == len(set(found.ids))
     page = report_page(bundles)
     assert len(re.findall(r'<tr data-run="', page)) == len(bundles)
     assert found.counts["polyline"] >= 6
     assert found.counts["polygon"] == 2  # a band of three seeds for each of two libraries
+
+
+def test_a_section_that_the_runs_have_nothing_for_is_left_out() -> None:
+    page = report_page([varied("startup", 0)])
+    sections = re.findall(r'<section id="(\w+)"', page)
+    assert sections == ["runs", "startup"]
+    assert re.findall(r'<a href="#(\w+)">', page) == sections
+
+
+def test_a_story_comes_first_with_its_film_and_what_was_saved(tmp_path: Path) -> None:
+    film = tmp_path / "film.mp4"
+    film.write_bytes(b"\x00film")
+    story = Story(sentences=["<once>"], savings=[Saving("rows", "all", 200, 50)], films=[Film(film, "a & b")])
+    page = report_page([varied("runtime", 0)], story=story)
+    outline(page)
+    assert page.index('<section id="story"') < page.index('<section id="runs"')
+    for part in ("<p>&lt;once&gt;</p>", "<td>75%</td>", "data:video/mp4;base64,AGZpbG0=", "a &amp; b"):
+        assert part in page
+
+
+def test_an_unfinished_evaluation_has_no_rates() -> None:
+    play = varied("play", 0)
+    plan = play.plan.model_copy(update={"kind": "episodes", "episodes_planned": 10_000})
+    page = report_page([play.model_copy(update={"plan": plan})])
+    row = page[page.index('<section id="evaluations"') : page.index('<section id="runs"')]
+    assert "of 10,000" in row
+    assert "%" not in row.partition("<tbody>")[2]
 
 
 @pytest.mark.parametrize("kind", ["runtime", "training", "play", "startup"])

@@ -1,5 +1,6 @@
 """One self-contained page about a set of runs."""
 
 from headrace.bench.report._page import report_page
+from headrace.bench.report._story import Film, Saving, Story
 
-__all__ = ["report_page"]
+__all__ = ["Film", "Saving", "Story", "report_page"]

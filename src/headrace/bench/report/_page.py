@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -9,16 +10,8 @@ from importlib.resources import files
 from headrace.bench._comparison import Comparison
 from headrace.bench._schema import Bundle, Hardware
 from headrace.bench.report import _sections as sections
+from headrace.bench.report._story import Film, Saving, Story
 from headrace.errors import DataError
-
-_EMPTY = {
-    "throughput": "No run here has a throughput. Make some with: headrace runtime TASK --num-envs N",
-    "learning": "No training here. Make one with: headrace train TASK --library rsl_rl",
-    "split": "No run here says where its time went.",
-    "memory": "No run here has its memory measured.",
-    "startup": "No start-up here. Profile one with: headrace startup TASK",
-    "verdicts": "Nothing was compared. Compare two sides with: headrace report A B",
-}
 
 
 def report_page(
@@ -29,8 +22,9 @@ def report_page(
     title: str = "headrace report",
     notes: Sequence[str] = (),
     sides: Mapping[str, str] | None = None,
+    story: Story | None = None,
 ) -> str:
-    """The HTML of a report.
+    """The HTML of a report. A section that these runs have nothing for is left out.
 
     Args:
         bundles: the runs, in the order in which they are listed.
@@ -39,27 +33,33 @@ def report_page(
         title: of the page.
         notes: what else to say at the top, such as files that could not be read.
         sides: run id → the side of the comparison that it is on.
+        story: what the page begins with.
     """
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
     bundles = [_on_side(bundle, (sides or {}).get(bundle.run.run_id)) for bundle in bundles]
     resources = files("headrace.bench.report")
     style, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    parts = [
-        _section("runs", "Runs", _filters(bundles) + sections.runs_table(bundles)),
-        _section("throughput", "Throughput", sections.throughput(bundles)),
-        _section("learning", "Learning curves", sections.learning_curves(bundles)),
-        _section("split", "Where the time went", sections.time_split(bundles)),
-        _section("memory", "Peak memory", sections.memory(bundles)),
-        _section("startup", "Start-up", sections.startup(bundles)),
-        _section("verdicts", "Comparison", sections.verdicts(comparisons, names)),
-    ]
+    parts = {
+        ("story", "In short"): story and _told(story),
+        ("evaluations", "Evaluations"): sections.evaluations(bundles),
+        ("runs", "Runs"): _filters(bundles) + sections.runs_table(bundles),
+        ("throughput", "Throughput"): sections.throughput(bundles),
+        ("learning", "Learning curves"): sections.learning_curves(bundles),
+        ("split", "Where the time went"): sections.time_split(bundles),
+        ("memory", "Peak memory"): sections.memory(bundles),
+        ("startup", "Start-up"): sections.startup(bundles),
+        ("verdicts", "Comparison"): sections.verdicts(comparisons, names),
+    }
+    shown = [(name, heading, body) for (name, heading), body in parts.items() if body]
+    links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in shown)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{_listed(notes)}{_contents()}</header>"
-        f"<main>{''.join(parts)}</main><script>{script}</script></body></html>\n"
+        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{_listed(notes)}"
+        f'<nav aria-label="sections">{links}</nav></header>'
+        f"<main>{''.join(_section(*part) for part in shown)}</main><script>{script}</script></body></html>\n"
     )
 
 
@@ -75,17 +75,40 @@ def _listed(notes: Sequence[str]) -> str:
     return f'<ul class="notes">{items}</ul>' if notes else ""
 
 
-def _section(name: str, title: str, body: str | None) -> str:
-    content = body or f'<p class="empty">{escape(_EMPTY[name])}</p>'
-    return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{title}</h2>{content}</section>'
+def _section(name: str, heading: str, body: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{heading}</h2>{body}</section>'
 
 
-def _contents() -> str:
-    links = (
-        *(("runs", "Runs"), ("throughput", "Throughput"), ("learning", "Learning"), ("split", "Time")),
-        *(("memory", "Memory"), ("startup", "Start-up"), ("verdicts", "Comparison")),
+def _told(story: Story) -> str:
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in story.sentences)
+    return said + _savings(story.savings) + "".join(_film(film) for film in story.films)
+
+
+def _savings(savings: Sequence[Saving]) -> str:
+    """A table of what the usual way takes and what was taken here."""
+    if not savings:
+        return ""
+    heads = ("what", "the usual way", "it takes", "here", "saved")
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(saving.what)}</th>'
+        f"{''.join(f'<td>{escape(cell)}</td>' for cell in saving.cells())}</tr>"
+        for saving in savings
     )
-    return f'<nav aria-label="sections">{"".join(f"<a href=#{n}>{t}</a>" for n, t in links)}</nav>'
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="what was saved"><table>'
+        f"<caption>What was saved</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _film(film: Film) -> str:
+    """The film itself, in the page."""
+    coded = base64.b64encode(film.path.read_bytes()).decode("ascii")
+    return (
+        '<figure><video controls muted loop playsinline preload="metadata" '
+        f'src="data:video/mp4;base64,{coded}"></video>'
+        f"<figcaption>{escape(film.caption)}</figcaption></figure>"
+    )
 
 
 def _facts(bundles: Sequence[Bundle]) -> str:
@@ -94,7 +117,9 @@ def _facts(bundles: Sequence[Bundle]) -> str:
     plural = "" if len(bundles) == 1 else "s"
     unfinished = sum(bundle.run.status != "completed" for bundle in bundles)
     note = f"; {unfinished} did not complete" if unfinished else ""
-    where = escape(" · ".join(sorted(machines)))
+    # an evaluation keeps the processor alone, which is then that of a machine that another run describes whole
+    whole = sorted(name for name in machines if not any(other.startswith(f"{name}, ") for other in machines))
+    where = escape(" · ".join(whole))
     last = f"; the last ended {escape(ended)}" if ended else ""
     return f"<p>{len(bundles)} run{plural} on {where}{last}{note}.</p>"
 

@@ -1,15 +1,17 @@
-"""The sections of the page, each a figure made of bundles; a section without data says so."""
+"""The sections of the page, each a figure made of bundles; None where they have nothing for it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from typing import cast
 
 from headrace.bench._comparison import Comparison
 from headrace.bench._comparison_output import all_notes, cells
 from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
+from headrace.bench._statistic import Spread
 from headrace.bench._verdicts import MetricComparison
 from headrace.bench.report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
 
@@ -23,6 +25,46 @@ def run_name(bundle: Bundle) -> str:
     run = bundle.run
     parts = [run.label or "", run.task, bundle.kind, run.framework or "", f"{run.num_envs} envs", f"seed {run.seed}"]
     return ", ".join(part for part in parts if part)
+
+
+def evaluations(bundles: Sequence[Bundle]) -> str | None:
+    """What policies achieved on planned episodes, with intervals, and what that cost."""
+    played = [
+        bundle
+        for bundle in bundles
+        if isinstance(bundle, PlayBundle) and bundle.plan is not None and bundle.plan.kind == "episodes"
+    ]
+    if not played:
+        return None
+    heads = ("evaluation", "task", "episodes", "success", "mean reward", "model calls", "rows inferred", "images drawn")
+    head = "".join(f'<th scope="col">{name}</th>' for name in (*heads, "seconds"))
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="table of evaluations"><table>'
+        "<caption>Every planned episode once; 95 % intervals.</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_evaluation_row, played))}</tbody></table></div>"
+    )
+
+
+def _evaluation_row(bundle: PlayBundle) -> str:
+    run, plan, episodes = bundle.run, bundle.plan, bundle.runtime.episodes
+    known = cast("Mapping[str, int]", bundle.extra.get("counters") or {})
+    rate, reward = bundle.success_rate, bundle.reward
+    done = episodes.completed if episodes is not None else None
+    unfinished = plan is not None and done != plan.episodes_planned
+    shown = (
+        *(run.task, _figure(done, ",") + (f" of {plan.episodes_planned:,}" if plan and plan.episodes_planned else "")),
+        _NONE if rate is None or unfinished else _with_interval(rate.rate, rate.interval, ".0%"),
+        _NONE if reward is None or unfinished else _with_interval(reward.mean, reward.interval, ",.1f"),
+        *(_figure(known.get(name), ",") for name in ("model_calls", "rows_inferred", "frames_drawn")),
+        _figure(run.duration_s, ",.1f"),
+    )
+    cells = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
+    return f'<tr><th scope="row">{escape(run.label or run.run_id)}</th>{cells}</tr>'
+
+
+def _with_interval(value: float, interval: Spread | None, form: str) -> str:
+    around = "" if interval is None else f" [{interval.low:{form}}, {interval.high:{form}}]"
+    return f"{value:{form}}{around}"
 
 
 def runs_table(bundles: Sequence[Bundle]) -> str:

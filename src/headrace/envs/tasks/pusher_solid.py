@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import ClassVar
 
+from headrace.envs._image_spec import ImageSpec
 from headrace.envs._task import Task
 from headrace.envs.tasks.pusher import PusherGoal, PusherGoalCfg
 from headrace.errors import DataError
+from headrace.sim._camera import CameraSpec
 from headrace.sim._mujoco_api import Model, load_model
 
 _AS_SHIPPED, _SOLID = 'density="0.01"', 'density="50"'
@@ -25,6 +27,9 @@ _CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"
 class PusherSolidCfg(PusherGoalCfg):
     """Settings of ``pusher-solid``."""
 
+    camera: bool = False
+    """Add the group ``image``: what a camera over the table sees, uint8 (64, 64, 3)."""
+
 
 class PusherSolid(PusherGoal):
     """Push a cylinder that has weight to a random goal; the episode ends when it is there."""
@@ -33,7 +38,8 @@ class PusherSolid(PusherGoal):
     """Sizes of the observation groups."""
 
     def __init__(self, cfg: PusherSolidCfg) -> None:
-        Task.__init__(self, cfg, _model(), self.groups)
+        images = {"image": ImageSpec(camera=CameraSpec(name="table", width=64, height=64))} if cfg.camera else {}
+        Task.__init__(self, cfg, _model(), self.groups, images)
         self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
 
 
