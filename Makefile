@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi test-simulators check docs wheel bench bench-setup format clean
+.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi test-simulators check docs wheel release bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -63,6 +63,10 @@ docs: $(STAMP)  ## Build the site into site/, warnings as errors
 
 wheel: $(STAMP)  ## Build wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
+
+release: wheel  ## Try wheel and sdist in an empty environment; TAG=vX.Y.Z must be the version
+	test -z "$(TAG)" || grep -qx '__version__ = "$(TAG:v%=%)"' src/headrace/__init__.py
+	$(BIN)/python -m pytest -m slow tests/test_install.py
 
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh
