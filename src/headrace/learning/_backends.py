@@ -14,6 +14,7 @@ Every backend takes ``x`` (T, B, I), ``states`` (one tensor (layers, B, H) for a
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 import torch
@@ -210,6 +211,25 @@ def run_triton(
     from headrace.learning import _triton_layers as triton_layers
 
     return triton_layers.run(kind, x, states, resets, active, layers)
+
+
+def triton_obstacle(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a CUDA device; None where nothing speaks against it."""
+    if find_spec("triton") is None:
+        return "triton is not installed; pip install 'headrace[triton]'"
+    from headrace.learning._triton_layers import SHARED_BYTES
+
+    limit = int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    if limit < SHARED_BYTES:
+        return f"its kernels take up to {SHARED_BYTES:,} bytes of shared memory, the device gives {limit:,}"
+    return None
+
+
+def triton_error() -> type[Exception]:
+    """What Triton raises when a kernel cannot be compiled or does not fit the device."""
+    from triton.errors import TritonError
+
+    return TritonError
 
 
 def step_layers(

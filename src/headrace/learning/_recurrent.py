@@ -6,8 +6,11 @@ two directions are left out. ``forward`` takes slices, ``step`` takes one step o
 
 from __future__ import annotations
 
+import logging
+import math
+import subprocess
 import time
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ _RUNNERS: dict[str, Runner] = {
     "pad": backends.run_pad,
     "triton": backends.run_triton,
 }
+_LOG = logging.getLogger("headrace.learning")
 # what ``auto`` measured in this process: shape of the work → name of the quickest backend
 _measured: dict[tuple[object, ...], str] = {}
 
@@ -285,12 +289,25 @@ def _quickest(
     size = layers[0].w_hh.shape
     key = (kind, x.device, x.dtype, tuple(x.shape), size, len(layers), active is not None, share, learning)
     if key not in _measured:
-        candidates = ["packed", "scan"]
-        if x.is_cuda and x.dtype == torch.float32 and _has_triton():
-            candidates.append("triton")
-        times = {name: _seconds(name, kind, x, states, resets, active, layers, learning) for name in candidates}
+        work = (kind, x, states, resets, active, layers, learning)
+        times = {name: _seconds(name, *work) for name in ("packed", "scan")}
+        if x.is_cuda and x.dtype == torch.float32:
+            times["triton"] = _triton_seconds(x.device, *work)
         _measured[key] = min(times, key=lambda name: times[name])
     return _measured[key]
+
+
+def _triton_seconds(device: torch.device, *work: Any) -> float:
+    """As :func:`_seconds`; infinity, with the reason in the log, where Triton's kernels do not run on this device."""
+    reason = backends.triton_obstacle(device)
+    if reason is None:
+        try:
+            return _seconds("triton", *work)
+        # no C compiler, no driver that fits, no memory: Triton raises all of these, and the others run without them
+        except (backends.triton_error(), RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            reason = f"{type(error).__name__}: {error}"
+    _LOG.warning('backend="auto": the triton backend is left out on %s (%s)', device, reason)
+    return math.inf
 
 
 def _seconds(
@@ -304,7 +321,7 @@ def _seconds(
     learning: bool,
 ) -> float:
     """The better of two runs after a first one, with the backward if the caller will need it."""
-    best = float("inf")
+    best = math.inf
     inputs = x.detach().requires_grad_(learning)
     parameters = [p for weights in layers for p in weights if p is not None and p.requires_grad]
     for _ in range(3):
@@ -320,9 +337,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None

@@ -1,10 +1,11 @@
 """GRU and LSTM layers in Triton: the loop over steps inside one kernel, resets and sleep included.
 
-A program takes a block of environments through all T steps with its state in registers; forward stores what backward
-needs, backward walks the same way home. Input projections and weight gradients are large matrix products and stay
-outside. The hidden size is padded to a power of two, at most 256: the state of a block has to fit in registers.
+A program takes a block of environments through all T steps; forward stores what backward needs, backward walks the same
+way home. Input projections and weight gradients are large matrix products and stay outside. The recurrent product goes
+tile by tile, with weights and state read from the device's memory (mostly its cache), so a program's shared memory does
+not grow with the hidden size: any size runs on any card that Triton supports (``SHARED_BYTES``).
 
-``TRITON_INTERPRET=1`` runs the kernels on CPU tensors, slowly: that is how they are tested.
+``TRITON_INTERPRET=1`` runs the kernels on CPU tensors, slowly: that is how their numbers are tested.
 """
 
 # Triton reads these functions as its own language, which no type checker knows:
@@ -23,12 +24,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headrace.errors import ConfigError
 from headrace.learning._backends import Kind, States
 from headrace.learning._packed import LayerWeights
 
-_LARGEST = 256
-_ROWS = 16  # environments a program; the least that tl.dot takes
+_ROWS = 16  # environments per program; the least that tl.dot takes
+_TILE = 64  # at most so many columns of each gate at once
+_DEPTH = 32  # and so many rows of the weights
+
+SHARED_BYTES = 48 << 10
+"""Shared memory that no kernel here exceeds, whatever the hidden size: what every CUDA device gives by default."""
 
 
 @triton.jit
@@ -38,196 +42,281 @@ def _tanh(x):
 
 @triton.jit
 def _gru_forward(
-    # inputs: gates (T, B, 3H) before the recurrent part, w_hh (3H, H), b_n (H), h0 (B, H), flags (T, B) as int8
-    gates_ptr, w_ptr, b_n_ptr, h0_ptr, resets_ptr, active_ptr,
-    # outputs: state after each step, r z n and the inner part of n for backward
+    # inputs: gates (T, B, 3H) before the recurrent part, w_hh (3H, H), b_n (H), flags (T, B) as int8
+    gates_ptr, w_ptr, b_n_ptr, resets_ptr, active_ptr,
+    # states (T + 1, B, H), the first given; outputs: r z n and the inner part of n for backward
     states_ptr, saved_ptr, inner_ptr,
-    steps, envs, size: tl.constexpr, rows_per_program: tl.constexpr, width: tl.constexpr,
+    steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    col = tl.arange(0, width)
-    some = (row[:, None] < envs) & (col[None, :] < size)
-    place = row[:, None] * size + col[None, :]
-    # w[k, j] multiplies state k into gate j, so the matrix is read transposed
-    w_place = col[None, :] * size + col[:, None]
-    w_some = (col[None, :] < size) & (col[:, None] < size)
-    b_n = tl.load(b_n_ptr + col, mask=col < size, other=0.0)
-    h = tl.load(h0_ptr + place, mask=some, other=0.0)
-    for t in range(steps):
-        reset = tl.load(resets_ptr + t * envs + row, mask=row < envs, other=0)
-        live = tl.load(active_ptr + t * envs + row, mask=row < envs, other=0)
-        h = tl.where(reset[:, None] != 0, 0.0, h)
-        w_r = tl.load(w_ptr + w_place, mask=w_some, other=0.0)
-        w_z = tl.load(w_ptr + size * size + w_place, mask=w_some, other=0.0)
-        w_n = tl.load(w_ptr + 2 * size * size + w_place, mask=w_some, other=0.0)
-        gate_place = (t * envs + row[:, None]) * 3 * size + col[None, :]
-        r = tl.sigmoid(tl.load(gates_ptr + gate_place, mask=some, other=0.0) + tl.dot(h, w_r, input_precision="ieee"))
-        z = tl.sigmoid(
-            tl.load(gates_ptr + gate_place + size, mask=some, other=0.0) + tl.dot(h, w_z, input_precision="ieee")
-        )
-        inner = tl.dot(h, w_n, input_precision="ieee") + b_n[None, :]
-        n = _tanh(tl.load(gates_ptr + gate_place + 2 * size, mask=some, other=0.0) + r * inner)
-        h = tl.where(live[:, None] != 0, n + z * (h - n), h)
-        tl.store(states_ptr + t * envs * size + place, h, mask=some)
-        tl.store(saved_ptr + gate_place, r, mask=some)
-        tl.store(saved_ptr + gate_place + size, z, mask=some)
-        tl.store(saved_ptr + gate_place + 2 * size, n, mask=some)
-        tl.store(inner_ptr + t * envs * size + place, inner, mask=some)
+    here = row < envs
+    for _ in range(steps):
+        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            gate = row[:, None] * 3 * size + col[None, :]
+            h = tl.where(reset, 0.0, tl.load(states_ptr + place, mask=some, other=0.0))
+            r = tl.load(gates_ptr + gate, mask=some, other=0.0)
+            z = tl.load(gates_ptr + gate + size, mask=some, other=0.0)
+            n = tl.load(gates_ptr + gate + 2 * size, mask=some, other=0.0)
+            inner = tl.zeros_like(r) + tl.load(b_n_ptr + col, mask=col < size, other=0.0)[None, :]
+            for k in range(0, size, depth):
+                deep = k + tl.arange(0, depth)
+                part_some = here[:, None] & (deep < size)[None, :]
+                part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=part_some, other=0.0)
+                part = tl.where(reset, 0.0, part)
+                # w[k, j] multiplies state k into gate j, so the matrix is read transposed
+                w_place = w_ptr + col[None, :] * size + deep[:, None]
+                w_some = (col < size)[None, :] & (deep < size)[:, None]
+                w_r = tl.load(w_place, mask=w_some, other=0.0)
+                w_z = tl.load(w_place + size * size, mask=w_some, other=0.0)
+                w_n = tl.load(w_place + 2 * size * size, mask=w_some, other=0.0)
+                r += tl.dot(part, w_r, input_precision="ieee")
+                z += tl.dot(part, w_z, input_precision="ieee")
+                inner += tl.dot(part, w_n, input_precision="ieee")
+            r, z = tl.sigmoid(r), tl.sigmoid(z)
+            n = _tanh(n + r * inner)
+            tl.store(states_ptr + envs * size + place, tl.where(live, n + z * (h - n), h), mask=some)
+            tl.store(saved_ptr + gate, r, mask=some)
+            tl.store(saved_ptr + gate + size, z, mask=some)
+            tl.store(saved_ptr + gate + 2 * size, n, mask=some)
+            tl.store(inner_ptr + place, inner, mask=some)
+        tl.debug_barrier()  # the next step reads this state from memory, in other threads
+        gates_ptr += envs * 3 * size
+        saved_ptr += envs * 3 * size
+        inner_ptr += envs * size
+        states_ptr += envs * size
+        resets_ptr += envs
+        active_ptr += envs
 
 
 @triton.jit
 def _gru_backward(
-    # inputs
+    # inputs: gradients and states before each step, (T, B, H); d_h starts as zeros
     d_states_ptr, previous_ptr, saved_ptr, inner_ptr, w_ptr, resets_ptr, active_ptr,
     # outputs: (T, B, 4H) gradients of n r z r·n, (B, H) of the initial state
-    d_ptr, d_h0_ptr,
-    steps, envs, size: tl.constexpr, rows_per_program: tl.constexpr, width: tl.constexpr,
+    d_ptr, d_h_ptr,
+    steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    col = tl.arange(0, width)
-    some = (row[:, None] < envs) & (col[None, :] < size)
-    place = row[:, None] * size + col[None, :]
-    w_place = col[:, None] * size + col[None, :]
-    w_some = (col[:, None] < size) & (col[None, :] < size)
-    d_h = tl.load(d_h0_ptr + place, mask=some, other=0.0)  # zeros, in the dtype of the work
-    for back in range(steps):
-        t = steps - 1 - back
-        reset = tl.load(resets_ptr + t * envs + row, mask=row < envs, other=0)
-        live = tl.load(active_ptr + t * envs + row, mask=row < envs, other=0)
-        gate_place = (t * envs + row[:, None]) * 3 * size + col[None, :]
-        r = tl.load(saved_ptr + gate_place, mask=some, other=0.0)
-        z = tl.load(saved_ptr + gate_place + size, mask=some, other=0.0)
-        n = tl.load(saved_ptr + gate_place + 2 * size, mask=some, other=0.0)
-        inner = tl.load(inner_ptr + t * envs * size + place, mask=some, other=0.0)
-        previous = tl.load(previous_ptr + t * envs * size + place, mask=some, other=0.0)
-        d_h += tl.load(d_states_ptr + t * envs * size + place, mask=some, other=0.0)
-        d_live = tl.where(live[:, None] != 0, d_h, 0.0)
-        d_n = d_live * (1 - z) * (1 - n * n)
-        d_z = d_live * (previous - n) * z * (1 - z)
-        d_r = d_n * inner * r * (1 - r)
-        d_rn = d_n * r
-        d_place = (t * envs + row[:, None]) * 4 * size + col[None, :]
-        tl.store(d_ptr + d_place, d_n, mask=some)
-        tl.store(d_ptr + d_place + size, d_r, mask=some)
-        tl.store(d_ptr + d_place + 2 * size, d_z, mask=some)
-        tl.store(d_ptr + d_place + 3 * size, d_rn, mask=some)
-        w_r = tl.load(w_ptr + w_place, mask=w_some, other=0.0)
-        w_z = tl.load(w_ptr + size * size + w_place, mask=w_some, other=0.0)
-        w_n = tl.load(w_ptr + 2 * size * size + w_place, mask=w_some, other=0.0)
-        through = d_live * z + tl.dot(d_r, w_r, input_precision="ieee")
-        through += tl.dot(d_z, w_z, input_precision="ieee") + tl.dot(d_rn, w_n, input_precision="ieee")
-        d_h = tl.where(live[:, None] != 0, through, d_h)
-        d_h = tl.where(reset[:, None] != 0, 0.0, d_h)
-    tl.store(d_h0_ptr + place, d_h, mask=some)
+    here = row < envs
+    last = tl.cast(steps - 1, tl.int64) * envs
+    resets_ptr += last
+    active_ptr += last
+    d_states_ptr += last * size
+    previous_ptr += last * size
+    inner_ptr += last * size
+    saved_ptr += last * 3 * size
+    d_ptr += last * 4 * size
+    for _ in range(steps):
+        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            gate = row[:, None] * 3 * size + col[None, :]
+            r = tl.load(saved_ptr + gate, mask=some, other=0.0)
+            z = tl.load(saved_ptr + gate + size, mask=some, other=0.0)
+            n = tl.load(saved_ptr + gate + 2 * size, mask=some, other=0.0)
+            inner = tl.load(inner_ptr + place, mask=some, other=0.0)
+            previous = tl.load(previous_ptr + place, mask=some, other=0.0)
+            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            d_h += tl.load(d_states_ptr + place, mask=some, other=0.0)
+            d_live = tl.where(live, d_h, 0.0)
+            d_n = d_live * (1 - z) * (1 - n * n)
+            gradient = d_ptr + row[:, None] * 4 * size + col[None, :]
+            tl.store(gradient, d_n, mask=some)
+            tl.store(gradient + size, d_n * inner * r * (1 - r), mask=some)
+            tl.store(gradient + 2 * size, d_live * (previous - n) * z * (1 - z), mask=some)
+            tl.store(gradient + 3 * size, d_n * r, mask=some)
+            tl.store(d_h_ptr + place, d_h, mask=some)
+        tl.debug_barrier()
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            z = tl.load(saved_ptr + row[:, None] * 3 * size + size + col[None, :], mask=some, other=0.0)
+            through = d_h * z
+            for k in range(0, 3 * size, depth):
+                # r, z and r·n lie side by side, as the rows of the weights do
+                deep = k + tl.arange(0, depth)
+                part_some = here[:, None] & (deep < 3 * size)[None, :]
+                part = tl.load(d_ptr + row[:, None] * 4 * size + size + deep[None, :], mask=part_some, other=0.0)
+                w_some = (deep < 3 * size)[:, None] & (col < size)[None, :]
+                w = tl.load(w_ptr + deep[:, None] * size + col[None, :], mask=w_some, other=0.0)
+                through += tl.dot(part, w, input_precision="ieee")
+            tl.store(d_h_ptr + place, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
+        tl.debug_barrier()
+        resets_ptr -= envs
+        active_ptr -= envs
+        d_states_ptr -= envs * size
+        previous_ptr -= envs * size
+        inner_ptr -= envs * size
+        saved_ptr -= envs * 3 * size
+        d_ptr -= envs * 4 * size
 
 
 @triton.jit
 def _lstm_forward(
-    # inputs: gates (T, B, 4H) before the recurrent part, w_hh (4H, H), h0 and c0 (B, H), flags (T, B) as int8
-    gates_ptr, w_ptr, h0_ptr, c0_ptr, resets_ptr, active_ptr,
-    # outputs
+    # inputs: gates (T, B, 4H) before the recurrent part, w_hh (4H, H), flags (T, B) as int8
+    gates_ptr, w_ptr, resets_ptr, active_ptr,
+    # states and cells (T + 1, B, H), the first given; output: i f g o for backward
     states_ptr, cells_ptr, saved_ptr,
-    steps, envs, size: tl.constexpr, rows_per_program: tl.constexpr, width: tl.constexpr,
+    steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    col = tl.arange(0, width)
-    some = (row[:, None] < envs) & (col[None, :] < size)
-    place = row[:, None] * size + col[None, :]
-    w_place = col[None, :] * size + col[:, None]
-    w_some = (col[None, :] < size) & (col[:, None] < size)
-    h = tl.load(h0_ptr + place, mask=some, other=0.0)
-    c = tl.load(c0_ptr + place, mask=some, other=0.0)
-    for t in range(steps):
-        reset = tl.load(resets_ptr + t * envs + row, mask=row < envs, other=0)
-        live = tl.load(active_ptr + t * envs + row, mask=row < envs, other=0)
-        h = tl.where(reset[:, None] != 0, 0.0, h)
-        c = tl.where(reset[:, None] != 0, 0.0, c)
-        gate_place = (t * envs + row[:, None]) * 4 * size + col[None, :]
-        w_i = tl.load(w_ptr + w_place, mask=w_some, other=0.0)
-        w_f = tl.load(w_ptr + size * size + w_place, mask=w_some, other=0.0)
-        w_g = tl.load(w_ptr + 2 * size * size + w_place, mask=w_some, other=0.0)
-        w_o = tl.load(w_ptr + 3 * size * size + w_place, mask=w_some, other=0.0)
-        x_i = tl.load(gates_ptr + gate_place, mask=some, other=0.0)
-        x_f = tl.load(gates_ptr + gate_place + size, mask=some, other=0.0)
-        x_g = tl.load(gates_ptr + gate_place + 2 * size, mask=some, other=0.0)
-        x_o = tl.load(gates_ptr + gate_place + 3 * size, mask=some, other=0.0)
-        i = tl.sigmoid(x_i + tl.dot(h, w_i, input_precision="ieee"))
-        f = tl.sigmoid(x_f + tl.dot(h, w_f, input_precision="ieee"))
-        g = _tanh(x_g + tl.dot(h, w_g, input_precision="ieee"))
-        o = tl.sigmoid(x_o + tl.dot(h, w_o, input_precision="ieee"))
-        new_c = f * c + i * g
-        h = tl.where(live[:, None] != 0, o * _tanh(new_c), h)
-        c = tl.where(live[:, None] != 0, new_c, c)
-        tl.store(states_ptr + t * envs * size + place, h, mask=some)
-        tl.store(cells_ptr + t * envs * size + place, c, mask=some)
-        tl.store(saved_ptr + gate_place, i, mask=some)
-        tl.store(saved_ptr + gate_place + size, f, mask=some)
-        tl.store(saved_ptr + gate_place + 2 * size, g, mask=some)
-        tl.store(saved_ptr + gate_place + 3 * size, o, mask=some)
+    here = row < envs
+    for _ in range(steps):
+        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            gate = row[:, None] * 4 * size + col[None, :]
+            h = tl.where(reset, 0.0, tl.load(states_ptr + place, mask=some, other=0.0))
+            c = tl.where(reset, 0.0, tl.load(cells_ptr + place, mask=some, other=0.0))
+            i = tl.load(gates_ptr + gate, mask=some, other=0.0)
+            f = tl.load(gates_ptr + gate + size, mask=some, other=0.0)
+            g = tl.load(gates_ptr + gate + 2 * size, mask=some, other=0.0)
+            o = tl.load(gates_ptr + gate + 3 * size, mask=some, other=0.0)
+            for k in range(0, size, depth):
+                deep = k + tl.arange(0, depth)
+                part_some = here[:, None] & (deep < size)[None, :]
+                part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=part_some, other=0.0)
+                part = tl.where(reset, 0.0, part)
+                w_place = w_ptr + col[None, :] * size + deep[:, None]
+                w_some = (col < size)[None, :] & (deep < size)[:, None]
+                w_i = tl.load(w_place, mask=w_some, other=0.0)
+                w_f = tl.load(w_place + size * size, mask=w_some, other=0.0)
+                w_g = tl.load(w_place + 2 * size * size, mask=w_some, other=0.0)
+                w_o = tl.load(w_place + 3 * size * size, mask=w_some, other=0.0)
+                i += tl.dot(part, w_i, input_precision="ieee")
+                f += tl.dot(part, w_f, input_precision="ieee")
+                g += tl.dot(part, w_g, input_precision="ieee")
+                o += tl.dot(part, w_o, input_precision="ieee")
+            i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
+            new_c = f * c + i * g
+            tl.store(states_ptr + envs * size + place, tl.where(live, o * _tanh(new_c), h), mask=some)
+            tl.store(cells_ptr + envs * size + place, tl.where(live, new_c, c), mask=some)
+            tl.store(saved_ptr + gate, i, mask=some)
+            tl.store(saved_ptr + gate + size, f, mask=some)
+            tl.store(saved_ptr + gate + 2 * size, g, mask=some)
+            tl.store(saved_ptr + gate + 3 * size, o, mask=some)
+        tl.debug_barrier()  # the next step reads this state from memory, in other threads
+        gates_ptr += envs * 4 * size
+        saved_ptr += envs * 4 * size
+        states_ptr += envs * size
+        cells_ptr += envs * size
+        resets_ptr += envs
+        active_ptr += envs
 
 
 @triton.jit
 def _lstm_backward(
-    # inputs
+    # inputs: gradients, cells after and before each step, (T, B, H); d_h and d_c start as zeros
     d_states_ptr, d_cells_ptr, cells_ptr, previous_cell_ptr, saved_ptr, w_ptr, resets_ptr, active_ptr,
     # outputs: (T, B, 4H) gradients of i f g o, (B, H) of the initial states
-    d_ptr, d_h0_ptr, d_c0_ptr,
-    steps, envs, size: tl.constexpr, rows_per_program: tl.constexpr, width: tl.constexpr,
+    d_ptr, d_h_ptr, d_c_ptr,
+    steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    col = tl.arange(0, width)
-    some = (row[:, None] < envs) & (col[None, :] < size)
-    place = row[:, None] * size + col[None, :]
-    w_place = col[:, None] * size + col[None, :]
-    w_some = (col[:, None] < size) & (col[None, :] < size)
-    d_h = tl.load(d_h0_ptr + place, mask=some, other=0.0)  # zeros, in the dtype of the work
-    d_c = tl.load(d_c0_ptr + place, mask=some, other=0.0)
-    for back in range(steps):
-        t = steps - 1 - back
-        reset = tl.load(resets_ptr + t * envs + row, mask=row < envs, other=0)
-        live = tl.load(active_ptr + t * envs + row, mask=row < envs, other=0)
-        gate_place = (t * envs + row[:, None]) * 4 * size + col[None, :]
-        i = tl.load(saved_ptr + gate_place, mask=some, other=0.0)
-        f = tl.load(saved_ptr + gate_place + size, mask=some, other=0.0)
-        g = tl.load(saved_ptr + gate_place + 2 * size, mask=some, other=0.0)
-        o = tl.load(saved_ptr + gate_place + 3 * size, mask=some, other=0.0)
-        squashed = _tanh(tl.load(cells_ptr + t * envs * size + place, mask=some, other=0.0))
-        previous = tl.load(previous_cell_ptr + t * envs * size + place, mask=some, other=0.0)
-        d_h += tl.load(d_states_ptr + t * envs * size + place, mask=some, other=0.0)
-        d_c += tl.load(d_cells_ptr + t * envs * size + place, mask=some, other=0.0)
-        d_live_h = tl.where(live[:, None] != 0, d_h, 0.0)
-        d_live_c = tl.where(live[:, None] != 0, d_c, 0.0) + d_live_h * o * (1 - squashed * squashed)
-        d_i = d_live_c * g * i * (1 - i)
-        d_f = d_live_c * previous * f * (1 - f)
-        d_g = d_live_c * i * (1 - g * g)
-        d_o = d_live_h * squashed * o * (1 - o)
-        tl.store(d_ptr + gate_place, d_i, mask=some)
-        tl.store(d_ptr + gate_place + size, d_f, mask=some)
-        tl.store(d_ptr + gate_place + 2 * size, d_g, mask=some)
-        tl.store(d_ptr + gate_place + 3 * size, d_o, mask=some)
-        w_i = tl.load(w_ptr + w_place, mask=w_some, other=0.0)
-        w_f = tl.load(w_ptr + size * size + w_place, mask=w_some, other=0.0)
-        w_g = tl.load(w_ptr + 2 * size * size + w_place, mask=w_some, other=0.0)
-        w_o = tl.load(w_ptr + 3 * size * size + w_place, mask=w_some, other=0.0)
-        through = tl.dot(d_i, w_i, input_precision="ieee") + tl.dot(d_f, w_f, input_precision="ieee")
-        through += tl.dot(d_g, w_g, input_precision="ieee") + tl.dot(d_o, w_o, input_precision="ieee")
-        d_h = tl.where(live[:, None] != 0, through, d_h)
-        d_c = tl.where(live[:, None] != 0, d_live_c * f, d_c)
-        d_h = tl.where(reset[:, None] != 0, 0.0, d_h)
-        d_c = tl.where(reset[:, None] != 0, 0.0, d_c)
-    tl.store(d_h0_ptr + place, d_h, mask=some)
-    tl.store(d_c0_ptr + place, d_c, mask=some)
+    here = row < envs
+    last = tl.cast(steps - 1, tl.int64) * envs
+    resets_ptr += last
+    active_ptr += last
+    d_states_ptr += last * size
+    d_cells_ptr += last * size
+    cells_ptr += last * size
+    previous_cell_ptr += last * size
+    saved_ptr += last * 4 * size
+    d_ptr += last * 4 * size
+    for _ in range(steps):
+        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            gate = row[:, None] * 4 * size + col[None, :]
+            i = tl.load(saved_ptr + gate, mask=some, other=0.0)
+            f = tl.load(saved_ptr + gate + size, mask=some, other=0.0)
+            g = tl.load(saved_ptr + gate + 2 * size, mask=some, other=0.0)
+            o = tl.load(saved_ptr + gate + 3 * size, mask=some, other=0.0)
+            squashed = _tanh(tl.load(cells_ptr + place, mask=some, other=0.0))
+            previous = tl.load(previous_cell_ptr + place, mask=some, other=0.0)
+            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            d_h += tl.load(d_states_ptr + place, mask=some, other=0.0)
+            d_c = tl.load(d_c_ptr + place, mask=some, other=0.0)
+            d_c += tl.load(d_cells_ptr + place, mask=some, other=0.0)
+            d_live_h = tl.where(live, d_h, 0.0)
+            d_live_c = tl.where(live, d_c, 0.0) + d_live_h * o * (1 - squashed * squashed)
+            tl.store(d_ptr + gate, d_live_c * g * i * (1 - i), mask=some)
+            tl.store(d_ptr + gate + size, d_live_c * previous * f * (1 - f), mask=some)
+            tl.store(d_ptr + gate + 2 * size, d_live_c * i * (1 - g * g), mask=some)
+            tl.store(d_ptr + gate + 3 * size, d_live_h * squashed * o * (1 - o), mask=some)
+            tl.store(d_h_ptr + place, d_h, mask=some)
+            tl.store(d_c_ptr + place, tl.where(reset, 0.0, tl.where(live, d_live_c * f, d_c)), mask=some)
+        tl.debug_barrier()
+        for first in range(0, size, tile):
+            col = first + tl.arange(0, tile)
+            some = here[:, None] & (col < size)[None, :]
+            place = row[:, None] * size + col[None, :]
+            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            through = tl.zeros_like(d_h)
+            for k in range(0, 4 * size, depth):
+                # the four gates lie side by side, as the rows of the weights do
+                deep = k + tl.arange(0, depth)
+                part_some = here[:, None] & (deep < 4 * size)[None, :]
+                part = tl.load(d_ptr + row[:, None] * 4 * size + deep[None, :], mask=part_some, other=0.0)
+                w_some = (deep < 4 * size)[:, None] & (col < size)[None, :]
+                w = tl.load(w_ptr + deep[:, None] * size + col[None, :], mask=w_some, other=0.0)
+                through += tl.dot(part, w, input_precision="ieee")
+            tl.store(d_h_ptr + place, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
+        tl.debug_barrier()
+        resets_ptr -= envs
+        active_ptr -= envs
+        d_states_ptr -= envs * size
+        d_cells_ptr -= envs * size
+        cells_ptr -= envs * size
+        previous_cell_ptr -= envs * size
+        saved_ptr -= envs * 4 * size
+        d_ptr -= envs * 4 * size
 
 
-def _grid(envs: int, size: int) -> tuple[tuple[int], dict[str, int]]:
-    blocks = ((envs + _ROWS - 1) // _ROWS,)
-    return blocks, {"size": size, "rows_per_program": _ROWS, "width": max(16, triton.next_power_of_2(size))}
+def tiles(size: int) -> dict[str, int]:
+    """The compile-time arguments of the kernels for a hidden size."""
+    padded = max(16, triton.next_power_of_2(size))
+    return {"rows_per_program": _ROWS, "tile": min(_TILE, padded), "depth": min(_DEPTH, padded)}
 
 
-def _previous(states: Tensor, initial: Tensor, resets: Tensor) -> Tensor:
+# one stage: a pipelined (asynchronous) copy could overtake the barrier between the steps, and takes more shared memory
+OPTIONS = {"num_warps": 4, "num_stages": 1}
+
+
+def _grid(envs: int) -> tuple[int]:
+    return ((envs + _ROWS - 1) // _ROWS,)
+
+
+def _history(initial: Tensor, steps: int) -> Tensor:
+    """(T + 1, B, H): the initial state, and room for the state after each step."""
+    history = initial.new_empty((steps + 1, *initial.shape))
+    history[0] = initial
+    return history
+
+
+def _flags(resets: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    return resets.to(torch.int8).contiguous(), active.to(torch.int8).contiguous()
+
+
+def _previous(history: Tensor, resets: Tensor) -> Tensor:
     """The state each step started from, (T, B, H)."""
-    shifted = torch.cat((initial[None], states[:-1])) if len(states) else states
-    return shifted.masked_fill(resets[..., None], 0)
+    return history[:-1].masked_fill(resets[..., None], 0)
 
 
 class _GruLayer(torch.autograd.Function):
@@ -236,32 +325,26 @@ class _GruLayer(torch.autograd.Function):
         ctx: Any, gates: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor, resets: Tensor, active: Tensor
     ) -> Tensor:
         steps, envs, size = gates.shape[0], gates.shape[1], w_hh.shape[1]
-        gates = gates.clone()
+        gates = gates.clone(memory_format=torch.contiguous_format)
         gates[..., : 2 * size] += b_hh[: 2 * size]
-        states, saved = gates.new_empty((steps, envs, size)), torch.empty_like(gates)
-        inner = torch.empty_like(states)
-        flags = resets.to(torch.int8).contiguous(), active.to(torch.int8).contiguous()
-        blocks, shape = _grid(envs, size)
-        b_n = b_hh[2 * size :].contiguous()
-        _gru_forward[blocks](
-            gates, w_hh.contiguous(), b_n, h0.contiguous(), *flags, states, saved, inner, steps, envs, **shape
-        )
-        ctx.save_for_backward(h0, w_hh, resets, states, saved, inner, *flags)
-        return states
+        history, saved = _history(h0, steps), torch.empty_like(gates)
+        inner = gates.new_empty((steps, envs, size))
+        inputs = gates, w_hh.contiguous(), b_hh[2 * size :].contiguous(), *_flags(resets, active)
+        _gru_forward[_grid(envs)](*inputs, history, saved, inner, steps, envs, size, **tiles(size), **OPTIONS)
+        ctx.save_for_backward(w_hh, resets, active, history, saved, inner)
+        return history[1:]
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]  # once_differentiable hides the names of its parameters
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        h0, w_hh, resets, states, saved, inner, *flags = ctx.saved_tensors
-        steps, envs, size = states.shape
-        previous = _previous(states, h0, resets)
-        d, d_h0 = saved.new_empty((steps, envs, 4 * size)), torch.zeros_like(h0)
-        blocks, shape = _grid(envs, size)
-        _gru_backward[blocks](
-            grads[0].contiguous(), previous, saved, inner, w_hh.contiguous(), *flags, d, d_h0, steps, envs, **shape
-        )
+        w_hh, resets, active, history, saved, inner = ctx.saved_tensors
+        steps, envs, size = inner.shape
+        previous = _previous(history, resets)
+        d, d_h0 = saved.new_empty((steps, envs, 4 * size)), torch.zeros_like(history[0])
+        inputs = grads[0].contiguous(), previous, saved, inner, w_hh.contiguous(), *_flags(resets, active)
+        _gru_backward[_grid(envs)](*inputs, d, d_h0, steps, envs, size, **tiles(size), **OPTIONS)
         d_n, d_r, d_z, _ = d.split(size, 2)
         d_recurrent = d[..., size:].flatten(0, 1)
         return (
@@ -280,28 +363,25 @@ class _LstmLayer(torch.autograd.Function):
         ctx: Any, gates: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor, resets: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor]:
         steps, envs, size = gates.shape[0], gates.shape[1], w_hh.shape[1]
-        states, saved = gates.new_empty((steps, envs, size)), torch.empty_like(gates)
-        cells = torch.empty_like(states)
-        flags = resets.to(torch.int8).contiguous(), active.to(torch.int8).contiguous()
-        blocks, shape = _grid(envs, size)
-        inputs = gates.contiguous(), w_hh.contiguous(), h0.contiguous(), c0.contiguous()
-        _lstm_forward[blocks](*inputs, *flags, states, cells, saved, steps, envs, **shape)
-        ctx.save_for_backward(h0, c0, w_hh, resets, states, cells, saved, *flags)
-        return states, cells
+        gates = gates.contiguous()
+        states, cells, saved = _history(h0, steps), _history(c0, steps), torch.empty_like(gates)
+        inputs = gates, w_hh.contiguous(), *_flags(resets, active)
+        _lstm_forward[_grid(envs)](*inputs, states, cells, saved, steps, envs, size, **tiles(size), **OPTIONS)
+        ctx.save_for_backward(w_hh, resets, active, states, cells, saved)
+        return states[1:], cells[1:]
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]  # once_differentiable hides the names of its parameters
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        h0, c0, w_hh, resets, states, cells, saved, *flags = ctx.saved_tensors
-        steps, envs, size = states.shape
-        previous_cell = _previous(cells, c0, resets)
-        d, d_h0, d_c0 = torch.empty_like(saved), torch.zeros_like(h0), torch.zeros_like(c0)
-        blocks, shape = _grid(envs, size)
-        inputs = grads[0].contiguous(), grads[1].contiguous(), cells, previous_cell, saved, w_hh.contiguous()
-        _lstm_backward[blocks](*inputs, *flags, d, d_h0, d_c0, steps, envs, **shape)
-        d_w_hh = d.flatten(0, 1).t() @ _previous(states, h0, resets).flatten(0, 1)
+        w_hh, resets, active, states, cells, saved = ctx.saved_tensors
+        steps, envs, size = saved.shape[0], saved.shape[1], w_hh.shape[1]
+        d, d_h0, d_c0 = torch.empty_like(saved), torch.zeros_like(states[0]), torch.zeros_like(cells[0])
+        inputs = grads[0].contiguous(), grads[1].contiguous(), cells[1:], _previous(cells, resets), saved
+        weights = w_hh.contiguous(), *_flags(resets, active)
+        _lstm_backward[_grid(envs)](*inputs, *weights, d, d_h0, d_c0, steps, envs, size, **tiles(size), **OPTIONS)
+        d_w_hh = d.flatten(0, 1).t() @ _previous(states, resets).flatten(0, 1)
         return d, d_h0, d_c0, d_w_hh, None, None
 
 
@@ -310,8 +390,6 @@ def run(
 ) -> tuple[Tensor, States]:
     """Run all layers; arguments as every backend takes them."""
     size = layers[0].w_hh.shape[1]
-    if size > _LARGEST:
-        raise ConfigError(f"hidden_size: the triton backend takes at most {_LARGEST}, got {size}; use backend='packed'")
     live = torch.ones_like(resets) if active is None else active
     if not resets.numel():
         return x.new_zeros((*resets.shape, size)), states
