@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-openpi test-simulators check docs wheel release bench bench-setup format clean
+.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators check docs wheel release bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --no-deps -e . gym-aloha==0.1.5  # of gym-aloha only the model files are used
 	touch $(STAMP)
 
 demo: $(STAMP)  ## Set up, then the whole story in a few minutes
@@ -49,6 +49,11 @@ test-readers: $(STAMP)  ## LeRobot, Minari, robomimic and h5py open our exports 
 test-lerobot: $(STAMP)  ## LeRobot's own classes: we play its policies (its own environment)
 	scripts/setup_lerobot.sh
 	PYTHONPATH=src .venv-lerobot/bin/python -m pytest -p no:cacheprovider -W default tests/chunking/lerobot_policies_check.py
+
+test-aloha: $(STAMP)  ## The genuine gym-aloha: our ALOHA tasks are the same (its own environment: it needs MuJoCo 3)
+	scripts/setup_aloha.sh
+	.venv-aloha/bin/python tests/envs/tasks/aloha_reference.py .venv-aloha/reference.npz
+	HEADRACE_ALOHA_REFERENCE=.venv-aloha/reference.npz $(BIN)/python -m pytest -n 0 tests/envs/tasks/test_aloha.py
 
 test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own environment: it needs numpy 1)
 	scripts/setup_openpi.sh

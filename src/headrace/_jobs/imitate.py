@@ -75,14 +75,19 @@ def imitate(
     from headrace.envs import make
     from headrace.rollout import CloneCfg, clone, record_demonstrations
     from headrace.rollout._act_policy import save_policy
-    from headrace.rollout.experts import expert_for
+    from headrace.rollout.experts import disturbance_for, expert_for
 
     expert, path = expert_for(task), Path(output)
     _check(path, execute, demos=demos, updates=updates, episodes=episodes)
     # model and rows are small: more threads would only wait for each other
     with closing(make(task, num_envs, autoreset="disabled", final_obs=False)) as env, _torch_threads(1):
         found = record_demonstrations(
-            env, expert, demos, seed=seed, progress=lambda done: on_progress("recording", done, demos)
+            env,
+            expert,
+            demos,
+            seed=seed,
+            noise=disturbance_for(task),
+            progress=lambda done: on_progress("recording", done, demos),
         )
         policy = clone(
             found,

@@ -25,7 +25,7 @@ from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._rows import Rows
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs._task import Task
-from headrace.errors import LifecycleError
+from headrace.errors import ConfigError, LifecycleError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import MujocoSim, Simulation
 from headrace.types import (
@@ -78,6 +78,11 @@ class BatchEnv(EpisodicEnv):
             final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
             episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
+        if task.current_positions and not sim.current_positions:
+            raise ConfigError(
+                f"{type(task).__name__} reads contacts of the state after a step, which {type(sim).__name__} does not "
+                'compute; use headrace.make with sim="mujoco", or MujocoSim(…, current_positions=True)'
+            )
         super().__init__(
             sim.num_envs,
             sim.device,

@@ -148,7 +148,7 @@ def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.devi
     if sim == "mujoco":
         if device.type != "cpu":
             raise DeviceError(f'device: expected "cpu" for sim="mujoco", got {str(device)!r}; use sim="warp" on a GPU')
-        return MujocoSim(task.model, num_envs, threads=threads)
+        return MujocoSim(task.model, num_envs, threads=threads, current_positions=task.current_positions)
     from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
 
     return MujocoWarpSim(task.model, num_envs, device=device)
@@ -182,6 +182,19 @@ def _builtin(name: str, module: str, task: str, cfg: str, summary: str) -> None:
     register_task(TaskEntry(name=name, task=f"{where}:{task}", cfg=f"{where}:{cfg}", summary=summary))
 
 
+_builtin("aloha-insertion", "aloha", "AlohaInsertion", "AlohaCfg", "put a peg into a socket with two arms (gym-aloha)")
+_builtin(
+    *("aloha-insertion-state", "aloha", "AlohaInsertion", "AlohaStateCfg"),
+    "aloha-insertion from the poses of peg and socket, without a camera",
+)
+_builtin(
+    *("aloha-transfer-cube", "aloha", "AlohaTransferCube", "AlohaCfg"),
+    "pass a cube from one arm to the other (gym-aloha)",
+)
+_builtin(
+    *("aloha-transfer-cube-state", "aloha", "AlohaTransferCube", "AlohaStateCfg"),
+    "aloha-transfer-cube from the pose of the cube, without a camera",
+)
 _builtin("ant", "ant", "Ant", "AntCfg", "run forward on four legs (Gymnasium Ant-v5)")
 _builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionless pole from random starts")
 _builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")

@@ -73,7 +73,7 @@ class SceneState:
         picked = [part if ids is None else part.index_select(0, ids) for part in parts]
         rows = len(picked[0]) if picked else self._sim.num_envs if ids is None else len(ids)
         return np.concatenate(
-            [np.zeros((rows, 0)), *(part.cpu().numpy().reshape(rows, -1) for part in picked)], axis=1, dtype=np.float64
+            [np.zeros((rows, 0)), *(part.flatten(1).cpu().numpy() for part in picked)], axis=1, dtype=np.float64
         )
 
     def widen(self, rows: NDArray[np.float64], before: dict[str, slice]) -> NDArray[np.float64]:

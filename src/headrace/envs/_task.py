@@ -50,6 +50,9 @@ class Task(Generic[Cfg]):
     """Numbers a task keeps per environment between steps: name → shape of one row. Part of every snapshot."""
     success_measure: str | None = None
     """In words, when an episode counts as a success; None where the task has no such measure."""
+    current_positions: bool = False
+    """Whether what follows from positions (``xpos``, contacts, …) belongs to the state after a step, not to the one
+    before its last physics step. It costs one more look for contacts per step."""
 
     def __init__(
         self,

@@ -112,7 +112,8 @@ def _wave(env: BatchEnv, expert: Expert, ids: Tensor, seed: int, noise: float) -
         wanted.append(action)
         size = action.shape[1]
         disturbance = rng.normal(seed, ids, "demonstration noise", size, draw=len(seen) * size).to(action.dtype)
-        obs, _, _, _, info = env.step((action + noise * disturbance).clamp(low, high))
+        # what the expert itself wants may lie beyond the declared bounds
+        obs, _, _, _, info = env.step((action + noise * disturbance).clamp(low.minimum(action), high.maximum(action)))
         if "ends" in info:
             ends = info["ends"]
             if ends.success is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -17,6 +18,8 @@ from headrace.errors import ConfigError, LifecycleError
 mujoco: Any = importlib.import_module("mujoco")
 _batch: Any = importlib.import_module("mujoco.batch")
 
+STAGE_NONE = int(mujoco.mjtStage.mjSTAGE_NONE)
+STAGE_POS = int(mujoco.mjtStage.mjSTAGE_POS)
 STAGE_ACC = int(mujoco.mjtStage.mjSTAGE_ACC)
 
 # the warnings after which MuJoCo resets a simulation by itself (bad qpos, qvel, qacc) or drops its controls
@@ -151,6 +154,27 @@ def load_model(source: Path | str) -> Model:
     if not path.is_file():
         raise ConfigError(f"model: expected MJCF text or the path of an MJCF file, got {str(source)!r}: no such file")
     return cast("Model", mujoco.MjModel.from_xml_path(str(path)))
+
+
+def load_model_with_contacts(path: Path, pairs: Sequence[tuple[str, str]]) -> Model:
+    """Compile an MJCF file with a sensor for each of ``pairs``, after its own.
+
+    Such a sensor is one number: how many contacts there are between two geoms. It follows from positions alone.
+    """
+    spec = mujoco.MjSpec.from_file(str(path))
+    geom = mujoco.mjtObj.mjOBJ_GEOM
+    for first, second in pairs:
+        spec.add_sensor(
+            name=f"{first} touches {second}",
+            type=mujoco.mjtSensor.mjSENS_CONTACT,
+            objtype=geom,
+            objname=first,
+            reftype=geom,
+            refname=second,
+            # found (1 << 0), no reduction, one slot: its number is that of all contacts that match
+            intprm=[1, 0, 1],
+        )
+    return cast("Model", spec.compile())
 
 
 def bad_state_counts(batch: NativeBatch) -> NDArray[np.int32]:

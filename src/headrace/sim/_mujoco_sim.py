@@ -30,7 +30,18 @@ class MujocoSim:
 
     suspension_cost = "nothing: suspended simulations are skipped, at a cost of 8 bytes per state number"
 
-    def __init__(self, model: Model, num_envs: int, *, threads: int | None = None) -> None:
+    def __init__(
+        self, model: Model, num_envs: int, *, threads: int | None = None, current_positions: bool = False
+    ) -> None:
+        """Make a batch.
+
+        Args:
+            model: of all simulations.
+            num_envs: how many.
+            threads: of the physics; None for all cores.
+            current_positions: compute what follows from positions (``xpos``, contacts, …) once more after a step, at
+                the new state; by default it is one substep behind, as after ``mj_step``. The states are the same.
+        """
         if num_envs < 1:
             raise ConfigError(f"num_envs: expected at least 1, got {num_envs}")
         if threads is not None and threads < 1:
@@ -52,6 +63,8 @@ class MujocoSim:
         self._nominal: dict[str, Tensor] = {}
         self._derives_constants = False
         self._sealed = False
+        self.current_positions = current_positions
+        self._stage = mujoco_api.STAGE_POS if current_positions else mujoco_api.STAGE_NONE
         from headrace._kernels import episodes  # brings numba: on use
 
         self._kernels = episodes
@@ -112,7 +125,7 @@ class MujocoSim:
     def advance(self, rows: NDArray[np.int32] | None, substeps: int) -> NDArray[np.int64] | None:
         """As :meth:`step`, without a look at ``bad_counts``; the simulations that raised, or None."""
         try:
-            self._open().step(rows, nstep=substeps)
+            self._open().step(rows, nstep=substeps, stage=self._stage)
         except mujoco_api.SimulationError as error:
             return mujoco_api.failed_ids(error)
         return None

@@ -26,13 +26,16 @@ class Simulation(Protocol):
     device: torch.device
     suspension_cost: str
     """What a simulation that is left out of ``step`` still costs here, in words for the user."""
+    current_positions: bool
+    """Whether what follows from positions (``xpos``, contacts, …) is that of the new state after ``step``."""
 
     def field(self, name: str) -> Tensor:
         """MjData field ``name`` of all simulations, (N, …), live, without a copy.
 
         State fields (``qpos``, ``ctrl``, …) may be written. Derived fields (``xpos``, ``sensordata``, …) are refreshed
         by each call for the simulations it touches; after ``step`` they belong to the state before the last substep, as
-        with ``mj_step``. Bind a derived field before the first ``forward`` that should fill it.
+        with ``mj_step``, unless ``current_positions``. Bind a derived field before the first ``forward`` that should
+        fill it.
         """
         ...
 

@@ -41,6 +41,7 @@ class MujocoWarpSim:
         "no physics; while any world is suspended, the states of those that act are copied there and back each step, "
         "and results may differ from those of another batch size in the last float32 digits"
     )
+    current_positions = False
 
     def __init__(self, model: Model, num_envs: int, *, device: torch.device | str = "cpu") -> None:
         if num_envs < 1:
