@@ -11,6 +11,10 @@ GYMNASIUM = "gym:"
 """What the source of a bridged Gymnasium environment begins with."""
 
 IDS = {
+    "headrace/AlohaInsertion-v0": "aloha-insertion",
+    "headrace/AlohaInsertionState-v0": "aloha-insertion-state",
+    "headrace/AlohaTransferCube-v0": "aloha-transfer-cube",
+    "headrace/AlohaTransferCubeState-v0": "aloha-transfer-cube-state",
     "headrace/Ant-v0": "ant",
     "headrace/Cartpole-v0": "cartpole",
     "headrace/CartpoleCamera-v0": "cartpole-camera",

@@ -15,6 +15,7 @@ from counting_env import CountingEnv
 import headrace
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording._lerobot import LeRobotExporter
+from headrace.rollout.experts import expert_for
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
@@ -65,6 +66,18 @@ def record_camera(folder: Path) -> Path:
     return folder / "camera"
 
 
+def record_aloha(folder: Path) -> Path:
+    """Demonstrations of an expert on a robot of meshes, with pictures."""
+    env = headrace.make("aloha-transfer-cube", 2, autoreset="disabled", overrides={"width": 128, "height": 96})
+    with EpisodeRecorder(folder / "aloha", RecorderCfg(fields=FIELDS), DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        obs, _ = env.reset(seed=0)
+        while bool(env.active.any()):
+            obs = env.step(expert_for("aloha-transfer-cube")(obs)).obs
+    env.close()
+    return folder / "aloha"
+
+
 def read(reader: str, source: Path, export: Path) -> None:
     python = ROOT / f".venv-{reader}" / "bin" / "python"
     if not python.exists():
@@ -78,7 +91,7 @@ def main() -> None:
     LeRobotExporter.unit_bytes = 300_000  # several files
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for record in (record_docs_example, record_counting, record_camera):
+        for record in (record_docs_example, record_counting, record_camera, record_aloha):
             source = record(folder)
             targets = {
                 "lerobot": (folder / f"{source.name}_lerobot", "lerobot"),

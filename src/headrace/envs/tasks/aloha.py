@@ -173,7 +173,7 @@ class AlohaTransferCube(Aloha):
 class AlohaInsertion(Aloha):
     """Take a peg with the right arm and a socket with the left one, and put the peg into the socket.
 
-    Stages: both are touched (1) and lifted (2); peg and socket touch in the air (3); the peg reaches the pin inside (4).
+    Stages: both are touched (1) and lifted (2), they touch each other in the air (3), the peg reaches the pin (4).
     """
 
     file = "bimanual_viperx_insertion.xml"
