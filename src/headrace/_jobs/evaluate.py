@@ -16,10 +16,10 @@ from headrace.files import check_writable
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, Engine, PolicyLike
     from headrace.rollout import EpisodeResult, Evaluation
-    from headrace.rollout._chunk_loop import HoldAction
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import Evaluator, OnEpisodes
     from headrace.rollout._evaluated_env import EvaluatedEnv
+    from headrace.rollout._hold_action import HoldAction
     from headrace.serving import ImageCoding, WireMapping
 
 _NUM_ENVS = 16

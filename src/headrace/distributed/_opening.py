@@ -17,9 +17,9 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, ChunkPolicy, Engine, PolicyLike
     from headrace.envs import EnvRecipe
-    from headrace.rollout._chunk_loop import HoldAction
     from headrace.rollout._evaluate import Evaluator
     from headrace.rollout._evaluated_env import EvaluatedEnv
+    from headrace.rollout._hold_action import HoldAction
     from headrace.serving import ImageCoding, RemoteEngine, WireMapping
 
     PolicySource: TypeAlias = PolicyLike | str | Path | None

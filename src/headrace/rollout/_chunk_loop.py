@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Literal, TypeAlias, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,18 +33,15 @@ from headrace.chunking import (
     has_memory,
 )
 from headrace.chunking._engines import SECONDS_TO_END
-from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
+from headrace.errors import HeadraceError, LifecycleError, PolicyError
+from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
 from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn
-from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, finished_rows
+from headrace.rollout._hold_action import HoldAction, hold
 from headrace.rollout._line_up import LineUp
 from headrace.rollout._progress import EpisodeProgress
-from headrace.types import Chunk, EpisodeEnds, Obs, Step
-
-HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
-"""What environments play while they wait in a hold form: their last action, zeros, or a function of the current
-observation rows (n, …) and their last actions (n, A) that gives (n, A)."""
-
+from headrace.types import Chunk, EpisodeEnds, Step
 
 _RULES_IN_STEP = (Greedy, Immediate, Synchronized, WholeBatchOnAny)
 """Rules that infer everyone where all wait and nobody can act."""
@@ -66,6 +63,7 @@ class ChunkLoop:
         ensemble_decay: float | None,
         hold_action: HoldAction = "last",
         clamp: bool = False,
+        resets: BackgroundResets | None = None,
         on_step: Callable[[Step, float, int], None] | None = None,
         on_episodes: Callable[[list[EpisodeResult]], None] | None = None,
     ) -> None:
@@ -82,6 +80,7 @@ class ChunkLoop:
             ensemble_decay: of temporal ensembling; None for none.
             hold_action: of environments that wait, under a rule that holds.
             clamp: cut actions to the bounds of the action space before they are played.
+            resets: makes the next episodes ready while others are played; None to reset between steps.
             on_step: called after each step of the batch with its result, the seconds of ``env.step`` and how many
                 environments acted.
             on_episodes: called in each step in which episodes ended, with their rows.
@@ -107,7 +106,9 @@ class ChunkLoop:
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
         self._suspended = np.zeros(count, np.bool_)
         self._parked = np.zeros(count, np.bool_)
-        """Slots that ended their last episode; the environment keeps them from acting."""
+        """Slots that play no episode, at the end or while their next is made ready; the environment keeps them from
+        acting."""
+        self._resets, self._step_seconds = resets, 0.0
         self._seeds = torch.full((count,), seed, dtype=torch.int64, device=device)
         self._line = LineUp(self._cursors, self._seeds, policy.action_dim) if in_step else None
         self._instructions = ("",) * count
@@ -165,8 +166,13 @@ class ChunkLoop:
         """Until the plan is used up and every slot has finished, or ``most_steps`` steps of the batch are done."""
         try:
             self._start()
-            while self._cursors.anyone_runs and self._counters.batch_steps != most_steps:
+            while (self._cursors.anyone_runs or self._resets) and self._counters.batch_steps != most_steps:
+                if self._resets:
+                    stuck = not self._able().any() and not self._engine.pending
+                    self._begin_ready(self._resets, self._resets.take(wait=stuck))
                 if self._line is not None:
+                    if self._resets and not self._able().any():
+                        continue
                     self._infer_and_step(self._line)
                     bar.update(self._results, self._counters.env_steps)
                     continue
@@ -177,7 +183,7 @@ class ChunkLoop:
                 if acting.any():
                     self._step(acting)
                     bar.update(self._results, self._counters.env_steps)
-                elif not self._engine.pending:
+                elif not self._engine.pending and not self._resets:
                     raise LifecycleError(
                         f"admission {self._rule}: nobody can act, and the rule does not let the model run; "
                         "a rule must infer when no environment can act"
@@ -234,6 +240,8 @@ class ChunkLoop:
         if not waiting.any():
             return
         can_act = cursors.has_action if self._rule.holds else cursors.has_action & ~waiting
+        if self._resets:
+            can_act &= ~self._resets.held
         queue = QueueState(
             running=cursors.running,
             waiting=waiting,
@@ -280,8 +288,9 @@ class ChunkLoop:
         """
         engine = self._engine
         if line.stale:
-            self._let_act(self._cursors.running)
-            line.gather(self._instructions)
+            able = self._able()
+            self._let_act(able)
+            line.gather(self._instructions, able)
         count = len(line.slots)
         obs = self._env.observe(None if line.everyone else line.env_ids)
         self._counters.rows_inferred += count
@@ -296,7 +305,8 @@ class ChunkLoop:
             self._actions = actions
         else:
             self._actions.index_copy_(0, line.env_ids, actions)
-        self._advance(self._nobody, acted=count, planned=count, running=count)
+        running = int(np.count_nonzero(self._cursors.running)) if self._resets else count
+        self._advance(self._nobody, acted=count, planned=count, running=running)
 
     def _take_ended(self) -> EpisodeRows | None:
         """Episodes that a policy with memory can forget."""
@@ -317,17 +327,7 @@ class ChunkLoop:
         seen = np.flatnonzero((self._cursors if self._line is None else self._line).asked)
         self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in seen]
         nobody = self._nobody.nonzero().squeeze(1)
-        left_over, length = self._cursors.left_over(nobody.cpu().numpy())
-        empty = ChunkContext(
-            seeds=nobody,
-            env_ids=nobody,
-            episode_ids=nobody,
-            chunk_index=nobody,
-            instructions=(),
-            left_over=left_over,
-            left_over_length=length,
-            delay=nobody,
-        )
+        empty = self._context(nobody.cpu().numpy())
         obs = self._env.observe(nobody) if self._history is None else self._history.rows(nobody)
         self._engine.submit(Request(obs=obs, context=empty, ended=self._take_ended()))
         self._engine.poll(wait=True)
@@ -386,7 +386,13 @@ class ChunkLoop:
         In hold forms everyone who runs.
         """
         cursors = self._cursors
-        return cursors.running if self._rule.holds else cursors.has_action & ~cursors.due
+        acting = cursors.running if self._rule.holds else cursors.has_action & ~cursors.due
+        return acting & ~self._resets.held if self._resets else acting
+
+    def _able(self) -> NDArray[np.bool_]:
+        """bool (N,): slots that play an episode, and that no reset of another keeps from acting."""
+        running = self._cursors.running
+        return running & ~self._resets.held if self._resets else running
 
     def _step(self, acting: NDArray[np.bool_]) -> None:
         self._let_act(acting)
@@ -401,7 +407,7 @@ class ChunkLoop:
         else:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
         if self._rule.holds and len(slots) < np.count_nonzero(acting):
-            self._hold(acting & ~planned)
+            hold(self._env, np.flatnonzero(acting & ~planned), self._actions, self._hold_action)
         self._advance(
             observe,
             acted=int(np.count_nonzero(acting)),
@@ -414,31 +420,18 @@ class ChunkLoop:
         env, counters = self._env, self._counters
         begin = time.perf_counter()
         step = env.step(self._actions[:, 0].long() if self._chooses else self._actions, observe=observe)
-        seconds = time.perf_counter() - begin
+        self._step_seconds = seconds = time.perf_counter() - begin
         if self._on_step is not None:
             self._on_step(step, seconds, acted)
         counters.batch_steps += 1
         counters.env_steps += planned
         counters.held_steps += acted - planned
-        counters.idle_steps += running - acted
+        counters.idle_steps += running - acted + len(self._resets or ())
         if self._history is not None:
             ids = torch.from_numpy(np.flatnonzero(~self._suspended & ~self._parked)).to(env.device)
             self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
         if "ends" in step.info:
             self._finish(step.info["ends"])
-
-    def _hold(self, held: NDArray[np.bool_]) -> None:
-        """Write the actions of environments that act without one of the policy's."""
-        ids = torch.from_numpy(np.flatnonzero(held)).to(self._env.device)
-        if not callable(self._hold_action):
-            if self._hold_action == "zero":
-                self._actions.index_fill_(0, ids, 0.0)
-            return
-        last = self._actions.index_select(0, ids)
-        chosen = self._hold_action(self._env.observe(ids), last)
-        if chosen.shape != last.shape:
-            raise ConfigError(f"hold_action: expected actions {tuple(last.shape)}, got {tuple(chosen.shape)}")
-        self._actions.index_copy_(0, ids, chosen.to(self._actions))
 
     def _let_act(self, acting: NDArray[np.bool_]) -> None:
         """Suspend and resume those whose turn changes."""
@@ -458,21 +451,8 @@ class ChunkLoop:
 
     def _finish(self, ends: EpisodeEnds) -> None:
         """Write the table rows of ended episodes, and give their slots the next of the plan at once."""
-        success = [None] * len(ends) if ends.success is None else cast("list[bool]", ends.success.tolist())
-        columns = (ends.episode_ids, ends.returns, ends.lengths, ends.diverged)
         slots = ends.env_ids.cpu().numpy()
-        for row, (episode, total, length, diverged) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            self._results.append(
-                EpisodeResult(
-                    episode_id=episode,
-                    seed=self._seed,
-                    reward=total,
-                    length=length,
-                    success=success[row],
-                    diverged=diverged,
-                    instruction=self._instructions[slots[row]],
-                )
-            )
+        self._results += finished_rows(ends, self._seed, [self._instructions[slot] for slot in slots.tolist()])
         if self._on_episodes is not None:
             self._on_episodes(self._results[-len(ends) :])
         taken = np.array(self._plan.take(slots.tolist()), np.int64)
@@ -483,11 +463,10 @@ class ChunkLoop:
             ]
         going_on, parked = slots[: len(taken)], slots[len(taken) :]
         if len(parked):
-            self._parked[parked] = True
-            self._cursors.retire(parked)
-            if self._line is not None:
-                self._line.stale = True
-        if len(going_on):
+            self._park(parked)
+        if not len(going_on):
+            return
+        if self._resets is None:
             mask = np.zeros_like(self._parked)
             mask[going_on] = True
             self._env.reset(
@@ -498,6 +477,26 @@ class ChunkLoop:
                 }
             )
             self._begin(going_on, taken)
+        else:
+            self._park(going_on)
+            self._begin_ready(self._resets, self._resets.begin(going_on, taken, self._step_seconds))
+
+    def _park(self, slots: NDArray[np.int64]) -> None:
+        """These slots play no episode, for good or until their next one is ready."""
+        self._parked[slots] = True
+        self._cursors.retire(slots)
+        if self._line is not None:
+            self._line.stale = True
+
+    def _begin_ready(self, resets: BackgroundResets, slots: list[int]) -> None:
+        """Begin the episodes that have become ready in the background."""
+        if not slots:
+            return
+        ready = np.array(slots, np.int64)
+        self._parked[ready] = False
+        self._begin(ready, resets.pop(slots))
+        if self._line is not None:
+            self._line.stale = True
 
     def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask).to(self._env.device)

@@ -25,10 +25,12 @@ from headrace.chunking import (
     make_engine,
 )
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
-from headrace.rollout._chunk_loop import ChunkLoop, HoldAction
+from headrace.rollout._background_resets import background_resets
+from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluated_env import EvaluatedEnv, action_size
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
+from headrace.rollout._hold_action import HoldAction
 from headrace.rollout._journal import Header, Journal, circumstances, source_of
 from headrace.rollout._policy_id import policy_hash
 from headrace.rollout._progress import EpisodeProgress
@@ -236,6 +238,8 @@ class Evaluator:
             seed=self._seed,
             ensemble_decay=self._ensemble_decay,
             hold_action=self._hold_action,
+            # who is in a batch must not decide a row where it depends on when a reset is done
+            resets=None if self._rule.holds or self._engine.strict_size is None else background_resets(self._env),
             on_episodes=on_episodes,
         )
         try:

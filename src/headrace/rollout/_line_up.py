@@ -24,9 +24,9 @@ class LineUp:
         self.stale = True
         """Whether other slots play than before."""
 
-    def gather(self, instructions: tuple[str, ...]) -> None:
-        """Line up whoever runs now; ``instructions`` are of all N slots."""
-        self.slots = np.flatnonzero(self._cursors.running)
+    def gather(self, instructions: tuple[str, ...], able: NDArray[np.bool_]) -> None:
+        """Line up the slots of ``able``, bool (N,); ``instructions`` are of all N."""
+        self.slots = np.flatnonzero(able)
         """int64 (n,)."""
         self.env_ids = torch.from_numpy(self.slots).to(self._device)
         """The same, on the environment's device."""

@@ -21,7 +21,7 @@ from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions, write_actions
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
-from headrace.envs.bridges._executors import Backend, Fidelity
+from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
 from headrace.errors import LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
@@ -84,6 +84,9 @@ class BridgeEnv(EpisodicEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.backend = backend
+        self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
+        self._background: set[int] = set()
+        """Environments whose reset is under way."""
         # arrays, since torch cannot index every unsigned type that a space may have
         self._held: dict[str, NDArray[Any]] = {
             group: np.zeros(rows.shape, rows.dtype) for group, rows in backend.exchange.obs.items()
@@ -130,8 +133,11 @@ class BridgeEnv(EpisodicEnv):
                     f"reset_mask: {self.name} resets all of its environments or none; "
                     "bridge its single environments instead"
                 )
+            self._check_settled("reset with reset_mask", request.ids)
         self._enter("reset")
         try:
+            if request.ids is None:
+                self._drop_resets()
             if seed is not None:
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
             if request.ids is None or len(request.ids):
@@ -141,6 +147,67 @@ class BridgeEnv(EpisodicEnv):
             self._busy = False
         self._ready, self._failure = True, ""
         return self._shown(), {}
+
+    @property
+    def overlaps_resets(self) -> bool:
+        """Whether :meth:`begin_reset` works: environments of threads, processes and other interpreters."""
+        return self._overlapping is not None
+
+    @property
+    def resetting(self) -> Tensor:
+        """bool (N,), a copy: who cannot act before a reset under way is done, their own or one of their process."""
+        mask = torch.zeros(self.num_envs, dtype=torch.bool)
+        if self._overlapping is not None:
+            mask[self._overlapping.resetting()] = True
+        return mask
+
+    def begin_reset(self, options: dict[str, object] | None = None) -> None:
+        """Begin new episodes in the background: other environments can be stepped meanwhile.
+
+        An environment is inactive, and shows its last observation, until :meth:`finish_resets` says that it is ready.
+        A process does one thing at a time: a step of its other environments waits for the reset (:attr:`resetting`).
+
+        Args:
+            options: ``reset_mask`` and ``episode_ids``, as for :meth:`reset`.
+        """
+        self._check_ready("begin_reset")
+        request = parse_reset_options(options, self.num_envs, _CPU)
+        ids = self._episodes.everyone if request.ids is None else request.ids
+        backend = self._overlapping
+        if backend is None:
+            raise UnsupportedError(
+                f'begin_reset: {self.name} is reset where it is stepped; bridge it with executor="threads" or '
+                '"processes", or use reset()'
+            )
+        self._check_settled("begin_reset", ids)
+        if not len(ids):
+            return
+        self._enter("begin_reset")
+        try:
+            self._active_set.park(ids)
+            seeds = episode_seeds(self._episodes.seed, self._next_episodes(ids, request.episode_ids))
+            self._background.update(ids.tolist())
+            self._call_backend(lambda: backend.begin_reset(ids.tolist(), seeds))
+        finally:
+            self._busy = False
+
+    def finish_resets(self, timeout: float | None = 0.0) -> Tensor:
+        """Let environments act whose background reset is done; their ids, int64 (n,), ascending.
+
+        Waits until one is ready, for ``timeout`` seconds at most (None: as long as it takes).
+        """
+        self._check_ready("finish_resets")
+        self._enter("finish_resets")
+        try:
+            backend = self._overlapping
+            told = {} if backend is None else self._call_backend(lambda: backend.take_resets(timeout))
+            ids = torch.tensor(sorted(told), dtype=torch.int64)
+            if told:
+                self._background.difference_update(told)
+                self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
+        finally:
+            self._busy = False
+        return ids
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
         self, actions: Tensor, observe: Tensor | None = None
@@ -213,6 +280,7 @@ class BridgeEnv(EpisodicEnv):
             UnsupportedError: the environments cannot be saved faithfully; the message says what is in the way.
         """
         self._check_ready("state_dict")
+        self._check_settled("state_dict", self._episodes.everyone)
         return self._kept() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
 
     def _kept(self) -> dict[str, object]:
@@ -224,6 +292,7 @@ class BridgeEnv(EpisodicEnv):
         self._check_open()
         checked = checked_snapshot(state, self.name, self.num_envs)
         check_layout(checked, self._kept())
+        self._drop_resets()
         self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
         self._knows_success = bool(checked["sim"]["knows_success"])
         for group, values in self._held.items():
@@ -242,6 +311,7 @@ class BridgeEnv(EpisodicEnv):
         rows = (
             list(range(self.num_envs)) if ids is None else check_ids(ids, self.num_envs, _CPU, ascending=False).tolist()
         )
+        self._check_settled("render", torch.tensor(rows))
         return tuple(cast("list[NDArray[np.uint8]]", self.backend.render(rows)))
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
@@ -288,21 +358,47 @@ class BridgeEnv(EpisodicEnv):
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids``, with the given identities or their next ones."""
         self.timer.start("reset")
-        episodes = self._episodes
-        episodes.begin(ids, episode_ids)
-        begun = episodes.episode_ids.index_select(0, ids)
-        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), episode_seeds(episodes.seed, begun)))
+        seeds = episode_seeds(self._episodes.seed, self._next_episodes(ids, episode_ids))
+        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), seeds))
+        self._show_begun(ids, texts)
+        self.timer.stop()
+
+    def _next_episodes(self, ids: Tensor, episode_ids: Tensor | None) -> Tensor:
+        """Count the episodes that begin in ``ids``, with the given identities or their next ones; which they are."""
+        self._episodes.begin(ids, episode_ids)
+        return self._episodes.episode_ids.index_select(0, ids)
+
+    def _show_begun(self, ids: Tensor, texts: list[str]) -> None:
+        """Episodes have begun in ``ids``: show their first observations to callers and observers."""
         self._instruct(ids, texts)
         self._hold(ids.numpy())
         self._active_set.unpark(ids)
         if self._observers:
+            begun = self._episodes.episode_ids.index_select(0, ids)
             told = tuple([self._instructions[env_id] for env_id in ids.tolist()])
             record = ResetRecord(
-                env_ids=ids, episode_ids=begun, seed=episodes.seed, obs=self._shown(), states=None, instructions=told
+                env_ids=ids,
+                episode_ids=begun,
+                seed=self._episodes.seed,
+                obs=self._shown(),
+                states=None,
+                instructions=told,
             )
             for observer in self._observers:
                 observer.after_reset(record)
-        self.timer.stop()
+
+    def _drop_resets(self) -> None:
+        """Everything begins anew: wait for the resets that are under way, and forget them."""
+        if self._overlapping is not None:
+            self._overlapping.drop_resets()
+            self._background.clear()
+
+    def _check_settled(self, call: str, ids: Tensor) -> None:
+        """Refuse what cannot be done with environments whose reset is under way."""
+        if self._background and (under_way := sorted(self._background.intersection(ids.tolist()))):
+            raise LifecycleError(
+                f"{call}: environments {under_way[:8]} are being reset; call finish_resets() until they are ready"
+            )
 
     def _end_episodes(self, ended_ids: Tensor, diverged: Tensor | None) -> StepInfo:
         said = torch.from_numpy(self.backend.exchange.success[ended_ids.numpy()])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -61,6 +61,30 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class OverlappingBackend(Backend, Protocol):
+    """A backend that resets environments in the background, while others are stepped."""
+
+    def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin to start an episode in each environment; it must not be stepped before it is taken."""
+        ...
+
+    def take_resets(self, timeout: float | None) -> dict[int, str]:
+        """Instructions of the environments that are ready, by id; raises what a reset raised.
+
+        Waits until one is, for so many seconds (None: as long as it takes); empty where none is under way.
+        """
+        ...
+
+    def resetting(self) -> list[int]:
+        """Environments that cannot be stepped without waiting for a reset: their own, or one of their worker."""
+        ...
+
+    def drop_resets(self) -> None:
+        """Wait for the resets that are under way, whatever they give."""
+        ...
+
+
 class InlineBackend:
     """All environments in this process, one after the other."""
 
@@ -107,6 +131,9 @@ class ThreadBackend(InlineBackend):
         super().__init__(group, exchange)
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-bridge")
+        # of their own: a reset that takes seconds must not keep a step waiting for a thread
+        self._reset_pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-reset")
+        self._resets: dict[Future[list[str]], int] = {}
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment."""
@@ -119,8 +146,28 @@ class ThreadBackend(InlineBackend):
         parts = split(len(env_ids), self._workers)
         _finish([self._pool.submit(self._group.step, env_ids[part]) for part in parts])
 
+    def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin to start an episode in each environment, each by itself."""
+        for env_id, seed in zip(env_ids, seeds, strict=True):
+            self._resets[self._reset_pool.submit(self._group.reset, [env_id], [seed])] = env_id
+
+    def take_resets(self, timeout: float | None) -> dict[int, str]:
+        """The environments that are ready."""
+        done, _ = wait(self._resets, timeout, return_when=FIRST_COMPLETED)
+        return {self._resets.pop(future): future.result()[0] for future in done}
+
+    def resetting(self) -> list[int]:
+        """The environments whose reset is under way."""
+        return list(self._resets.values())
+
+    def drop_resets(self) -> None:
+        """Wait for the resets that are under way."""
+        wait(self._resets)
+        self._resets.clear()
+
     def close(self) -> None:
         """Stop the threads and close the environments."""
+        self._reset_pool.shutdown(cancel_futures=True)
         self._pool.shutdown()
         super().close()
 

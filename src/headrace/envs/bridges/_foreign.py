@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +194,7 @@ class ForeignWorker:
         self.link = link
         self.pid = link.pid if isinstance(link, ChildProcess) else None
         self._timeout = timeout
+        self.deadline = time.monotonic() + timeout
         self._remote: Exchange | None = None
         self._asked: list[int] = []
 
@@ -274,6 +276,10 @@ class ForeignWorker:
                 pass
         return []
 
+    def fileno(self) -> int:
+        """Of its channel."""
+        return self.link.channel.fileno()
+
     def ask_to_end(self) -> None:
         """Tell it to close its environments."""
         with contextlib.suppress(OSError):  # it is gone already, or hangs: ``end`` does the rest
@@ -295,6 +301,7 @@ class ForeignWorker:
             target[self._asked] = np.frombuffer(piece, target.dtype).reshape(rows, *target.shape[1:])
 
     def _send(self, call: str, head: Mapping[str, Any], body: bytes = b"") -> None:
+        self.deadline = time.monotonic() + self._timeout
         try:
             self.link.channel.send(head, body, timeout=self._timeout)
         except (OSError, TimeoutError) as error:
@@ -302,7 +309,7 @@ class ForeignWorker:
 
     def _receive(self, call: str) -> tuple[dict[str, Any], bytes]:
         try:
-            head, body = self.link.channel.receive(timeout=self._timeout)
+            head, body = self.link.channel.receive(timeout=max(self.deadline - time.monotonic(), 0.0))
         except (EOFError, OSError, DataError) as error:
             raise self._lost(call, error) from error
         if "error" in head:

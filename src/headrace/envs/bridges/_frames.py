@@ -57,6 +57,10 @@ class Channel:
             raise DataError(f"expected a JSON object as head, got {head!r:.80}")
         return cast("dict[str, Any]", head), body
 
+    def fileno(self) -> int:
+        """The descriptor that frames come from."""
+        return self._incoming
+
     def close(self) -> None:
         """Close both directions."""
         for descriptor in {self._incoming, self._outgoing}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import traceback
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ class SpawnedWorker:
     A worker that dies closes its pipe, so waiting for it ends; one whose parent dies ends itself.
     """
 
+    deadline = math.inf
+
     def __init__(self, pipe: Connection, process: SpawnProcess, env_ids: range) -> None:
         self.env_ids = env_ids
         self.process = process
@@ -58,6 +61,10 @@ class SpawnedWorker:
         if not fine:
             raise WorkerFailedError(*content)
         return content
+
+    def fileno(self) -> int:
+        """Of its pipe."""
+        return self._pipe.fileno()
 
     def ask_to_end(self) -> None:
         """Tell it to close its environments."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from multiprocessing import connection
 from typing import Any, NoReturn, Protocol
 
 from headrace.envs.bridges._exchange import Exchange
@@ -34,6 +37,8 @@ class Worker(Protocol):
     """The rows whose environments it has."""
     pid: int | None
     """Of its process; None for one on another machine."""
+    deadline: float
+    """On the monotonic clock: until when the call that was sent last may take."""
 
     def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
         """Begin ``reset`` (more: seeds), ``step``, ``save``, ``restore`` (more: states) or ``render``."""
@@ -41,6 +46,10 @@ class Worker(Protocol):
 
     def receive(self, call: str) -> list[Any]:
         """Wait for what the call gives, one entry per environment; raises WorkerFailedError or WorkerLostError."""
+        ...
+
+    def fileno(self) -> int:
+        """The descriptor that can be read once an answer is there."""
         ...
 
     def ask_to_end(self) -> None:
@@ -63,6 +72,12 @@ class WorkerBackend:
         self.exchange = exchange
         self.workers = workers
         self._closed = False
+        self._resets: dict[Worker, list[int]] = {}
+        """Workers with a reset under way, and the environments that it is of."""
+        self._ready: dict[int, str] = {}
+        """Instructions of environments whose reset is done, and that nobody has taken yet."""
+        self._failure: WorkerFailedError | None = None
+        """Of a reset under way."""
 
     @property
     def pids(self) -> list[int]:
@@ -94,6 +109,41 @@ class WorkerBackend:
         drawn = self._command("render", env_ids, lambda _: [])
         return [drawn[env_id] for env_id in env_ids]
 
+    def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin to start an episode in each environment; a worker does nothing else until that is done."""
+        seed_of = dict(zip(env_ids, seeds, strict=True))
+        with self._guard():
+            for worker, mine in self._free(env_ids):
+                worker.send("reset", mine, [seed_of[env_id] for env_id in mine])
+                self._resets[worker] = mine
+
+    def take_resets(self, timeout: float | None) -> dict[int, str]:
+        """The environments that are ready."""
+        if self._resets and not self._ready:
+            left = min(worker.deadline for worker in self._resets) - time.monotonic()
+            longest = left if timeout is None else min(timeout, left)
+            by_file = {worker.fileno(): worker for worker in self._resets}
+            readable = connection.wait(list(by_file), max(longest, 0.0) if longest < math.inf else None)
+            late = [file for file, worker in by_file.items() if time.monotonic() >= worker.deadline]
+            with self._guard():
+                for file in by_file.keys() & {*readable, *late}:
+                    self._collect(by_file[file])
+        if self._failure is not None:
+            raise self._failure.error
+        ready, self._ready = self._ready, {}
+        return ready
+
+    def resetting(self) -> list[int]:
+        """The environments of workers with a reset under way, and those that are ready and not taken."""
+        return [*self._ready, *(env_id for worker in self._resets for env_id in worker.env_ids)]
+
+    def drop_resets(self) -> None:
+        """Wait for the resets that are under way."""
+        with self._guard():
+            for worker in list(self._resets):
+                self._collect(worker)
+        self._ready, self._failure = {}, None
+
     def close(self) -> None:
         """End the workers; none is left when this returns."""
         if not self._closed:
@@ -102,30 +152,51 @@ class WorkerBackend:
 
     def _command(self, call: str, env_ids: Sequence[int], more: Callable[[list[int]], list[Any]]) -> dict[int, object]:
         """Have every worker that has some of ``env_ids`` do something, all at once; answers by env id."""
-        if self._closed:
-            raise LifecycleError("environment: its workers are gone; make a new one")
         asked: list[tuple[Worker, list[int]]] = []
         results: dict[int, object] = {}
         failure: WorkerFailedError | None = None
-        try:
-            for worker in self.workers:
-                if mine := [env_id for env_id in env_ids if env_id in worker.env_ids]:
-                    worker.send(call, mine, more(mine))
-                    asked.append((worker, mine))
+        with self._guard():
+            for worker, mine in self._free(env_ids):
+                worker.send(call, mine, more(mine))
+                asked.append((worker, mine))
             for worker, mine in asked:
                 try:
                     results.update(zip(mine, worker.receive(call), strict=False))
                 except WorkerFailedError as error:
                     failure = failure or error
+        if failure is not None:
+            raise failure.error
+        return results
+
+    def _free(self, env_ids: Sequence[int]) -> Generator[tuple[Worker, list[int]]]:
+        """Every worker that has some of ``env_ids``, and which; a reset under way in it is waited for."""
+        for worker in self.workers:
+            if mine := [env_id for env_id in env_ids if env_id in worker.env_ids]:
+                if worker in self._resets:
+                    self._collect(worker)
+                yield worker, mine
+
+    def _collect(self, worker: Worker) -> None:
+        """Wait for the reset that is under way in a worker."""
+        mine = self._resets.pop(worker)
+        try:
+            self._ready.update(zip(mine, map(str, worker.receive("reset")), strict=True))
+        except WorkerFailedError as error:
+            self._failure = self._failure or error
+
+    @contextmanager
+    def _guard(self) -> Generator[None]:
+        """Around sending and receiving: a lost worker takes the others with it, and so does Ctrl-C."""
+        if self._closed:
+            raise LifecycleError("environment: its workers are gone; make a new one")
+        try:
+            yield
         except WorkerLostError as lost:
             self._give_up(lost)
         except KeyboardInterrupt:
             # an answer that is under way would be taken for that of the next command
             self.close()
             raise
-        if failure is not None:
-            raise failure.error
-        return results
 
     def _give_up(self, lost: WorkerLostError) -> NoReturn:
         """End everything: rows of the lost worker are gone, and their neighbors' are half written."""

@@ -103,3 +103,18 @@ class Old(Walk):
 
     def reset(self, seed=None):
         return super().reset(seed)[0]
+
+
+class SlowStart(Walk):
+    """Its resets take a while, each another while."""
+
+    def __init__(self, most=0.05, hang=False):
+        super().__init__()
+        self.most, self.hang, self.resets = most, hang, 0
+
+    def reset(self, seed=None):
+        self.resets += 1
+        if self.hang and self.resets > 1:
+            time.sleep(60.0)
+        time.sleep(self.most * (seed % 5) / 4)
+        return super().reset(seed)
