@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from worker_policies import OVERRIDES, Confused, Deadly, Shove
+from worker_policies import OVERRIDES, Confused, Deadly, Lonely, Shove
 
 import headrace
 import headrace.distributed
-from headrace import EnvRecipe
-from headrace.errors import ConfigError, HeadraceError, PolicyError
+from faulty_disk import FaultyDisk
+from headrace import EnvRecipe, files
+from headrace.errors import ConfigError, HeadraceError, PolicyError, StorageError
 from headrace.rollout import EpisodeResult, Evaluation
 from headrace.rollout._journal import read_journal
 
@@ -152,28 +154,37 @@ class TestDeadWorkers:
 @pytest.mark.usefixtures("cluster")
 class TestWorkers:
     @pytest.mark.slow
+    def test_share_a_batching_server_and_its_batches_change_nothing(self, alone: list[EpisodeResult]) -> None:
+        from headrace.serving import PolicyServer, ServeCfg
+
+        with PolicyServer(Shove(), ServeCfg(port=0, max_wait=0.05)) as server:
+            found = _distributed(server.address, workers=4, block=2, policy_id="shove")
+            assert server.stats.shared > 0
+        assert found.episodes == alone
+        assert found.identity is not None
+        assert found.identity["policy"] == "shove"
+
+    @pytest.mark.slow
     def test_join_when_there_is_room(self, tmp_path: Path, alone: list[EpisodeResult]) -> None:
         import ray
 
-        @ray.remote(num_cpus=3)
+        @ray.remote(num_cpus=3)  # of four: one worker has room
         class Guest:
             def here(self) -> bool:
                 return True
 
         guest = Guest.remote()
         assert ray.get(guest.here.remote())
-        policy = Deadly(tmp_path, episode=-1)
-        before: list[int] = []
+        policy = Lonely(tmp_path)
 
         def leave(rows: list[EpisodeResult]) -> None:
-            if not before:
-                before.extend(policy.processes)
+            if not (tmp_path / "wait").exists():
+                assert len(policy.seen("made")) == 1
+                (tmp_path / "wait").touch()
                 ray.kill(guest)
-                time.sleep(5.0)  # a worker takes some seconds to start
 
-        found = _distributed(policy, workers=3, block=1, on_episodes=leave)
-        assert len(before) == 1
-        assert len(policy.processes) > 1
+        found = _distributed(policy, workers=2, block=1, on_episodes=leave)
+        assert len(policy.seen("played")) == 2
         assert found.episodes == alone
 
     @pytest.mark.slow
@@ -208,6 +219,35 @@ def test_what_cannot_be_met_is_refused_before_anything_starts(tmp_path: Path) ->
         _distributed("openpi://nowhere:1")
     with pytest.raises(ConfigError, match="workers: expected environments by name or recipe"):
         headrace.evaluate(RECIPE, Shove(), workers=2, video=tmp_path / "film.mp4")
+
+
+def test_a_full_disk_under_the_journal_is_a_clear_error_and_it_is_resumed_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[EpisodeResult], cluster: str
+) -> None:
+    journal = tmp_path / "journal"
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "disk", FaultyDisk(errno.ENOSPC, room=1500))
+        with pytest.raises(
+            StorageError, match="the disk is full; make room and resume: the rows before are safe"
+        ) as hit:
+            _distributed(Shove(), journal=journal, block=2)
+    assert isinstance(hit.value.finished, Evaluation)
+    assert hit.value.finished.mean_reward is None
+    kept = read_journal(journal).rows
+    assert 0 < len(kept) < EPISODES
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "headrace", "evaluate", "cartpole", "--policy", "worker_policies:Shove"]
+    command += ["--episodes", str(EPISODES), "--num-envs", "3", "--seed", "5", "--set", "episode_length=60"]
+    command += ["--journal", str(journal), "--resume", "--workers", "2", "--ray-address", cluster]
+    command += ["--output", str(tmp_path / "evaluation.json")]
+    environment = os.environ | {"PYTHONPATH": ":".join(places)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{EPISODES} of {EPISODES} episodes, completed" in ran.stdout
+    assert Evaluation.load(tmp_path / "evaluation.json").episodes == alone
+    found = read_journal(journal).rows
+    assert sorted(found) == alone  # each once
+    assert found[: len(kept)] == kept
 
 
 def _killed_driver(cluster: str, journal: Path, *, after: int, pause: float = 0.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,34 @@ class Deadly:
     @property
     def processes(self) -> list[int]:
         return [int(path.name.partition("-")[2]) for path in self.directory.glob("process-*")]
+
+
+@dataclass
+class Lonely:
+    """Notes each worker that is made; stands still, once it is told so, until there are two."""
+
+    directory: Path
+    horizon: int = 8
+    action_dim: int = 1
+    obs_steps: int = 1
+
+    def __post_init__(self) -> None:
+        self.policy = Shove()
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        (self.directory / f"made-{os.getpid()}").touch()
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        (self.directory / f"played-{os.getpid()}").touch()
+        deadline = time.monotonic() + 240.0
+        while (self.directory / "wait").exists() and len(self.seen("made")) < 2:
+            assert time.monotonic() < deadline, "nobody joined"
+            time.sleep(0.05)
+        return self.policy(obs, context)
+
+    def seen(self, what: str) -> list[Path]:
+        return list(self.directory.glob(f"{what}-*"))
 
 
 @dataclass

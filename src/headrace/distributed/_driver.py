@@ -86,6 +86,10 @@ class Driver:
         """What dead workers left."""
         self._given_up: list[int] = []
         self._rows: list[EpisodeResult] = []
+        self._steps = 0
+        """Of the rows."""
+        self._news: list[dict[str, Any]] = []
+        """Circumstances that nobody had before, and that are in no journal yet."""
         self._costs: list[Counters] = []
         for _ in range(workers):
             self._start()
@@ -99,6 +103,11 @@ class Driver:
                 begun = math.inf
                 _LOG.warning("no worker is ready yet; the cluster has %s left", ray.available_resources())
         return self._headers[0]
+
+    def take_news(self) -> list[dict[str, Any]]:
+        """Circumstances of workers that have joined since the last call, where they differ from all before."""
+        news, self._news = self._news, []
+        return news
 
     def play(self, ids: Sequence[int], on_episodes: OnEpisodes | None, *, progress: bool) -> Evaluation:
         """Play every id once; what a dead worker left is played again. Ctrl-C gives what is finished."""
@@ -117,7 +126,7 @@ class Driver:
                     finally:  # what came before an error is kept
                         if on_episodes is not None and len(self._rows) > before:
                             on_episodes(self._rows[before:])
-                    bar.update(self._rows, sum(row.length for row in self._rows), self._rates())
+                    bar.update(self._rows, self._steps, self._rates)
         except KeyboardInterrupt as error:
             status, interrupt = "interrupted", error
         except HeadraceError as error:
@@ -194,15 +203,25 @@ class Driver:
         if isinstance(found, Counters):
             self._costs.append(found)
             return
-        self._rows += found
-        member.steps += sum(row.length for row in found)
         done = {row.episode_id for row in found}
-        block.ids = [episode for episode in block.ids if episode not in done]
+        left = [episode for episode in block.ids if episode not in done]
+        if len(left) + len(found) != len(block.ids):
+            raise EvaluationError(
+                f"evaluate: worker {member.number} was to play episodes {block.ids[:8]}, each once, and sent rows of "
+                f"{[row.episode_id for row in found][:8]}"
+            )
+        block.ids = left
+        self._rows += found
+        steps = sum(row.length for row in found)
+        member.steps += steps
+        self._steps += steps
 
     def _welcome(self, member: _Member, opened: Opened) -> None:
         name = f"worker {member.number} on {opened.host}"
         if self._headers:
             check_same(self._headers[0], opened.header, name)
+            if all(opened.header.circumstances != known.circumstances for known in self._headers):
+                self._news.append(opened.header.circumstances)
         self._headers.append(opened.header)
         self._failed_starts = 0
         member.opened, member.since = opened, time.monotonic()

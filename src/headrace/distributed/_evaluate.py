@@ -88,6 +88,7 @@ def evaluate(
             journal=None if journal is None else Path(journal),
             resume=resume,
             on_episodes=on_episodes,
+            news=driver.take_news,
         )
 
 

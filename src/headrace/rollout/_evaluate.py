@@ -287,6 +287,7 @@ def play_plan(
     journal: Path | None = None,
     resume: bool = False,
     on_episodes: OnEpisodes | None = None,
+    news: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> Evaluation:
     """Play what a journal lacks of a plan, and join it with what the journal has.
 
@@ -297,6 +298,7 @@ def play_plan(
         journal: as for :func:`evaluate`.
         resume: likewise.
         on_episodes: called with rows as they finish, once they are in the journal.
+        news: gives circumstances, other than the header's, of processes that have joined since it was called last.
     """
     whole, left = tuple(sorted(plan.ids)), plan.ids
     known: list[EpisodeResult] = []
@@ -310,7 +312,7 @@ def play_plan(
 
     def add(rows: list[EpisodeResult]) -> None:
         if book is not None:
-            book.add(rows)
+            book.add(rows, () if news is None else news())
         if on_episodes is not None:
             on_episodes(rows)
 

@@ -13,7 +13,7 @@ from headrace.files import read_json
 from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
 from headrace.rollout._journal import FORMAT as JOURNAL
-from headrace.rollout._journal import Header, check_same, header_from, read_journal, row_from
+from headrace.rollout._journal import Header, check_same, common_values, header_from, read_journal, row_from
 
 _FORMAT = "headrace-evaluation-table-1"
 _STATUSES = ("completed", "interrupted", "failed")
@@ -105,16 +105,6 @@ def _header(name: str, part: Evaluation) -> Header:
             "(--policy-id), journal= or output= to evaluate"
         )
     return Header(identity=part.identity, circumstances=part.circumstances)
-
-
-def common_values(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of every key the value that all have, or a list of the different ones."""
-    found: dict[str, Any] = {}
-    for key in dict.fromkeys(key for part in parts for key in part):
-        values = [part.get(key) for part in parts]
-        different = [value for place, value in enumerate(values) if value not in values[:place]]
-        found[key] = different[0] if len(different) == 1 else different
-    return found
 
 
 def total_counters(counters: Sequence[Counters]) -> Counters:

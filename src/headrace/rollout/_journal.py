@@ -1,5 +1,7 @@
 """The journal of an evaluation: a header, then one JSON line per finished episode, on disk before the next step.
 
+Between them stand lines for what was planned later, and for other circumstances that rows were played under.
+
 An episode is a function of (task, seed, id, policy), so an evaluation that was cut off goes on where it ended, and
 parts of a plan that were played elsewhere belong to the same table, if what decides the rows, the *identity*, is the
 same.
@@ -66,8 +68,13 @@ class Journal:
             check_same(header, before.header, str(path))
             if before.size != path.stat().st_size:
                 truncate(path, before.size)
+            lines: list[dict[str, Any]] = []
             if more := set(plan) - before.plan:
-                self._append({"plan": ranges_of(more)})
+                lines.append({"plan": ranges_of(more)})
+            if _changes(header, before.header):
+                lines.append({"circumstances": header.circumstances})
+            if lines:
+                self._append(*lines)
         else:
             path.unlink(missing_ok=True)
             self._append(
@@ -79,9 +86,9 @@ class Journal:
                 }
             )
 
-    def add(self, rows: Sequence[EpisodeResult]) -> None:
-        """Write the episodes that ended in one step."""
-        self._append(*[asdict(row) for row in rows])
+    def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
+        """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""
+        self._append(*[{"circumstances": found} for found in others], *[asdict(row) for row in rows])
 
     def _append(self, *lines: dict[str, Any]) -> None:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -105,10 +112,28 @@ def check_same(expected: Header, got: Header, name: str) -> None:
         mine, theirs = expected.identity.get(key), got.identity.get(key)
         if mine != theirs:
             raise ConfigError(f"{name}: expected an evaluation of {key} {mine!r}, got one of {theirs!r}")
-    changed = [key for key in expected.circumstances if expected.circumstances[key] != got.circumstances.get(key)]
-    if changed:
+    if changed := _changes(expected, got):
         told = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
         warnings.warn(f"{name}: played under other circumstances: {told}", stacklevel=3)
+
+
+def _changes(expected: Header, got: Header) -> list[str]:
+    """Names of circumstances that ``got`` has not; what several machines played has a list of values."""
+
+    def has(value: object, found: object) -> bool:
+        return value == found or (isinstance(found, list) and value in cast("list[object]", found))
+
+    return [key for key, value in expected.circumstances.items() if not has(value, got.circumstances.get(key))]
+
+
+def common_values(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of every key the value that all have, or a list of the different ones."""
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part.get(key) for part in parts]
+        different = [value for place, value in enumerate(values) if value not in values[:place]]
+        found[key] = different[0] if len(different) == 1 else different
+    return found
 
 
 def circumstances(env: object, engine: str) -> dict[str, Any]:
@@ -169,9 +194,13 @@ def read_journal(path: Path) -> JournalContent:
             raise DataError(f"{path}: expected a journal of format {FORMAT!r}, got {first.get('format')!r}")
         header = header_from(first, str(path))
         plans = [first.get("plan"), *[line["plan"] for line in others if "plan" in line]]
-        rows = [row_from(line, str(path)) for line in others if "plan" not in line]
+        noted = [header_from({**first, **line}, str(path)) for line in others if "circumstances" in line]
+        rows = [row_from(line, str(path)) for line in others if not line.keys() & {"plan", "circumstances"}]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not the journal of an evaluation, or damaged: {error}") from error
+    if noted:
+        every = [header.circumstances, *[found.circumstances for found in noted]]
+        header = Header(identity=header.identity, circumstances=common_values(every))
     return JournalContent(header, set[int]().union(*[ids_of(plan, str(path)) for plan in plans]), rows, len(whole))
 
 

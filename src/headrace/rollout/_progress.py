@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -41,8 +41,8 @@ class EpisodeProgress:
     ) -> None:
         self._progress.stop()
 
-    def update(self, results: Sequence[Finished], env_steps: int, note: str = "") -> None:
-        """Show how far the loop is, with a note of its own."""
+    def update(self, results: Sequence[Finished], env_steps: int, note: Callable[[], str] | None = None) -> None:
+        """Show how far the loop is, with a note of its own, which is made where it is shown."""
         if self._progress.disable:
             return
         now = time.perf_counter()
@@ -52,6 +52,5 @@ class EpisodeProgress:
         rate = env_steps / max(now - self._begun, 1e-9)
         known = [result.success for result in results if result.success is not None]
         success = f", {sum(known) / len(known):.0%} success" if known else ""
-        self._progress.update(
-            self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}{note and '; '}{note}"
-        )
+        more = "" if note is None else f"; {note()}"
+        self._progress.update(self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}{more}")
