@@ -84,6 +84,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	.venv-bench/bin/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/chunking.py --quick
 	$(BIN)/python benchmarks/serving.py --quick
+	$(BIN)/python benchmarks/distributed.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick

@@ -31,6 +31,7 @@ from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+import gymnasium
 import ray
 import torch
 from rich.console import Console
@@ -39,11 +40,12 @@ from rich.table import Table
 import headrace
 import headrace.distributed
 from headrace import EnvRecipe
-from headrace.chunking import ChunkContext
+from headrace.chunking import ChunkContext, as_chunk_policy
 from headrace.distributed._driver import Driver
 from headrace.distributed._evaluate import _driver, _spec
 from headrace.distributed._opening import open_evaluator
 from headrace.distributed._worker import Opened
+from headrace.envs.bridges import BridgeEnv
 from headrace.rollout import Counters, EpisodeResult
 from headrace.rollout import _journal as journal_module
 from headrace.rollout._journal import Header
@@ -54,6 +56,7 @@ TASK = "pusher-solid"
 NUM_ENVS = 16
 BLOCK = 32
 WORKERS = 1000
+PARTS = ("throughput", "journal", "killed", "resets", "driver")
 BARS = {"throughput": 0.9, "journal": 0.01}
 
 
@@ -195,6 +198,41 @@ def _counted(directory: Path, *, kill: bool) -> tuple[list[EpisodeResult], int, 
     return found.episodes, policy.total(), policy.horizon
 
 
+class Scene(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A pendulum whose scene takes a while to set up; an episode ends at random, after 40 steps on average."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+
+    def reset(self, **how: Any) -> Any:
+        time.sleep(0.2)
+        return self.env.reset(**how)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.001)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated or self.np_random.random() < 1 / 40, info
+
+
+def resets(effort: Effort) -> dict[str, Any]:
+    """Seconds of the same plan with resets between steps and in the background."""
+    policy = as_chunk_policy(lambda obs: obs["policy"][:, None, 2:].expand(-1, 4, -1), horizon=4, action_dim=1)
+    overlaps = BridgeEnv.overlaps_resets
+    seconds: dict[str, list[float]] = {"between steps": [], "in the background": []}
+    tables: list[list[EpisodeResult]] = []
+    for _ in range(max(effort.rounds // 2, 1)):
+        for name, values in seconds.items():
+            BridgeEnv.overlaps_resets = overlaps if name == "in the background" else property(lambda _: False)
+            env = headrace.bridge([Scene] * 8, autoreset="disabled", final_obs=False, executor="threads", workers=8)
+            begin = time.perf_counter()
+            tables.append(headrace.evaluate(env, policy, episodes=64, progress=False).episodes)
+            values.append(time.perf_counter() - begin)
+            env.close()
+    BridgeEnv.overlaps_resets = overlaps
+    found = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"seconds": found, "equal": all(table == tables[0] for table in tables)}
+
+
 @ray.remote(max_concurrency=WORKERS)
 class Many:
     """Every worker that pretends: sends its rows one by one, as fast as it can."""
@@ -240,11 +278,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--part", action="append", choices=("throughput", "journal", "killed", "driver"))
+    parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else FULL
-    parts = arguments.part or ["throughput", "journal", "killed", "driver"]
+    parts = arguments.part or PARTS
     rows: list[list[str]] = []
     failures: list[str] = []
     begin = time.perf_counter()
@@ -270,6 +308,12 @@ def main() -> int:
                 failures.append(f"killed: {found['repeated']} env-steps again, bar ≤ {found['block']}, one block")
             if not found["equal"]:
                 failures.append("killed: the table is another one")
+        if "resets" in parts:
+            found = resets(effort)
+            for name, seconds in found["seconds"].items():
+                rows.append([f"64 episodes, resets of 0.2 s {name}, s", f"{seconds:.2f}"])
+            if not found["equal"]:
+                failures.append("resets: the tables differ")
         if "driver" in parts:
             found = driver_cost(effort)
             rows.append([f"driver with {WORKERS:,} workers, CPU µs per row", f"{found['cpu_per_row'] * 1e6:.0f}"])

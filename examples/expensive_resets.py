@@ -1,61 +1,73 @@
 """Environments whose reset is expensive wait for it, suspended, while the others go on.
 
-A reset that settles a scene, loads a map or asks a service takes seconds. Done inside the step it stalls the whole
-batch. Here an environment parks when its episode ends, a thread prepares its next scene, and it is reset when ready.
+A reset that settles a scene, loads a map or asks a service takes seconds. Done between two steps it stalls the whole
+batch. Bridged with threads (or processes, or in another interpreter), environments are reset in the background, and
+``evaluate`` plays on with those that are ready. Every episode is the same to the last bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
+import gymnasium
 import torch
+from torch import Tensor
 
 import headrace
+from headrace.rollout import Evaluation
+from headrace.types import Obs
 
 
-def prepare_scene(seconds: float) -> float:
-    """Stands for the expensive part."""
-    time.sleep(seconds)
-    return seconds
+class Scene(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A pendulum whose scene takes a while to set up, and that falls off its hook at random."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self._seconds = seconds
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        time.sleep(self._seconds)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated or self.np_random.random() < 1 / 40, truncated, info
+
+
+def swing(obs: Obs) -> Tensor:
+    """Four actions per observation: push along the way it turns."""
+    return obs["policy"][:, None, 2:].sign().expand(-1, 4, -1) * 2
+
+
+def play(executor: Any, num_envs: int, episodes: int, seconds: float) -> tuple[Evaluation, float]:
+    """The table, and the seconds that it took."""
+    scenes = [partial(Scene, seconds)] * num_envs
+    env = headrace.bridge(scenes, autoreset="disabled", final_obs=False, executor=executor)
+    policy = headrace.chunking.as_chunk_policy(swing, horizon=4, action_dim=1)
+    begin = time.perf_counter()
+    found = headrace.evaluate(env, policy, episodes=episodes, progress=False)
+    env.close()
+    return found, time.perf_counter() - begin
 
 
 def main() -> None:
-    """Step until enough episodes are done, and say how much physics ran meanwhile."""
+    """Evaluate with resets between steps, and with resets in the background."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-envs", type=int, default=32)
-    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=0.2, help="what a reset takes (default: 0.2)")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
 
-    count = arguments.num_envs
-    env = headrace.make("cartpole", count, seed=0, autoreset="disabled", final_obs=False)
-    env.reset()
-    pending: dict[int, Future[float]] = {}
-    finished = acted = 0
-    start = time.perf_counter()
-    with ThreadPoolExecutor(4, thread_name_prefix="scenes") as workers:
-        while finished < arguments.episodes:
-            acting = int(env.active.sum())
-            if acting:
-                step = env.step(torch.rand(count, 1) * 2 - 1)
-                acted += acting
-                for number in torch.nonzero(step.terminated | step.truncated).flatten().tolist():
-                    finished += 1
-                    pending[number] = workers.submit(prepare_scene, arguments.seconds)
-            ready = torch.tensor([number in pending and pending[number].done() for number in range(count)])
-            if ready.any():
-                env.reset(options={"reset_mask": ready})
-                for number in torch.nonzero(ready).flatten().tolist():
-                    del pending[number]
-            elif not acting:
-                time.sleep(0.001)
-    spent = time.perf_counter() - start
-    serial = finished * arguments.seconds
-    print(f"{finished} episodes, {acted:,} env-steps in {spent:.1f} s")
-    print(f"resets inside the step would have taken {serial:.1f} s by themselves")
-    env.close()
+    size = (arguments.num_envs, arguments.episodes, arguments.seconds)
+    waited, long = play("inline", *size)
+    background, short = play("threads", *size)
+    assert background.episodes == waited.episodes
+    print(f"{arguments.episodes} episodes, resets between steps: {long:.1f} s")
+    print(f"the same table, threads, resets in the background: {short:.1f} s")
 
 
 if __name__ == "__main__":
