@@ -25,6 +25,7 @@ a + b·k), M = (1 − (1 − q)^16) / q useful steps a chunk; p is measured befo
   python benchmarks/chunking.py --quick      under a minute
   python benchmarks/chunking.py --check      exit 1 and name each bar that falls short
   python benchmarks/chunking.py --part b     one setting only
+  python benchmarks/chunking.py --bars-only  only the schedulers with bars
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under a minute: N = 16, the schedulers with bars")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
     parser.add_argument("--part", action="append", choices=list("abc"), help="only this setting; may be repeated")
+    parser.add_argument("--bars-only", action="store_true", help="leave out the schedulers without bars")
     parser.add_argument("--num-envs", type=int, help="only this N")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--plot", metavar="FILE", help="also draw the rates as an SVG")
@@ -62,6 +64,8 @@ def main() -> int:
     effort = Effort.quick() if arguments.quick else Effort.full()
     if arguments.num_envs:
         effort = replace(effort, sizes=(arguments.num_envs,))
+    if arguments.bars_only:
+        effort = replace(effort, every_rule=False)
     rows: list[Row] = []
     parts = arguments.part or ["a", "b", "c"]
     cases = [case for case in _cases(effort) if case.setting[1] in parts]
