@@ -55,6 +55,37 @@ def test_workers_record_what_one_process_does_although_one_dies(tmp_path: Path) 
         headrace.distributed.collect(RECIPE, policy, directory=directory)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_demonstrations_of_an_expert_are_collected_and_merged_from_the_command_line(tmp_path: Path) -> None:
+    from headrace._cli import main
+    from headrace.chunking import as_chunk_policy
+    from headrace.recording import RecorderCfg
+    from headrace.rollout.experts import expert_for
+
+    expert = expert_for("pusher-solid")
+    policy = as_chunk_policy(lambda obs: expert(obs)[:, None], horizon=1, action_dim=7)
+    found = headrace.distributed.collect(
+        EnvRecipe("pusher-solid", num_envs=4, threads=1),
+        policy,
+        directory=tmp_path / "parts",
+        record=RecorderCfg(keep="succeeded"),
+        episodes=12,
+        block=3,
+        policy_id="expert",
+        progress=False,
+    )
+    reached = [row.episode_id for row in found.episodes if row.success]
+    assert len(reached) > 0
+    parts = [str(path) for path in sorted((tmp_path / "parts").iterdir())]
+    assert main(["record", "merge", *parts, "-o", str(tmp_path / "whole")]) == 0
+    whole = EpisodeDataset(tmp_path / "whole")
+    assert sorted(entry.episode_id for entry in whole.entries) == reached
+    assert {episode.meta.episode_id: episode.meta.length for episode in whole} == {
+        row.episode_id: row.length for row in found.episodes if row.success
+    }
+
+
 def test_an_episode_that_two_recorded_alike_is_merged_once_and_another_is_refused(tmp_path: Path) -> None:
     _recorded(tmp_path / "a", range(4))
     _recorded(tmp_path / "b", range(2, 6))

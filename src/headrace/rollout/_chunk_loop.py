@@ -118,7 +118,8 @@ class ChunkLoop:
         """Episodes whose end a policy with memory has not been told: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
         """The action of each environment's last step: what a hold form repeats."""
-        self._hold_action, self._on_step, self._on_episodes = hold_action, on_step, on_episodes
+        self._hold_action: HoldAction = hold_action
+        self._on_step, self._on_episodes = on_step, on_episodes
         space = env.single_action_space
         self._chooses = isinstance(space, spaces.Discrete)
         self._bounds: tuple[Tensor, Tensor] | None = None

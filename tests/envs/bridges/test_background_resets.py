@@ -186,7 +186,7 @@ def test_an_environment_is_inactive_until_it_is_taken_and_then_as_after_reset(ex
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_step_of_everyone_and_a_reset_of_all_wait_for_what_is_under_way(executor: str) -> None:
-    wanted = set(range(6))
+    wanted = set(range(5, 11))  # those after 2, 3 and 4
     expected = _episodes(bridge([DictEnv] * 6, seed=5), wanted, None)
     env = bridge([SlowReset] * 3, seed=5, **EXECUTORS[executor])
     env.reset()
@@ -198,7 +198,7 @@ def test_a_step_of_everyone_and_a_reset_of_all_wait_for_what_is_under_way(execut
 
 def test_what_a_reset_raises_ends_the_evaluation_with_what_is_finished() -> None:
     for more in EXECUTORS.values():
-        env = bridge([functools.partial(SlowReset, fault="raise")] * 2, autoreset="disabled", **more)
+        env = bridge([functools.partial(SlowReset, fault="raise"), SlowReset], autoreset="disabled", **more)
         with pytest.raises(EnvError, match="OSError in reset: the scene is gone") as caught:
             _table(env, Planner(3))
         assert isinstance(caught.value.finished, Evaluation)
