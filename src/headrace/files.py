@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -31,6 +32,7 @@ Content: TypeAlias = "str | bytes | Callable[[Path], None]"
 """Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
 
 LOCK = ".lock"
+_LOG = logging.getLogger("headrace.files")
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -260,6 +262,29 @@ class Lock:
 def lock(directory: Path) -> Lock:
     """Become the only writer of an existing directory, or raise an error that names the process that is."""
     return Lock(directory)
+
+
+def lock_file(path: Path) -> int:
+    """Become the only writer of a file, which is made where it is absent, or raise LifecycleError.
+
+    Returns:
+        A descriptor; the right ends when it is closed, or with the process. Where the file system has no locks, a
+        warning is logged, and nothing is held.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise LifecycleError(
+            f"{path}: another process is writing to it; wait for it, end it, or choose another path"
+        ) from None
+    except OSError as error:  # some file systems of clusters
+        _LOG.warning("%s: could not be locked (%s); make sure that one process alone writes to it", path, error)
+    return handle
 
 
 def claim(directory: Path, hint: str = "choose another path") -> Lock:

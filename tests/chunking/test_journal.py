@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from script_env import LateEngine, Planner, ScriptEnv, length_of
 import headrace
 from faulty_disk import FaultyDisk
 from headrace import files
-from headrace.errors import ConfigError, DataError, StorageError
+from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
 from headrace.rollout import Evaluation, evaluate, load_chunk_policy
 from headrace.rollout._journal import read_journal
 
@@ -249,3 +251,50 @@ def test_a_module_is_told_apart_by_its_weights_and_other_circumstances_are_warne
                 evaluate(env, policy, episodes=ids, **settings)  # type: ignore[arg-type]
         env.close()
     assert tables[1][:2] == tables[0]
+
+
+def test_two_processes_cannot_write_one_journal_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    program = (
+        "import sys, pathlib, headrace.files; headrace.files.lock_file(pathlib.Path(sys.argv[1])); "
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    _played(path, episodes=2)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        before = path.read_bytes()
+        with pytest.raises(LifecycleError, match="another process is writing to it; wait for it"):
+            _played(path, resume=True)
+        assert path.read_bytes() == before
+        other.kill()
+    assert _played(path, resume=True).unfinished == 0  # the right ends with the process
+
+
+def test_a_file_system_without_locks_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    assert _played(tmp_path / "table.jsonl").unfinished == 0
+    assert "could not be locked" in caplog.text
+
+
+@pytest.mark.parametrize("episodes", [[1.5], "12", 3.0, [2**63], [-1, 2], [4, 4], ["a"]])
+def test_ids_that_cannot_be_are_refused(episodes: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="episodes: expected"):
+        _played(tmp_path / "table.jsonl", episodes=episodes)
+    assert not (tmp_path / "table.jsonl").exists()
+
+
+def test_large_ids_are_episodes_like_others(tmp_path: Path) -> None:
+    ids = [2**62, 2**63 - 1, 7]
+    path = tmp_path / "table.jsonl"
+    found = _played(path, episodes=ids)
+    assert [row.episode_id for row in found.episodes] == sorted(ids)
+    assert _played(path, episodes=ids, resume=True).episodes == found.episodes
+    assert Evaluation.load(path).episodes == found.episodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, DataError
 
+_LARGEST = 2**63 - 1
 _MOST = 10**8
 """More episodes than anybody plans: a file that says so is damaged."""
 
@@ -23,17 +25,23 @@ class EpisodePlan:
             episodes: how many, with ids from 0; or the ids themselves.
         """
         counted = range(int(episodes)) if isinstance(episodes, int | np.integer) else episodes
-        self.ids: Sequence[int] = counted if isinstance(counted, range) else [int(episode) for episode in counted]
+        try:
+            self.ids: Sequence[int] = (
+                counted if isinstance(counted, range) else [operator.index(episode) for episode in counted]
+            )
+        except TypeError as error:
+            raise ConfigError(f"episodes: expected a number of episodes, or their ids, got {episodes!r}") from error
         if not self.ids:
             raise ConfigError(f"episodes: expected at least one, got {episodes!r}")
         if isinstance(self.ids, range):
-            repeated, lowest = False, min(self.ids[0], self.ids[-1])
+            repeated, lowest, largest = False, min(self.ids[0], self.ids[-1]), max(self.ids[0], self.ids[-1])
         else:
-            repeated, lowest = len(set(self.ids)) != len(self.ids), min(self.ids)
-        if lowest < 0 or repeated:
-            wrong = [i for i in self.ids if i < 0] or [i for i in set(self.ids) if self.ids.count(i) > 1]
+            repeated, lowest, largest = len(set(self.ids)) != len(self.ids), min(self.ids), max(self.ids)
+        if lowest < 0 or repeated or largest > _LARGEST:
+            outside = [i for i in self.ids if not 0 <= i <= _LARGEST]
+            wrong = outside or [i for i in set(self.ids) if self.ids.count(i) > 1]
             raise ConfigError(
-                f"episodes: expected ids of at least 0, each once, got {wrong[:8]}; an episode is played exactly once"
+                f"episodes: expected ids from 0 to {_LARGEST}, each once, got {wrong[:8]}; an episode is played once"
             )
         self._next = 0
 

@@ -331,6 +331,8 @@ def play_plan(
         nothing = Evaluation(
             episodes=[], plan=whole, status="completed", counters=Counters(), strict_size=strict, fidelity=fidelity
         )
+        if book is not None:
+            book.close()
         return joined(nothing)
     try:
         return joined(play(left, add))
@@ -338,6 +340,9 @@ def play_plan(
         if isinstance(error.finished, Evaluation):
             error.finished = joined(error.finished)
         raise
+    finally:
+        if book is not None:
+            book.close()
 
 
 def training_modes(policy: object) -> list[tuple[nn.Module, bool]]:

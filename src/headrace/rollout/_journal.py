@@ -10,6 +10,7 @@ same.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import warnings
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from headrace.errors import ConfigError, DataError
-from headrace.files import append, storage_error, truncate
+from headrace.files import append, lock_file, storage_error, truncate
 from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import EpisodeResult
 
@@ -48,7 +49,7 @@ class Header:
 
 
 class Journal:
-    """Appends rows to a file; each call is one write and one sync."""
+    """Appends rows to a file, whose only writer it is until it is closed; each call is one write and one sync."""
 
     def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
         """Begin a journal, or with ``resume`` go on with one of the same identity; an absent one begins.
@@ -62,7 +63,16 @@ class Journal:
         """Of the file, when it was opened."""
         if path.exists() and not resume:
             raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
-        if path.exists() and not _torn_header(path):
+        self._handle = lock_file(path)
+        try:
+            self._begin(header, plan)
+        except BaseException:  # also Ctrl-C; raised again
+            self.close()
+            raise
+
+    def _begin(self, header: Header, plan: Iterable[int]) -> None:
+        path = self.path
+        if not _torn_header(path):
             before = read_journal(path)
             self.rows = before.rows
             check_same(header, before.header, str(path))
@@ -76,7 +86,7 @@ class Journal:
             if lines:
                 self._append(*lines)
         else:
-            path.unlink(missing_ok=True)
+            truncate(path, 0)
             self._append(
                 {
                     "format": FORMAT,
@@ -89,6 +99,10 @@ class Journal:
     def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
         """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""
         self._append(*[{"circumstances": found} for found in others], *[asdict(row) for row in rows])
+
+    def close(self) -> None:
+        """Let others write to the file."""
+        os.close(self._handle)
 
     def _append(self, *lines: dict[str, Any]) -> None:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
