@@ -95,8 +95,17 @@ def _table(env: BridgeEnv, policy: Planner, episodes: int = 17, **more: Any) -> 
     return evaluate(env, as_chunk_policy(policy), episodes=episodes, seed=3, **settings)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(("horizon", "obs_steps"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("executor", "horizon", "obs_steps"),
+    [
+        ("threads", 1, 1),
+        ("threads", 3, 1),
+        ("threads", 3, 2),
+        ("one process", 3, 1),
+        ("two processes", 1, 1),
+        ("two processes", 3, 2),
+    ],
+)
 def test_tables_are_those_of_resets_that_everyone_waits_for(executor: str, horizon: int, obs_steps: int) -> None:
     policy = Planner(horizon, obs_steps)
     reference = bridge([SlowReset] * 4, autoreset="disabled")
@@ -137,7 +146,7 @@ def test_others_step_while_one_is_reset() -> None:
 
 def test_recordings_have_the_same_episodes(tmp_path: Path) -> None:
     contents = []
-    for name, more in {"inline": {}, **EXECUTORS}.items():
+    for name, more in {"inline": {}, "threads": EXECUTORS["threads"]}.items():
         env = bridge([SlowReset] * 3, autoreset="disabled", **more)
         with EpisodeRecorder(tmp_path / name, info=DatasetInfo.of(env)) as recorder:
             env.attach(recorder)
@@ -197,7 +206,7 @@ def test_a_step_of_everyone_and_a_reset_of_all_wait_for_what_is_under_way(execut
 
 
 def test_what_a_reset_raises_ends_the_evaluation_with_what_is_finished() -> None:
-    for more in EXECUTORS.values():
+    for more in (EXECUTORS["threads"], EXECUTORS["two processes"]):
         env = bridge([functools.partial(SlowReset, fault="raise"), SlowReset], autoreset="disabled", **more)
         with pytest.raises(EnvError, match="OSError in reset: the scene is gone") as caught:
             _table(env, Planner(3))
