@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from test_distributed_evaluate import RECIPE
-from worker_policies import Deadly
+from worker_policies import RECIPE, Deadly
 
 import headrace.distributed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_policies import OVERRIDES, Deadly, Shove
+from worker_policies import RECIPE, Deadly, Shove
 
 import headrace
 import headrace.distributed
@@ -14,7 +14,6 @@ from headrace import EnvRecipe
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, merge_datasets, verify_dataset
 
-RECIPE = EnvRecipe("cartpole", num_envs=3, seed=5, threads=1, overrides=OVERRIDES)
 EPISODES = 12
 
 

@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from worker_policies import OVERRIDES, Confused, Deadly, Lonely, Shove
+from worker_policies import RECIPE, Confused, Deadly, Lonely, Shove
 
 import headrace
 import headrace.distributed
 from faulty_disk import FaultyDisk
-from headrace import EnvRecipe, files
+from headrace import files
 from headrace.errors import ConfigError, HeadraceError, PolicyError, StorageError
 from headrace.rollout import EpisodeResult, Evaluation
 from headrace.rollout._journal import read_journal
 
-RECIPE = EnvRecipe("cartpole", num_envs=3, seed=5, threads=1, overrides=OVERRIDES)
 EPISODES = 24
 PROGRAM = Path(__file__).with_name("driver_program.py")
 
@@ -256,6 +255,7 @@ def _killed_driver(cluster: str, journal: Path, *, after: int, pause: float = 0.
     with subprocess.Popen(command) as driver:
         _await(lambda: _rows(journal) > after or driver.poll() is not None)
         time.sleep(pause)
+        assert driver.poll() in (None, 0), "the driver failed by itself"
         driver.kill()
 
 

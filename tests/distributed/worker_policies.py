@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headrace import EnvRecipe
 from headrace.chunking import ChunkContext
 from headrace.types import Obs
 
 OVERRIDES = {"episode_length": 60}
+RECIPE = EnvRecipe("cartpole", num_envs=3, seed=5, threads=1, overrides=OVERRIDES)
 
 
 class Shove(nn.Module):
