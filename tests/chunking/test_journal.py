@@ -9,13 +9,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from script_env import LateEngine, Planner, ScriptEnv, length_of
 
 import headrace
 from faulty_disk import FaultyDisk
 from headrace import files
+from headrace.chunking import as_chunk_policy
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
 from headrace.rollout import Evaluation, evaluate, load_chunk_policy
 from headrace.rollout._journal import read_journal
@@ -294,7 +297,9 @@ def test_ids_that_cannot_be_are_refused(episodes: object, tmp_path: Path) -> Non
 def test_large_ids_are_episodes_like_others(tmp_path: Path) -> None:
     ids = [2**62, 2**63 - 1, 7]
     path = tmp_path / "table.jsonl"
-    found = _played(path, episodes=ids)
+    policy = as_chunk_policy(lambda obs: torch.zeros(len(obs["policy"]), 4, 1), horizon=4, action_dim=1)
+    settings: dict[str, Any] = {"overrides": {"episode_length": 6}, "num_envs": 2, "journal": path, "progress": False}
+    found = headrace.evaluate("cartpole", policy, episodes=ids, policy_id="still", **settings)
     assert [row.episode_id for row in found.episodes] == sorted(ids)
-    assert _played(path, episodes=ids, resume=True).episodes == found.episodes
-    assert Evaluation.load(path).episodes == found.episodes
+    again = headrace.evaluate("cartpole", policy, episodes=ids, policy_id="still", resume=True, **settings)
+    assert again.episodes == found.episodes == Evaluation.load(path).episodes
