@@ -63,7 +63,7 @@ def open_evaluator(
         if remote_address(policy) is not None:
             remote = stack.enter_context(closing(_connect(cast("str", policy), env, seed, settings)))
             fitted, played["engine"] = remote.policy, remote
-            del played["timeout"]
+            played.pop("timeout", None)
         else:
             fitted = _fitted(policy, env, found["horizon"], action_size(env.single_action_space))
         execute = found["execute"]
