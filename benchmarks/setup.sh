@@ -22,4 +22,6 @@ make_environment .venv-bench benchmarks/requirements-peers.lock
 .venv-bench-sim/bin/pip install -q -r benchmarks/requirements-sim.lock
 
 # robots made of meshes, for benchmarks/vision_robots.py: only their MJCF files are used, so without dependencies
-.venv-bench/bin/pip install -q --no-deps gym-aloha metaworld
+for environment in .venv-bench .venv-bench-sim; do
+    "$environment/bin/pip" install -q --no-deps gym-aloha metaworld
+done

@@ -14,6 +14,7 @@ draws every second environment.
 
   python benchmarks/vision_camera.py            the whole table
   python benchmarks/vision_camera.py --quick    64 px, fewer rounds
+  python benchmarks/vision_camera.py --size 128 one size, without the textured scene; may be repeated
   python benchmarks/vision_camera.py --check    exit 1 and name each bar that falls short
 
 Bars: at least 6 times the fastest peer at 64 px, 4 times at 128 px, 3 times at 256 px; half of the environments in at
@@ -104,13 +105,13 @@ class _Team:
             worker.close()
 
 
-def camera_rows(quick: bool) -> list[CameraRow]:
-    """Measure part (a) of the vision benchmark."""
+def camera_rows(quick: bool, sizes: Sequence[int] | None = None) -> list[CameraRow]:
+    """Measure part (a) of the vision benchmark: every size, or some, without the textured scene."""
     rounds, seconds = (3, 0.1) if quick else (5, 0.4)
     rows: list[CameraRow] = []
-    for pixels in (64,) if quick else (64, 128, 256):
+    for pixels in sizes or ((64,) if quick else tuple(BARS)):
         rows += _case("cartpole", pixels, PEERS, rounds, seconds)
-    if not quick:
+    if not quick and not sizes:
         rows += _case("cartpole, checker and sky", 64, TEXTURED_PEERS, rounds, seconds)
     return rows
 
@@ -382,6 +383,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="64 px, fewer rounds")
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar falls short")
+    parser.add_argument("--size", type=int, action="append", choices=list(BARS), help="only this one; may be repeated")
     parser.add_argument("--markdown", help="also write the table to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--pixels", type=int, default=64, help=argparse.SUPPRESS)
@@ -396,7 +398,7 @@ def main() -> int:
         return 0
     from rich.console import Console
 
-    rows = camera_rows(arguments.quick)
+    rows = camera_rows(arguments.quick, arguments.size)
     table, lines = camera_table(rows)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     failures = camera_checks(rows)

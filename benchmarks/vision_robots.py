@@ -58,7 +58,7 @@ def load(scene: str) -> tuple[Any, str, np.ndarray]:
     package, path, camera = SCENES[scene]
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise SystemExit(f"{package} is not installed; run: pip install --no-deps gym-aloha metaworld")
+        raise SystemExit(f"{package} is not installed; run: make bench-setup")
     model = mujoco.MjModel.from_xml_path(str(Path(found.submodule_search_locations[0]) / path))
     rng, start = np.random.default_rng(0), model.qpos0.copy()
     if scene == "aloha":
@@ -221,7 +221,7 @@ class _Team:
     """A contestant: MuJoCo's renderers as two processes whose speeds add up, the others as one with two threads."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
-        python = ".venv" if name.startswith("headrace") else ".venv-bench-sim"
+        python = ".venv-bench" if name.startswith("headrace") else ".venv-bench-sim"
         command = [str(python_of(python)), os.path.abspath(__file__), "--worker", name, *arguments]
         environment = {"OMP_NUM_THREADS": "2", "HEADRACE_NUM_THREADS": "2"}
         opengl = name.startswith(("egl", "osmesa"))

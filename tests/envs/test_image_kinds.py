@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, UnknownNameError
 from headrace.sim import CameraSpec, MujocoSim
 from headrace.sim._mujoco_api import load_model
 from headrace.types import Obs
+from headrace.vision import image_observation
 
 XML = """
 <mujoco><option timestep="0.01"/><statistic extent="2"/><worldbody>
@@ -190,6 +191,26 @@ def test_depth_says_what_stands_for_nothing_and_is_normalized_by_a_distance():
     assert (obs["missing"][nothing] == 0).all()
     assert torch.equal(obs["missing"][~nothing], obs["plain"][~nothing])
     assert torch.equal(obs["unit"], (obs["plain"] / 2).clamp(max=1))
+    env.close()
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_an_environments_image_is_the_observation_of_its_raw_image(layout):
+    raw = {kind: replace(spec, layout=layout) for kind, spec in ALL_KINDS.items()}
+    specs = {
+        **raw,
+        **{f"{kind}, read": replace(raw[kind], normalize=True) for kind in ("rgb", "gray", "normals")},
+        "depth, read": replace(raw["depth"], normalize=True, max_depth=2.0),
+        "segmentation, read": raw["segmentation"],
+    }
+    env = env_of(specs)
+    env.reset()
+    obs = env.step(torch.ones(4, 1)).obs
+    for kind in ALL_KINDS:
+        depth = {"max_depth": 2.0} if kind == "depth" else {}
+        # the frames of a stack are so many more channels
+        read = image_observation(kind, obs[kind], channels=layout.removeprefix("channels_"), **depth)
+        assert torch.equal(obs[f"{kind}, read"], read), kind
     env.close()
 
 

@@ -13,7 +13,7 @@ DEPTH = torch.tensor([[[0.5, float("inf")], [float("nan"), 3.0]], [[-float("inf"
 IDS = torch.arange(40, dtype=torch.int32).reshape(2, 4, 5, 1)
 
 
-@pytest.mark.parametrize("kind", ["rgb", "rgba", "albedo", "simple_shading_full_mdl", "semantic_segmentation"])
+@pytest.mark.parametrize("kind", ["rgb", "rgba", "albedo", "simple_shading_full_mdl", "gray", "segmentation"])
 def test_uint8_colors_are_normalized(kind) -> None:
     assert torch.equal(image_observation(kind, COLOUR), normalize_image(COLOUR))
     first = COLOUR.permute(0, 3, 1, 2)
@@ -40,7 +40,12 @@ def test_normals_move_to_zero_to_one() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "image"),
-    [("semantic_segmentation", IDS), ("instance_id_segmentation", IDS), ("motion_vectors", IDS.float())],
+    [
+        ("segmentation", IDS),
+        ("semantic_segmentation", IDS),
+        ("instance_id_segmentation", IDS),
+        ("motion_vectors", IDS.float()),
+    ],
 )
 def test_ids_and_vectors_are_copied_unless_the_caller_copies_itself(kind, image) -> None:
     result = image_observation(kind, image)

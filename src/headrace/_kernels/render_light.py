@@ -206,6 +206,7 @@ def illuminate(
 @helper
 def darken(
     maps: F32,
+    row: int,
     light: I32,
     basis: F32,
     half: np.float32,
@@ -221,9 +222,9 @@ def darken(
 ) -> None:
     """Take a directional light away again where something stands between; note what arrives in rows 11 … of work.
 
-    ``maps`` float32 (maps, R, R), ``basis`` float32 (maps, 12): see ``ShadowMaps``.
+    ``maps`` float32 (maps, rows, R, R), ``basis`` float32 (maps, 12) of the row: see ``ShadowMaps``.
     """
-    size = maps.shape[1]
+    size = maps.shape[2]
     per_meter = np.float32(0.5 * size) / half
     texel = _ONE / per_meter
     first_x, step_x, at_y, deep, flat = lens[0], lens[1], lens[2], lens[3], lens[4]
@@ -245,7 +246,7 @@ def darken(
             seen[k] = _ONE
             # comparisons with NaN are false: never beyond the map
             if (u >= _ZERO) and (u < np.float32(size)) and (v >= _ZERO) and (v < np.float32(size)):
-                seen[k] = _ONE if away <= maps[m, int(v), int(u)] + texel else _ZERO
+                seen[k] = _ONE if away <= maps[m, row, int(v), int(u)] + texel else _ZERO
             hidden = _ONE - seen[k]
             cosine = max(dot(nx, ny, nz, lights[i, 0], lights[i, 1], lights[i, 2]), _ZERO)
             for a in range(3):

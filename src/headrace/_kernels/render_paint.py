@@ -144,7 +144,8 @@ def paint(
                 )
                 if shadows is not None:
                     darken(
-                        shadows.depth[i],
+                        shadows.depth,
+                        i,
                         lighting.maps,
                         shadows.basis[i],
                         shadows.half,

@@ -183,9 +183,9 @@ class ShadowMaps(NamedTuple):
     """Depth seen from each light that casts shadows."""
 
     depth: F32
-    """(n, maps, R, R)."""
+    """(maps, at least n, R, R)."""
     basis: F32
-    """(n, maps, 12): rows right, up and along of the light in camera coordinates, then its position."""
+    """(at least n, maps, 12): rows right, up and along of the light in camera coordinates, then its position."""
     half: np.float32
     """Half the width of a map in meters."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._kernels.ahead import KernelCall, compile_ahead
 from headrace._kernels.render_frames import (
     copy_bytes,
     copy_depth,
@@ -101,6 +103,26 @@ class Painter:
         self._no_layers = np.empty((0, frame.height, frame.width), np.float32)
         self._idle: list[_Buffers] = []
 
+    def prepare(self, rows: RenderRows, frames: CameraFrames) -> None:
+        """Compile the large kernels that these rows need, several at a time, where that was never done."""
+        buffers, frame = self._new_buffers(), self._frame
+        ids, z, lines = np.zeros(1, np.int32), buffers.z[:1], buffers.lines[:1]
+        bare = np.zeros(1, np.bool_)
+        calls: list[KernelCall] = []
+        if frames.rgb is not None or frames.gray is not None:
+            rgb = np.empty((1, frame.height, frame.width, 3), np.uint8)
+            shadows = None if buffers.shadow is None else self._shadow_maps(buffers.shadow)
+            alpha = np.ones(1, np.float32)
+            calls.append(self._paint(buffers, rows, shadows, lines, alpha, bare, z, buffers.ids[:1], rgb))
+        calls += reversed(
+            list(self._cast(buffers.scratch, rows, frame, buffers.places, ids, ids, OPAQUE, z, buffers.ids[:1]))
+        )
+        calls.append(self._place(rows, frame, buffers.places))
+        if frames.normals is not None:
+            calls.append(self._find_normals(buffers, rows, lines, bare, z, buffers.ids[:1], frames.normals[:1]))
+        compile_ahead(calls)
+        self._idle.append(buffers)
+
     def draw(
         self,
         start: int,
@@ -147,7 +169,7 @@ class Painter:
     ) -> None:
         n, tables, scene, frame = len(under), self._tables, self._scene, self._frame
         places, z, ids, lines = buffers.places, buffers.z[:n], buffers.ids[:n], buffers.lines[:n]
-        self._place(rows, frame, places)
+        _run(self._place(rows, frame, places))
         # depths of the layer where the last chunk drew; everywhere where another layer was
         kept = CameraFrames() if layers is None else layers.frames
         stamps = np.full(n, -1) if layers is None else np.where(under < 0, -1, layers.stamps[under])
@@ -162,9 +184,9 @@ class Painter:
         find_lines(places.bounds, places.alpha, first, last, OPAQUE, lines)
         lines[bare] = 0, frame.width
         # what does not move comes first, as in a layer: of two surfaces at the same depth the first one is seen
-        self._cast(buffers.scratch, rows, frame, places, first, static, OPAQUE, z, ids)
+        _run(*self._cast(buffers.scratch, rows, frame, places, first, static, OPAQUE, z, ids))
         if not static_only:
-            self._cast(buffers.scratch, rows, frame, places, static, everything, OPAQUE, z, ids)
+            _run(*self._cast(buffers.scratch, rows, frame, places, static, everything, OPAQUE, z, ids))
         rgb = frames.rgb
         if rgb is None and frames.gray is not None:
             rgb = np.empty((*frames.gray.shape, 3), np.uint8)
@@ -173,7 +195,7 @@ class Painter:
             _lay(under, kept.rgb, rgb)
             shadows = self._shadows(buffers, rows)
             ones = np.ones(n, np.float32)
-            self._paint(buffers, rows, shadows, lines, ones, bare, z, ids, rgb)
+            _run(self._paint(buffers, rows, shadows, lines, ones, bare, z, ids, rgb))
             for turn in range(2 * transparent):
                 self._draw_veil(buffers, rows, shadows, turn, transparent, rgb)
             if frames.gray is not None:
@@ -182,7 +204,7 @@ class Painter:
             # depth and ids see all geoms as solid
             nothing = np.zeros(n, np.int32)
             for g_0, g_1 in ((nothing, static), (static, everything)):
-                self._cast(buffers.scratch, rows, frame, places, g_0, g_1, _VISIBLE, z, ids, below=OPAQUE)
+                _run(*self._cast(buffers.scratch, rows, frame, places, g_0, g_1, _VISIBLE, z, ids, below=OPAQUE))
             find_lines(places.bounds, places.alpha, nothing, everything, _VISIBLE, lines)
             lines[bare] = 0, frame.width
         if frames.depth is not None:
@@ -193,17 +215,12 @@ class Painter:
             copy_segmentation(lines, ids, scene.geom_ids, scene.face_bits, bare, frames.segmentation)
         if frames.normals is not None:
             _lay(under, kept.normals, frames.normals)
-            triangles, scratch = tables.triangles, buffers.scratch
-            find_normals(
-                *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, rows.camera_mat),
-                *(places.rays, places.axes),
-                *((None, None) if triangles is None else (triangles.ranges, triangles.planes)),
-                *(lines, bare, scratch.line, scratch.work, scratch.xs, z, ids, frames.normals),
-            )
+            _run(self._find_normals(buffers, rows, lines, bare, z, ids, frames.normals))
 
-    def _place(self, rows: RenderRows, frame: RenderFrame, places: RenderPlaces) -> None:
+    def _place(self, rows: RenderRows, frame: RenderFrame, places: RenderPlaces) -> KernelCall:
+        """Everything about the rows relative to their cameras."""
         scene = self._scene
-        place(
+        return place, (
             *(scene.geom_types, scene.geom_shapes, scene.geom_boxes, scene.light_source),
             *(scene.lighting.types, scene.lighting.ambient, scene.global_ambient, rows, frame, places),
         )
@@ -221,20 +238,26 @@ class Painter:
         ids: I32,
         below: np.float32 = np.float32(np.inf),  # noqa: B008
         both_sides: bool = False,
-    ) -> None:
+    ) -> Iterator[KernelCall]:
         """Put geoms first … last of each row into the depth buffer, those of alpha … below."""
         scene, triangles = self._scene, self._tables.triangles
         which = (first, last, alpha, below)
         if self._has_primitives:
-            cast_primitives(
-                *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, frame.near),
-                *(places.rays, places.bounds, places.alpha, *which, scratch.line, scratch.xs, z, ids),
+            yield (
+                cast_primitives,
+                (
+                    *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, frame.near),
+                    *(places.rays, places.bounds, places.alpha, *which, scratch.line, scratch.xs, z, ids),
+                ),
             )
         if triangles is not None:
-            cast_triangles(
-                *(scene.geom_shapes, scene.face_bits, *triangles[:4], frame, places.rays, places.centers),
-                *(places.axes, places.bounds, places.clipped, places.alpha, *which, both_sides),
-                *(scratch.vertices, scratch.pixels, scratch.faces, z, ids),
+            yield (
+                cast_triangles,
+                (
+                    *(scene.geom_shapes, scene.face_bits, *triangles[:4], frame, places.rays, places.centers),
+                    *(places.axes, places.bounds, places.clipped, places.alpha, *which, both_sides),
+                    *(scratch.vertices, scratch.pixels, scratch.faces, z, ids),
+                ),
             )
 
     def _paint(
@@ -248,9 +271,10 @@ class Painter:
         z: F32,
         ids: I32,
         rgb: Any,
-    ) -> None:
+    ) -> KernelCall:
+        """Colors of the surfaces in the depth buffer."""
         scene, places, scratch = self._scene, buffers.places, buffers.scratch
-        paint(
+        return paint, (
             *(scene.geom_types, scene.geom_shapes, scene.face_bits, scene.geom_emission, scene.lighting, self._frame),
             *(rows.sizes, rows.rgba, rows.diffuse, places.rays, places.axes, places.lights, places.ambient),
             *(
@@ -264,6 +288,18 @@ class Painter:
                 alpha,
             ),
             *(background, scratch.line, scratch.work, scratch.xs, z, ids, rgb),
+        )
+
+    def _find_normals(
+        self, buffers: _Buffers, rows: RenderRows, lines: I32, background: Any, z: F32, ids: I32, out: F32
+    ) -> KernelCall:
+        """Normals of the surfaces in the depth buffer."""
+        scene, triangles, places, scratch = self._scene, self._tables.triangles, buffers.places, buffers.scratch
+        return find_normals, (
+            *(scene.geom_types, scene.geom_shapes, scene.face_bits, rows.sizes, rows.camera_mat),
+            *(places.rays, places.axes),
+            *((None, None) if triangles is None else (triangles.ranges, triangles.planes)),
+            *(lines, background, scratch.line, scratch.work, scratch.xs, z, ids, out),
         )
 
     def _draw_veil(
@@ -280,9 +316,9 @@ class Painter:
         z, ids, lines = buffers.veil_z[:n], buffers.veil_ids[:n], buffers.veil_lines[:n]
         find_lines(places.bounds, places.alpha, first, last, _VISIBLE, lines)
         restore(lines, np.arange(n, dtype=np.int32), buffers.z, np.float32(0), z, ids)
-        self._cast(buffers.scratch, rows, self._frame, places, first, last, _VISIBLE, z, ids)
+        _run(*self._cast(buffers.scratch, rows, self._frame, places, first, last, _VISIBLE, z, ids))
         alpha = np.where(there, places.alpha[np.arange(n), first], np.float32(0)).astype(np.float32)
-        self._paint(buffers, rows, shadows, lines, alpha, np.zeros(n, np.bool_), z, ids, rgb)
+        _run(self._paint(buffers, rows, shadows, lines, alpha, np.zeros(n, np.bool_), z, ids, rgb))
 
     def _shadows(self, buffers: _Buffers, rows: RenderRows) -> ShadowMaps | None:
         """Depth maps from the lights that cast shadows."""
@@ -303,16 +339,20 @@ class Painter:
                 camera_pos=np.ascontiguousarray(pos),
                 camera_mat=np.stack([right, up, -along], -1).reshape(n, 9),
             )
-            self._place(seen, frame, own.places)
+            _run(self._place(seen, frame, own.places))
             # sites cast no shadows
             own.places.alpha[:n, scene.geom_ids < 0] = 0
-            z, ids = own.maps[:n, m], own.ids[:n]
+            z, ids = own.maps[m, :n], own.ids[:n]
             z[:] = frame.far
-            self._cast(*(own.scratch, rows, frame, own.places, nothing, everything, _VISIBLE, z, ids), both_sides=True)
+            seen_by = own.scratch, rows, frame, own.places, nothing, everything, _VISIBLE, z, ids
+            _run(*self._cast(*seen_by, both_sides=True))
             for k, axis in enumerate((right, up, along, pos - rows.camera_pos)):
                 # sums in place of matrix products, whose bits depend on the number of rows
                 own.basis[:n, m, 3 * k : 3 * k + 3] = (cam * axis[:, :, None]).sum(1)
-        return ShadowMaps(own.maps[:n], own.basis[:n], np.float32(frame.right))
+        return self._shadow_maps(own)
+
+    def _shadow_maps(self, own: _ShadowBuffers) -> ShadowMaps:
+        return ShadowMaps(own.maps, own.basis, np.float32(self._light_frame.right))
 
     def _new_buffers(self) -> _Buffers:
         frame, scene, triangles = self._frame, self._scene, self._tables.triangles
@@ -330,7 +370,7 @@ class Painter:
         if self._casters:
             side = self._light_frame.width
             shadow = _ShadowBuffers(
-                maps=np.empty((rows, len(self._casters), side, side), np.float32),
+                maps=np.empty((len(self._casters), rows, side, side), np.float32),
                 basis=np.empty((rows, len(self._casters), 12), np.float32),
                 ids=np.empty((rows, side, side), np.int32),
                 lines=np.empty((rows, side, 2), np.int32),
@@ -351,6 +391,11 @@ class Painter:
             textures=textures,
             shadow=shadow,
         )
+
+
+def _run(*calls: KernelCall) -> None:
+    for kernel, args in calls:
+        kernel(*args)
 
 
 def _wraps(tables: SceneTables) -> I32 | None:

@@ -57,7 +57,7 @@ class NativeCamera:
             self._layers = StaticLayers(spec, self._tables, self._camera)
         # memory and layers are kept between calls: one at a time
         self._lock = threading.Lock()
-        self._closed = False
+        self._prepared = self._closed = False
 
     def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
         """See :meth:`Camera.render`."""
@@ -70,6 +70,9 @@ class NativeCamera:
             return frames
         rows = self._rows(poses)
         with self._lock:
+            if not self._prepared:
+                self._painter.prepare(rows, frames)
+                self._prepared = True
             layer = None if self._layers is None else self._layers.find(poses, rows, self._draw_layers)
             self._draw(rows, None if layer is None or (layer < 0).all() else layer, frames)
         return frames

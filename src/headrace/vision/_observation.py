@@ -13,6 +13,7 @@ from headrace.vision._normalize import Channels, fresh, normalize_image
 
 ColorKind: TypeAlias = Literal[
     "rgb",
+    "gray",
     "rgba",
     "albedo",
     "simple_shading_constant_diffuse",
@@ -20,7 +21,12 @@ ColorKind: TypeAlias = Literal[
     "simple_shading_full_mdl",
 ]
 DistanceKind: TypeAlias = Literal["depth", "distance_to_image_plane", "distance_to_camera"]
-SegmentationKind: TypeAlias = Literal["semantic_segmentation", "instance_segmentation", "instance_id_segmentation"]
+SegmentationKind: TypeAlias = Literal[
+    "segmentation",
+    "semantic_segmentation",
+    "instance_segmentation",
+    "instance_id_segmentation",
+]
 ImageKind: TypeAlias = ColorKind | DistanceKind | SegmentationKind | Literal["normals", "motion_vectors"]
 """What the channels of an image mean."""
 
@@ -41,13 +47,16 @@ def image_observation(
 ) -> Tensor:
     """The observation that belongs to one camera output; never written into the camera's own memory.
 
+    The kinds of :class:`~headrace.envs.ImageSpec` and those of Isaac Lab. An environment's own image groups hold the
+    same numbers.
+
     | kind | input | observation |
     |---|---|---|
-    | rgb, rgba, albedo, simple_shading_* | uint8, or float 0–255 | x/255 minus its mean (``normalize_image``) |
+    | rgb, gray, rgba, albedo, simple_shading_* | uint8, or float 0–255 | x/255 minus its mean (``normalize_image``) |
     | depth, distance_to_* | float | NaN and ±infinity become ``missing``; with ``max_depth``, clipped and in [0, 1] |
     | normals | float in [−1, 1] | (x + 1)/2 |
-    | *_segmentation | uint8 | as colors |
-    | *_segmentation | integer ids | unchanged |
+    | segmentation, *_segmentation | uint8 | as colors |
+    | segmentation, *_segmentation | integer ids | unchanged |
     | motion_vectors | float | unchanged |
 
     Args:
