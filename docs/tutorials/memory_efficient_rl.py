@@ -190,7 +190,7 @@ reward, terminated = full["next", "reward"][..., 0], full["next", "terminated"][
 truncated = full["next", "truncated"][..., 0]
 assert v_next.isnan().any()
 safe = gae(reward, v, v_next, terminated, truncated | boundary, gamma=0.99, lam=0.95, batch_first=True)
-assert safe.advantage[terminated].isfinite().all()
+assert safe.advantage.isfinite().all(), "at truncations and cuts whose V(s') is not known, V(s) stands for it"
 
 # `compact_values` needs no next observation: one forward, shifted; at truncations it bootstraps V(s) for V(s').
 
@@ -290,16 +290,19 @@ logits = torch.distributions.Categorical(logits=head(features))
 log_prob = logits.log_prob((batch["action"][..., 0] > 0).long().transpose(0, 1))
 assert torch.allclose(log_prob, batch["log_prob"].transpose(0, 1), atol=1e-5), "the weights are those that acted"
 
-# Later the policy has changed, and the stored log-probabilities correct for it: V-trace.
+# Later the policy has changed, and the stored log-probabilities correct for it: V-trace. With an unchanged policy it is
+# what `gae` gives without decay.
 
 next_reward, ends, stops = (
     batch["next", name][..., 0].transpose(0, 1) for name in ("reward", "terminated", "truncated")
 )
 zeros = torch.zeros(10, 16)
-traced = vtrace(
-    next_reward, zeros, zeros, ends, stops, (log_prob - batch["log_prob"].transpose(0, 1)).detach().exp(), gamma=0.99
-)
-assert traced.advantage.isfinite().all()
+log_ratio = (log_prob - batch["log_prob"].transpose(0, 1)).detach()
+traced = vtrace(next_reward, zeros, zeros, ends, stops, log_ratio, gamma=0.99)
+untraced = gae(next_reward, zeros, zeros, ends, stops, gamma=0.99, lam=1.0)
+assert torch.allclose(traced.value_target, untraced.value_target, atol=1e-3)
+changed = vtrace(next_reward, zeros, zeros, ends, stops, log_ratio - 0.5, gamma=0.99)
+assert (changed.value_target < traced.value_target).all(), "what the policy would do less often now counts less"
 
 # Priorities of whole runs, from the errors of their steps; `beta`, priorities and draws are saved with the store.
 

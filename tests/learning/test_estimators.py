@@ -138,8 +138,10 @@ def defined_vtrace(r: Lists, v: Lists, v_next: Lists, ratio: Lists) -> tuple[Lis
     return [rho[s] * (r[s] + GAMMA * after[s] - v[s]) for s in range(steps)], target
 
 
-def run(name: str, rollout: Rollout, *, active: bool = True, batch_first: bool = False) -> Estimate:
-    common = {"gamma": GAMMA, "active": rollout.active if active else None, "batch_first": batch_first}
+def run(
+    name: str, rollout: Rollout, *, active: bool = True, batch_first: bool = False, gamma: float | Tensor = GAMMA
+) -> Estimate:
+    common = {"gamma": gamma, "active": rollout.active if active else None, "batch_first": batch_first}
     if name == "gae":
         return gae(*rollout.inputs, lam=LAM, **common)
     if name == "td0":
@@ -358,3 +360,54 @@ def test_numbers_out_of_range_are_refused() -> None:
         n_step(*rollout.inputs, gamma=0.9, n=0)
     with pytest.raises(errors.ConfigError, match=r"rho_clip"):
         vtrace(*rollout.inputs, rollout.log_ratio, gamma=0.9, rho_clip=0.0)
+
+
+@every_estimator
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_equal_discounts_of_all_steps_are_one_discount_whatever_suspended_steps_hold(
+    name: str, batch_first: bool
+) -> None:
+    rollout = make(9, 5, 19)
+    gamma = torch.full((9, 5), GAMMA).masked_fill(~rollout.active, math.nan).double()
+    gamma[rollout.active] = GAMMA
+    given = rollout.transposed() if batch_first else rollout
+    estimate = run(name, given, batch_first=batch_first, gamma=gamma.T if batch_first else gamma)
+    expected = run(name, given, batch_first=batch_first)
+    compare(estimate, (expected.advantage, expected.value_target))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_every_step_is_discounted_by_its_own_number(n: int) -> None:
+    r, v, v_next, gamma = torch.rand(4, 6, 1, generator=torch.Generator().manual_seed(20), dtype=torch.float64)
+    terminated, truncated = torch.zeros(2, 6, 1, dtype=torch.bool)
+    terminated[3], truncated[1] = True, True
+    expected = []
+    for t in range(6):
+        last = min(t + n - 1, next(end for end in (1, 3, 5) if end >= t))
+        total = 0.0 if last == 3 else v_next[last].item()
+        for step in range(last, t - 1, -1):
+            total = r[step].item() + gamma[step].item() * total
+        expected.append(total)
+    target = n_step(r, v, v_next, terminated, truncated, gamma=gamma, n=n).value_target
+    assert target.flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    same = td0 if n == 1 else monte_carlo if n == 9 else None
+    if same is not None:
+        assert torch.allclose(same(r, v, v_next, terminated, truncated, gamma=gamma).value_target, target)
+    ratio = torch.zeros_like(r)
+    corrected = vtrace(r, v, v_next, terminated, truncated, ratio, gamma=gamma)
+    plain = gae(r, v, v_next, terminated, truncated, gamma=gamma, lam=1.0)
+    assert torch.allclose(corrected.value_target, plain.value_target), "on policy V-trace is GAE with λ = 1"
+
+
+def test_discounts_of_another_shape_or_out_of_range_are_refused() -> None:
+    rollout = make(4, 3, 17, active=1.0)
+    with pytest.raises(errors.ShapeError, match=r"gamma: expected \(4, 3\)"):
+        gae(*rollout.inputs, gamma=torch.full((3,), 0.9), lam=0.9)
+    with pytest.raises(errors.ShapeError, match="lam: expected one number"):
+        gae(*rollout.inputs, gamma=0.9, lam=torch.full((4, 3), 0.9))
+    for wrong in (1.5, -0.1, math.nan):
+        gamma = torch.full((4, 3), 0.9).index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(wrong))
+        with pytest.raises(errors.ConfigError, match="gamma: expected numbers from 0 to 1, got 1 that are not"):
+            gae(*rollout.inputs, gamma=gamma, lam=0.9)
+    one, other = (gae(*rollout.inputs, gamma=gamma, lam=0.9) for gamma in (0.5, torch.tensor(0.5)))
+    assert torch.equal(one.advantage, other.advantage)

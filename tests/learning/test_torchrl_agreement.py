@@ -95,3 +95,23 @@ def test_vtrace_is_torchrls_without_truncations() -> None:
     ours = vtrace(*inputs(data), data["log_ratio"], gamma=GAMMA, rho_clip=1.2, c_clip=0.9)
     torch.testing.assert_close(ours.value_target, back(target), **CLOSE)
     torch.testing.assert_close(ours.advantage, back(advantage), **CLOSE)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("lam", [0.0, LAM, 1.0])
+def test_discounts_that_differ_by_step_are_torchrls(lam: float, batch_first: bool) -> None:
+    """Both recursions of TorchRL that take a tensor; its own give float64 where the discounts are float64."""
+    data, peer = rollout(), theirs(rollout())
+    gamma = torch.rand(17, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    there = gamma.T.unsqueeze(-1)
+    rows = [tensor.T if batch_first else tensor for tensor in (*inputs(data), gamma)]
+    settings = {"gamma": rows[-1], "lam": lam, "batch_first": batch_first}
+
+    def ours(estimate: Tensor) -> Tensor:
+        return estimate.T if batch_first else estimate
+
+    advantage, _ = functional.vec_generalized_advantage_estimate(there, lam, **peer)
+    torch.testing.assert_close(ours(gae(*rows[:-1], **settings).advantage), back(advantage), rtol=1e-6, atol=1e-6)
+    ends = {"done": peer["done"], "terminated": peer["terminated"]}
+    target = functional.td_lambda_return_estimate(there, lam, peer["next_state_value"], peer["reward"], **ends)
+    torch.testing.assert_close(ours(td_lambda(*rows[:-1], **settings).value_target), back(target), **CLOSE)

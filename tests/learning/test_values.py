@@ -230,11 +230,3 @@ def test_values_of_a_compact_batch_come_of_one_shifted_forward():
     assert calls == [8]
     assert values.value.tolist() == [[0, 10, 20, 30], [40, 50, 60, 70]]
     assert values.next_value.tolist() == [[10, 10, 30, 30], [50, 50, 70, 70]]
-
-
-def test_discounts_that_differ_by_step_are_refused_with_the_reason():
-    zeros, no = torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.bool)
-    with pytest.raises(errors.ShapeError, match="one number for all steps"):
-        gae(zeros, zeros, zeros, no, no, gamma=torch.full((3, 2), 0.9), lam=0.9)
-    one, other = (gae(zeros + 1, zeros, zeros, no, no, gamma=g, lam=0.9) for g in (0.5, torch.tensor(0.5)))
-    assert torch.equal(one.advantage, other.advantage)

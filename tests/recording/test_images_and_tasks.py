@@ -257,9 +257,8 @@ def test_what_does_not_belong_to_an_export_is_not_appended(tmp_path: Path):
     export_dataset(source, target, "lerobot")
     other = record_told(tmp_path / "e", 20)
     journal = other / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"sha256": "', '"sha256": "0').replace('"}', '"}'))
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    journal.write_text("".join(json.dumps({**line, "sha256": line["sha256"][:64]}) + "\n" for line in lines))
+    journal.write_text("".join(json.dumps({**line, "directory_sha256": "0" * 64}) + "\n" for line in lines))
     with pytest.raises(DataError, match="has another episode of seed 0"):
         export_dataset(other, target, "lerobot", append=True)
     record_told(source, 20, seed=1)

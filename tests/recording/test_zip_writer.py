@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import DataError
 from headrace.recording import _npz_writer as zip_writer
-from headrace.recording._npz_writer import Member, zip_pieces
+from headrace.recording._npz_writer import Member, check_archive, hash_directory, zip_pieces
 
 members = st.lists(
     st.tuples(st.text("abcé/", min_size=1, max_size=8), st.lists(st.binary(max_size=50), max_size=3)),
@@ -44,6 +45,30 @@ def test_records_for_large_files_are_read_by_zipfile_and_by_another_program(tmp_
     # stricter than Python's, where it is installed
     if unzip := shutil.which("unzip"):
         subprocess.run([unzip, "-tqq", path], check=True)
+
+
+@pytest.mark.parametrize("limit", [1, 100_000])
+def test_every_changed_missing_or_added_byte_of_an_archive_is_found(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(zip_writer, "ZIP64_FROM", limit)
+    pieces = zip_pieces([Member("é/a.npy", [b"some", b"bytes"]), Member("empty", []), Member("b", [bytes(20)])])
+    path, whole = tmp_path / "x.zip", b"".join(pieces)
+    path.write_bytes(whole)
+    digest = check_archive(path)
+    assert digest == hash_directory(pieces)
+
+    def differs(content: bytes) -> bool:
+        path.write_bytes(content)
+        try:
+            return check_archive(path) != digest
+        except DataError as error:
+            return str(path) in str(error)
+
+    for place in range(len(whole)):
+        for mask in (1, 128, 255):
+            assert differs(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :]), (place, mask)
+        assert differs(whole[:place]), place
+        assert differs(whole[:place] + b"x" + whole[place:]), place
+    assert differs(whole + b"x")
 
 
 def test_without_the_quick_checksums_the_bytes_are_the_same(monkeypatch):

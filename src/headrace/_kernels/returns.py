@@ -37,7 +37,8 @@ class Rollout(NamedTuple):
 class Recursion(NamedTuple):
     """Which member of the family :func:`lambda_returns` computes."""
 
-    gamma: float
+    gamma: float | Tensor
+    """One number, or (T, N): the discount of every step. The latter is worked in plain torch, a step at a time."""
     lam: float
     base: int
     """1: x is what a step adds to V (GAE, V-trace). 0: x is the return itself (TD(λ)), where V' counts 1 − λ times."""
@@ -61,48 +62,51 @@ def lambda_returns(
     for base 1, and 1 − λ within an episode for base 0 (not read for λ = 1). Where t was truncated or is the last and
     V'_t is NaN, V_t stands for it. ρ_t = min(ρ̄, ratio) and c_t = min(c̄, ratio), 1 without ratios.
     """
-    backend = backend or _backend(rollout)
+    gamma, lam, base, rho_clip, c_clip = recursion
+    backend = backend or _backend(rollout, gamma)
     if backend != "numba":
         rollout = _fill_gaps(rollout)
-    gamma, lam, base, rho_clip, c_clip = recursion
     match backend:
         case "numba":
             from headrace._kernels import returns_numba
 
             extra = None if ratio is None else _array(ratio)
             # None: V' counts once, which numba compiles apart
-            numbers = (None if base else 1 - lam, gamma, lam, rho_clip, c_clip)
+            numbers = (None if base else 1 - lam, float(gamma), lam, rho_clip, c_clip)
             return _numba(returns_numba.lambda_returns, rollout, (extra,), numbers)
         case "warp":
             # kernels take no None: any array of the dtype does where there are no ratios
             extra = (rollout.reward if ratio is None else ratio, 0 if ratio is None else 1)
-            return _warp("lambda_returns", rollout, extra, recursion, rollout.reward.shape[1])
+            numbers = (float(gamma), lam, base, rho_clip, c_clip)
+            return _warp("lambda_returns", rollout, extra, numbers, rollout.reward.shape[1])
         case "reference":
             from headrace._kernels import returns_reference
 
             return returns_reference.lambda_returns(rollout, recursion, ratio)
 
 
-def n_step(rollout: Rollout, *, gamma: float, n: int, backend: Backend | None = None) -> Returns:
+def n_step(rollout: Rollout, *, gamma: float | Tensor, n: int, backend: Backend | None = None) -> Returns:
     """n-step returns. Work grows with min(n, T) on the CPU."""
     n = min(n, max(rollout.reward.shape[0], 1))
-    backend = backend or _backend(rollout)
+    backend = backend or _backend(rollout, gamma)
     if backend != "numba":
         rollout = _fill_gaps(rollout)
     match backend:
         case "numba":
             from headrace._kernels import returns_numba
 
-            return _numba(returns_numba.n_step, rollout, (), (gamma,), n)
+            return _numba(returns_numba.n_step, rollout, (), (float(gamma),), n)
         case "warp":
-            return _warp("n_step", rollout, (n,), (gamma,), tuple(rollout.reward.shape))
+            return _warp("n_step", rollout, (n,), (float(gamma),), tuple(rollout.reward.shape))
         case "reference":
             from headrace._kernels import returns_reference
 
             return returns_reference.n_step(rollout, gamma, n)
 
 
-def _backend(rollout: Rollout) -> Backend:
+def _backend(rollout: Rollout, gamma: float | Tensor) -> Backend:
+    if isinstance(gamma, Tensor):
+        return "reference"
     device = rollout.reward.device.type
     return "numba" if device == "cpu" else "warp" if device == "cuda" else "reference"
 

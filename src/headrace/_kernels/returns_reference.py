@@ -12,11 +12,12 @@ def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None)
     """See :func:`headrace._kernels.returns.lambda_returns`."""
     reward, value = rollout.reward, rollout.value
     active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
-    gamma, lam = recursion.gamma, recursion.lam
+    lam = recursion.lam
     advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
     carry = reward.new_zeros(reward.shape[1])
     fresh = torch.ones_like(carry, dtype=torch.bool)
     for t in reversed(range(reward.shape[0])):
+        gamma = _at(recursion.gamma, t)
         cut = rollout.truncated[t] | fresh
         following = carry.masked_fill(rollout.terminated[t] | cut, 0)
         ahead = _ahead(rollout, t, cut, gamma, 1.0 if recursion.base else 1 - lam) - recursion.base * value[t]
@@ -34,7 +35,7 @@ def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None)
     return advantage, value_target
 
 
-def n_step(rollout: Rollout, gamma: float, n: int) -> Returns:
+def n_step(rollout: Rollout, discount: float | Tensor, n: int) -> Returns:
     """See :func:`headrace._kernels.returns.n_step`."""
     reward = rollout.reward
     active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
@@ -44,6 +45,7 @@ def n_step(rollout: Rollout, gamma: float, n: int) -> Returns:
         carry = reward.new_zeros(reward.shape[1])
         fresh = torch.ones_like(carry, dtype=torch.bool)
         for t in reversed(range(reward.shape[0])):
+            gamma = _at(discount, t)
             cut = rollout.truncated[t] | fresh
             ahead = _ahead(rollout, t, cut, gamma, 0.0 if m else 1.0)
             stops = rollout.terminated[t] | cut
@@ -54,7 +56,11 @@ def n_step(rollout: Rollout, gamma: float, n: int) -> Returns:
     return (returns - rollout.value).masked_fill(~active, 0), returns.masked_fill(~active, 0)
 
 
-def _ahead(rollout: Rollout, t: int, cut: Tensor, gamma: float, weight: float) -> Tensor:
+def _at(gamma: float | Tensor, t: int) -> float | Tensor:
+    return gamma[t] if isinstance(gamma, Tensor) else gamma
+
+
+def _ahead(rollout: Rollout, t: int, cut: Tensor, gamma: float | Tensor, weight: float) -> Tensor:
     """r + γ·V': V' is 0 where terminated and counts ``weight`` times within an episode."""
     next_value = rollout.next_value[t]
     within = torch.zeros_like(next_value) if weight == 0 else weight * next_value

@@ -9,6 +9,9 @@ Every estimator takes tensors (T, N), time-major, or (N, T) with ``batch_first=T
   they would get if the suspended steps were not there. Their own results are 0, and whatever they hold, NaN
   included, is never read.
 
+- ``gamma``, one number, or a tensor in the shape of ``reward`` with the discount of every step (as n-step samples have
+  them, or tasks whose steps differ in length). One number is much faster: it has kernels of its own.
+
 The last step of the rollout cuts whatever goes on: it bootstraps with ``next_value`` too.
 
 What a step does not read cannot reach a result: ``next_value`` may be NaN where the step terminated, and between the
@@ -50,7 +53,7 @@ def gae(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     lam: float,
     active: Tensor | None = None,
     batch_first: bool = False,
@@ -63,9 +66,10 @@ def gae(
     advantage = A_t,  value_target = A_t + V_t
     ```
     """
-    _unit(gamma=gamma, lam=lam)
+    _unit("lam", lam)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(gamma, lam, base=1)), batch_first)
+    discount = _discount(gamma, rollout, batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
 
 
 def td0(
@@ -75,7 +79,7 @@ def td0(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     active: Tensor | None = None,
     batch_first: bool = False,
 ) -> Estimate:
@@ -86,9 +90,9 @@ def td0(
     advantage = G_t − V_t,  value_target = G_t
     ```
     """
-    _unit(gamma=gamma)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.n_step(rollout, gamma=gamma, n=1), batch_first)
+    discount = _discount(gamma, rollout, batch_first)
+    return _given(kernels.n_step(rollout, gamma=discount, n=1), batch_first)
 
 
 def td_lambda(
@@ -98,7 +102,7 @@ def td_lambda(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     lam: float,
     active: Tensor | None = None,
     batch_first: bool = False,
@@ -114,9 +118,10 @@ def td_lambda(
     Equal to :func:`gae` where V'_t = V_{t+1} within every episode; different where next values come from another
     network than values, a target network for one.
     """
-    _unit(gamma=gamma, lam=lam)
+    _unit("lam", lam)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(gamma, lam, base=0)), batch_first)
+    discount = _discount(gamma, rollout, batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
 
 
 def monte_carlo(
@@ -126,7 +131,7 @@ def monte_carlo(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     active: Tensor | None = None,
     batch_first: bool = False,
 ) -> Estimate:
@@ -141,9 +146,9 @@ def monte_carlo(
     ``next_value`` is read only where an episode is truncated or cut by the end of the rollout; pass zeros for returns
     that count what was seen and nothing else.
     """
-    _unit(gamma=gamma)
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(gamma, 1.0, base=0)), batch_first)
+    discount = _discount(gamma, rollout, batch_first)
+    return _given(kernels.lambda_returns(rollout, Recursion(discount, 1.0, base=0)), batch_first)
 
 
 def n_step(
@@ -153,7 +158,7 @@ def n_step(
     terminated: Tensor,
     truncated: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     n: int,
     active: Tensor | None = None,
     batch_first: bool = False,
@@ -167,11 +172,11 @@ def n_step(
     advantage = Gⁿ_t − V_t,  value_target = Gⁿ_t
     ```
     """
-    _unit(gamma=gamma)
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
-    return _given(kernels.n_step(rollout, gamma=gamma, n=n), batch_first)
+    discount = _discount(gamma, rollout, batch_first)
+    return _given(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
 
 
 def vtrace(
@@ -182,7 +187,7 @@ def vtrace(
     truncated: Tensor,
     log_ratio: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     active: Tensor | None = None,
@@ -203,13 +208,13 @@ def vtrace(
         rho_clip: ρ̄, which fixes the policy whose value is learned.
         c_clip: c̄, which trades the speed of contraction for variance.
     """
-    _unit(gamma=gamma)
     if not (rho_clip > 0 and c_clip > 0):
         raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
     rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    discount = _discount(gamma, rollout, batch_first)
     _like("log_ratio", log_ratio, reward)
     ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
-    recursion = Recursion(gamma, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
+    recursion = Recursion(discount, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
     return _given(kernels.lambda_returns(rollout, recursion, ratio), batch_first)
 
 
@@ -271,12 +276,24 @@ def _shape_hint(shape: tuple[int, ...]) -> str:
     return "pass one number per step and environment"
 
 
-def _unit(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, Tensor) and number.numel() != 1:
-            raise ShapeError(
-                f"{name}: expected one number for all steps, got a tensor {tuple(number.shape)}; discounts that differ "
-                "by step, as of n-step samples, are of one-step targets: reward + gamma * next_value"
-            )
-        if not 0 <= number <= 1:
-            raise ConfigError(f"{name}: expected a number from 0 to 1, got {number}")
+def _unit(name: str, number: float | Tensor) -> float:
+    if isinstance(number, Tensor) and number.numel() != 1:
+        raise ShapeError(f"{name}: expected one number for all steps, got a tensor {tuple(number.shape)}")
+    if not 0 <= number <= 1:
+        raise ConfigError(f"{name}: expected a number from 0 to 1, got {number}")
+    return float(number)
+
+
+def _discount(gamma: float | Tensor, rollout: Rollout, batch_first: bool) -> float | Tensor:
+    """One number, or (T, N) in the rollout's dtype; what suspended steps hold there is not read, either."""
+    if not isinstance(gamma, Tensor) or gamma.numel() == 1 != rollout.reward.numel():
+        return _unit("gamma", gamma)
+    _same_shape("gamma", gamma, rollout.reward.transpose(0, 1) if batch_first else rollout.reward)
+    gamma = gamma.detach().to(rollout.reward.dtype)
+    gamma = gamma.transpose(0, 1) if batch_first else gamma
+    if rollout.active is not None:
+        gamma = gamma.masked_fill(~rollout.active, 0)
+    wrong = int((~((gamma >= 0) & (gamma <= 1))).sum())
+    if wrong:
+        raise ConfigError(f"gamma: expected numbers from 0 to 1, got {wrong} that are not")
+    return gamma

@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.errors import DataError
 from headrace.recording._fields import NUMBERS, Array, Field
-from headrace.recording._npz_writer import BlockBuffer, BlockFile, Member, zip_pieces
+from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, hash_directory, zip_pieces
 
 FORMAT = "headrace-episode"
 VERSION = 1
@@ -66,7 +66,7 @@ class EpisodeMeta:
 def write_episode_file(
     path: Path, meta: EpisodeMeta, columns: Iterable[tuple[Field, Iterable[Array]]], buffer: BlockBuffer
 ) -> tuple[int, str]:
-    """Write an episode and wait until the disk has it.
+    """Write an episode; the caller waits until the disk has it.
 
     Args:
         path: a file that does not exist yet.
@@ -75,7 +75,7 @@ def write_episode_file(
         buffer: borrowed while it is written.
 
     Returns:
-        Size in bytes and SHA-256 of the file.
+        Size in bytes, and the SHA-256 of the archive's directory, which has the CRC-32 of every member.
     """
     header = {"format": FORMAT, "version": VERSION, **meta.as_dict()}
     members = [Member(_HEADER, [json.dumps(header).encode()])]
@@ -90,10 +90,11 @@ def write_episode_file(
         if missing:
             raise DataError(f"{field.name}: expected rows for the whole episode, {missing} bytes are missing")
         members.append(Member(f"{field.name}.npy", pieces))
+    archive = zip_pieces(members)
     with BlockFile(path, buffer) as file:
-        for piece in zip_pieces(members):
+        for piece in archive:
             file.write(piece)
-    return file.size, file.sha256()
+    return file.size, hash_directory(archive)
 
 
 @functools.lru_cache(maxsize=256)
@@ -185,8 +186,7 @@ class EpisodeFile:
             _check_names(self._stored.keys(), path)
         except FileNotFoundError:
             raise DataError(f"{path}: in the journal, but missing; restore it from a copy") from None
-        # an archive that is damaged in its directory shows it in many ways
-        except (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, OSError, RuntimeError) as error:
+        except UNREADABLE as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{path}: not an episode file, or a damaged one ({error})") from error

@@ -20,7 +20,8 @@ from headrace.types import StackSpec
 
 INFO = "dataset.json"
 FORMAT = "headrace-dataset"
-VERSION = 1
+VERSIONS = (1, 2)
+"""That can be read; the last is written. In version 1 the journal has hashes of whole files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def info_text(info: DatasetInfo) -> str:
         check_record(json.loads(json.dumps(said)), _KINDS, "DatasetInfo")
     except (DataError, TypeError, ValueError) as error:
         raise ConfigError(f"{error}; describe the environment in what JSON can say") from error
-    return json.dumps({"format": FORMAT, "version": VERSION, **said}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, "version": VERSIONS[-1], **said}, indent=1) + "\n"
 
 
 def read_info(path: Path) -> DatasetInfo:
@@ -107,8 +108,8 @@ def read_info(path: Path) -> DatasetInfo:
     if not file.exists():
         raise DataError(f"{path}: no {INFO}; expected the directory that EpisodeRecorder wrote")
     content = read_json(file)
-    if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
-        raise DataError(f"{file}: expected format {FORMAT} {VERSION}; update headrace")
+    if content.pop("format", None) != FORMAT or content.pop("version", None) not in VERSIONS:
+        raise DataError(f"{file}: expected format {FORMAT} of version {VERSIONS}; update headrace")
     info = DatasetInfo(**check_record(content, _KINDS, str(file)))
     try:
         for name in info.stacks:

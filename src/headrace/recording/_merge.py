@@ -65,8 +65,9 @@ def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
     seen: dict[tuple[int, int, int], tuple[str, Path]] = {}
     for dataset in datasets:
         for entry in dataset.entries:
-            content, where = seen.setdefault(entry.key, (entry.sha256, dataset.path))
-            if content != entry.sha256:
+            identity = entry.identity(dataset.path)
+            content, where = seen.setdefault(entry.key, (identity, dataset.path))
+            if content != identity:
                 raise DataError(
                     f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in "
                     f"{where} and, with other content, in {dataset.path}; record with different seeds"

@@ -1,4 +1,4 @@
-"""Writing an episode file: an uncompressed zip archive, front to back, in large blocks past the page cache, hashed.
+"""An episode file: an uncompressed zip archive, written front to back in large blocks past the page cache, and checked.
 
 ``zipfile`` needs half a millisecond of Python for a small archive, which is time taken from the thread that steps. Here
 sizes and checksums are known before the first byte is written, so that nothing is patched later. Dates are fixed.
@@ -6,6 +6,10 @@ sizes and checksums are known before the first byte is written, so that nothing 
 Nobody reads an episode right after it was recorded. Copying it into the page cache first takes about a third more of
 the processor, which the physics wants. Where the file system has no such writes (some network disks), and for what is
 left beside whole blocks, the usual way is taken; the bytes are the same.
+
+The archive's directory has the size and the CRC-32 of every member, and nothing in the file but its members is not
+determined by it: the hash of the directory stands for the file. Hashing all bytes would take longer than all the rest
+of writing them, and what it would find beside a disk's faults, a forger, could write the journal as well.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import hashlib
 import mmap
 import os
 import struct
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
 from headrace import files
+from headrace.errors import DataError
 
 try:
     from isal.isal_zlib import crc32  # a tenth of the time, which the physics wants; the extra "record" brings it
@@ -40,6 +46,9 @@ _TIME = 0
 _FLAGS = 0x800  # names are UTF-8
 _MODE = 0o100644 << 16
 _UNIX = 3 << 8
+_DAMAGED = "the file is damaged, restore it from a copy"
+UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, OSError, RuntimeError)
+"""How an archive that is damaged in its directory shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,46 @@ def zip_pieces(members: Iterable[Member]) -> list[Piece]:
         offset += len(header) + size
     listing = b"".join(directory)
     return [*out, listing, _end(len(directory), len(listing), offset)]
+
+
+def hash_directory(pieces: Sequence[Piece]) -> str:
+    """SHA-256 of the directory among the pieces of :func:`zip_pieces`."""
+    return hashlib.sha256(pieces[-2]).hexdigest()
+
+
+def check_archive(path: Path) -> str:
+    """Compare every byte of an archive of ours with its directory; returns the SHA-256 of the directory."""
+    try:
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
+            directory: list[bytes] = []
+            offset = 0
+            for info in archive.infolist():
+                name = info.filename.encode()
+                header = _local_header(name, info.file_size, info.CRC)
+                raw.seek(offset)
+                whole = info.header_offset == offset and raw.read(len(header)) == header
+                if not whole or _checksum(raw, info.file_size) != info.CRC:
+                    raise DataError(f"{path}: the checksum of {info.filename} does not match; {_DAMAGED}")
+                directory.append(_directory_entry(name, info.file_size, info.CRC, offset))
+                offset += len(header) + info.file_size
+            raw.seek(offset)
+            listing = b"".join(directory)
+            if raw.read() != listing + _end(len(directory), len(listing), offset):
+                raise DataError(f"{path}: the directory of the archive is not the one that was written; {_DAMAGED}")
+            return hashlib.sha256(listing).hexdigest()
+    except UNREADABLE as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not an episode file, or a damaged one ({error}); {_DAMAGED}") from error
+
+
+def _checksum(raw: BinaryIO, size: int) -> int:
+    """CRC-32 of the next ``size`` bytes, or of those that there are."""
+    checksum = 0
+    while size and (block := raw.read(min(size, BUFFER_BYTES))):
+        checksum = crc32(block, checksum)
+        size -= len(block)
+    return checksum
 
 
 def _local_header(name: bytes, size: int, checksum: int) -> bytes:
@@ -114,7 +163,7 @@ class BlockBuffer:
 
 
 class BlockFile:
-    """A file that must not exist yet. Leaving the ``with`` block without an error waits until the disk has it.
+    """A file that must not exist yet. Leaving the ``with`` block without an error writes the rest; the caller syncs.
 
     Args:
         path: the file.
@@ -124,7 +173,6 @@ class BlockFile:
     def __init__(self, path: Path, buffer: BlockBuffer) -> None:
         self._buffer = buffer.bytes
         self._held = 0
-        self._digest = hashlib.sha256()
         self._path = path
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.size = 0
@@ -142,10 +190,6 @@ class BlockFile:
             if self._held == BUFFER_BYTES:
                 self._write_out()
 
-    def sha256(self) -> str:
-        """Hash of the whole file; ask after the ``with`` block."""
-        return self._digest.hexdigest()
-
     def __enter__(self) -> BlockFile:
         return self
 
@@ -155,12 +199,10 @@ class BlockFile:
         try:
             if error is None:
                 self._write_out()
-                files.disk.sync(self._handle)
         finally:
             os.close(self._handle)
 
     def _write_out(self) -> None:
-        self._digest.update(self._buffer[: self._held].data)
         done = 0
         whole = self._held - self._held % _ALIGNMENT
         if whole >= _DIRECT_FROM and self._set_direct(True):

@@ -101,6 +101,8 @@ class EpisodeRecorder:
         resume: bool = False,
     ) -> None:
         self.cfg = cfg or RecorderCfg()
+        self.needs = _needs(self.cfg.fields)
+        """What the environment must provide."""
         self.info = info or DatasetInfo()
         self.store = EpisodeStore(path, self.info, resume=resume)
         self._report = RecorderReport()
@@ -121,18 +123,6 @@ class EpisodeRecorder:
         self._returns: NDArray[np.float64] = np.empty(0)
         self._substeps: list[Array] = []
         self._at_exit = _close_at_exit(self)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """What the environment must provide."""
-        wanted: set[Need] = set()
-        if "states" in self.cfg.fields:
-            wanted.add("states")
-        if "substeps" in self.cfg.fields:
-            wanted.add("substeps")
-        if needs_frames(self.cfg.fields):
-            wanted.add("frames")
-        return frozenset(wanted)
 
     @property
     def report(self) -> RecorderReport:
@@ -362,6 +352,15 @@ class EpisodeRecorder:
         for slot in range(self._num_envs):
             self._forget(slot)
         self._episodes[:] = -1
+
+
+def _needs(fields: tuple[str, ...]) -> frozenset[Need]:
+    wanted: set[Need] = {"frames"} if needs_frames(fields) else set()
+    if "states" in fields:
+        wanted.add("states")
+    if "substeps" in fields:
+        wanted.add("substeps")
+    return frozenset(wanted)
 
 
 def _compare_fields(running: list[RunningRows], path: Path) -> None:

@@ -31,6 +31,7 @@ from headrace.files import (
     read_json,
     storage_error,
     sync_directory,
+    sync_tree,
     truncate,
     write_whole,
 )
@@ -44,8 +45,8 @@ from headrace.recording._episode_file import (
     write_episode_file,
 )
 from headrace.recording._fields import Array, Field
-from headrace.recording._info import INFO, DatasetInfo, info_text
-from headrace.recording._npz_writer import BlockBuffer
+from headrace.recording._info import INFO, VERSIONS, DatasetInfo, info_text
+from headrace.recording._npz_writer import BlockBuffer, check_archive
 
 Group = Literal["episodes", "failed"]
 _GROUPS: tuple[Group, ...] = ("episodes", "failed")
@@ -79,15 +80,26 @@ class JournalEntry(EpisodeMeta):
     size: int
     """Bytes of the file."""
     sha256: str
+    """Of the archive's directory, which has the size and the CRC-32 of every member; of the whole file in datasets of
+    version 0.1."""
+    of_file: bool = False
+    """Whether ``sha256`` is of the whole file."""
 
     def as_line(self) -> bytes:
         """The line of the journal, with its newline."""
-        fields = {**self.as_dict(), "file": self.file, "size": self.size, "sha256": self.sha256}
+        fields = {**self.as_dict(), "file": self.file, "size": self.size, _hash_key(self.of_file): self.sha256}
         return json.dumps(fields).encode() + b"\n"
 
     def check(self, dataset: Path) -> None:
         """Compare the episode's file with this entry."""
-        FileHash(self.size, self.sha256).check(dataset / self.file)
+        path = dataset / self.file
+        FileHash(self.size, self.sha256).check(path, content=self.of_file)
+        if not self.of_file and check_archive(path) != self.sha256:
+            raise DataError(f"{path}: is not the episode that the journal lists; restore it from a copy")
+
+    def identity(self, dataset: Path) -> str:
+        """A hash of the content, which entries of all versions can be compared by."""
+        return check_archive(dataset / self.file) if self.of_file else self.sha256
 
     @property
     def failed_apart(self) -> bool:
@@ -99,8 +111,15 @@ _JOURNAL_KINDS: Kinds = {
     **META_KINDS,
     "file": ("a path in episodes/ or failed/", is_text),
     "size": ("a whole number from 0", is_count),
-    "sha256": ("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(_SHA256.fullmatch(value))),
 }
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and bool(_SHA256.fullmatch(value))
+
+
+def _hash_key(of_file: bool) -> str:
+    return "sha256" if of_file else "directory_sha256"
 
 
 def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
@@ -123,7 +142,10 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
             if number == len(lines) - 1 and not lines[-1]:
                 break
             raise DataError(f"{where}: not a journal line ({error}); the journal is damaged") from error
-        entry = JournalEntry(**check_record(content, _JOURNAL_KINDS, where))
+        of_file = isinstance(content, dict) and "sha256" in content
+        key = _hash_key(of_file)
+        record = check_record(content, {**_JOURNAL_KINDS, key: ("64 hexadecimal digits", _is_hash)}, where)
+        entry = JournalEntry(sha256=record.pop(key), of_file=of_file, **record)
         if entry.file not in {f"{group}/{entry.file_name}" for group in _GROUPS}:
             raise DataError(f"{where}: file: expected episodes/{entry.file_name}, got {entry.file!r}")
         entries.append(entry)
@@ -164,10 +186,14 @@ class EpisodeStore:
         text = info_text(info)
         file = self.path / INFO
         if file.exists():
-            if json.loads(text) != read_json(file):
+            there, wanted = read_json(file), json.loads(text)
+            version = there.get("version")
+            if there | {"version": wanted["version"]} != wanted or version not in VERSIONS:
                 raise ConfigError(
                     f"{file}: was recorded with other settings; resume with the same DatasetInfo or choose another path"
                 )
+            if version != wanted["version"]:
+                write_whole(file, text)
         else:
             write_whole(file, text)
         if self._journal.exists():
@@ -199,17 +225,26 @@ class EpisodeStore:
         An episode that is already there is left as it is. If the disk fails, what was whole before stays committed, the
         rest leaves no trace, and StorageError is raised.
         """
+        written: list[tuple[Writable, Path, FileHash]] = []
         fresh: list[JournalEntry] = []
         failure: OSError | None = None
-        for episode in episodes:
-            if episode.meta.key in self._keys:
-                continue
+        try:
             try:
-                fresh.append(self._write(episode))
+                for episode in episodes:
+                    if episode.meta.key not in self._keys:
+                        written.append((episode, *self._write(episode)))
+                        self._keys.add(episode.meta.key)
             except OSError as error:
                 failure = error
-                break
-            self._keys.add(episode.meta.key)
+            # only now: the first sync brings most of what the others wait for to the disk
+            for episode, part, content in written:
+                fresh.append(self._put_in_place(episode, part, content))
+        except OSError as error:
+            failure = error
+        finally:
+            for episode, part, _ in written[len(fresh) :]:
+                self._keys.discard(episode.meta.key)
+                part.unlink(missing_ok=True)
         try:
             if fresh:
                 for group in sorted({entry.file.split("/")[0] for entry in fresh}):
@@ -224,20 +259,26 @@ class EpisodeStore:
         if failure is not None:
             raise self._failed(failure) from failure
 
-    def _write(self, episode: Writable) -> JournalEntry:
+    def _write(self, episode: Writable) -> tuple[Path, FileHash]:
+        """Write an episode beside its place."""
         folder = self.path / episode.group
         if not folder.exists():
             folder.mkdir()
             sync_directory(self.path)
-        target = folder / episode.meta.file_name
-        part = target.with_name(f"{target.name}.part")
+        part = folder / f"{episode.meta.file_name}.part"
         try:
-            size, digest = write_episode_file(part, episode.meta, episode.columns(), self._buffer)
-            files.disk.rename(part, target)
+            return part, FileHash(*write_episode_file(part, episode.meta, episode.columns(), self._buffer))
         except BaseException:  # also Ctrl-C; raised again
             part.unlink(missing_ok=True)
             raise
-        return JournalEntry(**episode.meta.as_dict(), file=f"{episode.group}/{target.name}", size=size, sha256=digest)
+
+    def _put_in_place(self, episode: Writable, part: Path, content: FileHash) -> JournalEntry:
+        """Wait until the disk has an episode, and give it its name."""
+        sync_tree(part)
+        target = part.with_suffix("")
+        files.disk.rename(part, target)
+        file = f"{episode.group}/{target.name}"
+        return JournalEntry(**episode.meta.as_dict(), file=file, size=content.size, sha256=content.sha256)
 
     def _failed(self, error: OSError) -> StorageError:
         safe = f"{len(self.entries)} committed episodes are safe. Make room, then go on with resume=True"

@@ -152,10 +152,13 @@ class BackgroundWriter:
             os.nice(_NICENESS)
         try:
             while self._take_batch():
-                self._store.commit([episode for _, episode in self._busy])
+                written = [episode for _, episode in self._busy]
+                self._store.commit(written)
                 with self._changed:
                     self._done += len(self._busy)
                     self._busy = []
+                    for episode in written:
+                        episode.release()
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001  (whatever it is, the thread that steps must hear of it)
             with self._changed:

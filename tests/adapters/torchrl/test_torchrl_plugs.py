@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torchrl
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch.utils import cpp_extension
 from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler, SliceSampler, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
+from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
 from headrace.adapters.torchrl import ReplayStorage, TorchRLEnv
 from headrace.envs import make
-from headrace.errors import ConfigError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, LifecycleError, ShapeError, StorageError
 from headrace.replay import ArraySpec, ReplayBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -235,9 +239,24 @@ def test_places_name_the_same_transition_until_it_is_overwritten():
     assert front[torch.arange(2)]["index"].flatten().tolist() == list(range(120, 128)), "the ring came round"
 
 
-def test_priorities_of_torchrls_sampler_stay_with_their_transitions():
-    if SumSegmentTreeFp32 is None:
-        pytest.skip("this build of TorchRL has no segment trees")
+@pytest.fixture(scope="session")
+def segment_trees(tmp_path_factory):
+    """TorchRL's own segment trees; where its binaries do not fit torch, built from the sources that it brings."""
+    if prioritized.SumSegmentTreeFp32 is not None:
+        return prioritized
+    sources = Path(torchrl.__file__).parent / "csrc"
+    return cpp_extension.load(
+        "_torchrl",
+        [str(sources / name) for name in ("pybind.cpp", "utils.cpp")],
+        extra_cflags=["-O1"],
+        build_directory=str(tmp_path_factory.mktemp("segment_trees")),
+    )
+
+
+@pytest.mark.slow
+def test_priorities_of_torchrls_sampler_stay_with_their_transitions(segment_trees, monkeypatch):
+    for name in ("SumSegmentTreeFp32", "SumSegmentTreeFp64", "MinSegmentTreeFp32", "MinSegmentTreeFp64"):
+        monkeypatch.setattr(prioritized, name, getattr(segment_trees, name))
     front = storage(2, 20)
     sampler = PrioritizedSampler(40, alpha=1.0, beta=1.0)
     store = torchrl_buffer(front, 64, sampler)
@@ -284,6 +303,32 @@ def test_a_batch_that_is_refused_changes_nothing():
     with pytest.raises(ShapeError):
         front.set(torch.arange(3), wrong.transpose(0, 1))
     assert torch.equal(front[:]["advantage"].T, data["advantage"])
+
+
+@pytest.mark.parametrize("refused", ["a wrong shape", "a missing key", "a full disk"])
+def test_a_refused_batch_does_not_move_torchrls_cursor(refused, monkeypatch):
+    data = corridor_batch(2, 12, 5)
+    data["advantage"] = torch.rand(2, 12)
+    front = storage(2, 10)
+    buffer = torchrl_buffer(front, 8)
+    buffer.extend(data[:, :4])
+    before = buffer._writer._cursor, buffer._writer._write_count
+    wrong = data[:, 4:7].clone()
+    with monkeypatch.context() as patch:
+        if refused == "a wrong shape":
+            wrong["observation"] = wrong["observation"][..., :-1]
+        elif refused == "a missing key":
+            wrong = wrong.exclude("advantage")
+        else:
+            patch.setattr(front.frames, "extend", Mock(side_effect=StorageError("the disk is full")))
+        with pytest.raises((ShapeError, StorageError)):
+            buffer.extend(wrong)
+        with pytest.raises((ShapeError, StorageError)):
+            buffer.add(wrong[:, 0])
+    assert (buffer._writer._cursor, buffer._writer._write_count) == before
+    buffer.extend(data[:, 4:])
+    places = torch.arange(4, 12) % 10
+    assert torch.equal(front[places]["observation"].transpose(0, 1), data[:, 4:]["observation"])
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda front: pickle.loads(pickle.dumps(front))])

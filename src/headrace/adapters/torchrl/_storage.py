@@ -86,10 +86,19 @@ class ReplayStorage(TensorStorage):
         self, cursor: Any, data: TensorDict, *, set_cursor: bool = True
     ) -> None:
         """Append steps (T, N), or one step (N,), at the places that TorchRL's round-robin writer counts."""
-        count, length = self.frames.num_envs, self.frames.spec.length
         if not set_cursor:
             raise ConfigError("ReplayStorage: transitions cannot be changed in place; extend() the buffer instead")
         rows = torch.as_tensor(cursor).reshape(-1)
+        try:
+            self._append(rows, data)
+        except BaseException:  # also Ctrl-C; raised again
+            self._correct_writers(len(rows))
+            raise
+        self._set_last_cursor(cursor)
+        self._bump_mutation_revision()
+
+    def _append(self, rows: Tensor, data: TensorDict) -> None:
+        count, length = self.frames.num_envs, self.frames.spec.length
         data = data.unsqueeze(0) if data.dim() == 1 else data
         if data.dim() != 2 or data.shape[1] != count or not 1 <= data.shape[0] <= length:
             raise ShapeError(
@@ -104,8 +113,15 @@ class ReplayStorage(TensorStorage):
         others = self._others(data)
         self.frames.extend(data.transpose(0, 1))  # may refuse: what is kept beside it must not change before
         self._keep(rows, data.select(*others))
-        self._set_last_cursor(cursor)
-        self._bump_mutation_revision()
+
+    def _correct_writers(self, count: int) -> None:
+        """Take back what writers counted for a batch that was refused: they count before they hand it over."""
+        place = int(self.frames.written[0]) % self.frames.spec.length
+        for buffer in cast("list[Any]", self._attached_entities):
+            writer = getattr(buffer, "_writer", None)
+            if writer is not None and writer._cursor != place:
+                writer._cursor = place
+                writer._write_count -= count
 
     def _others(self, data: TensorDict) -> list[tuple[str, ...]]:
         """The keys that the frames do not have; refused where they are not those of the batches before."""
