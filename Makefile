@@ -59,9 +59,10 @@ test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own e
 	scripts/setup_openpi.sh
 	$(BIN)/python -m pytest tests/serving/openpi_client_check.py
 
-test-simulators: $(STAMP)  ## Simulators in interpreters of their own: robosuite
+test-simulators: $(STAMP)  ## robosuite and mjlab in interpreters of their own; MuJoCo Playground and EnvPool in one beside headrace
 	scripts/setup_simulators.sh
-	$(BIN)/python -m pytest -n 0 tests/envs/bridges/robosuite_check.py
+	$(BIN)/python -m pytest -n 0 tests/envs/bridges/robosuite_check.py tests/envs/bridges/mjlab_check.py
+	PYTHONPATH=src .venv-batched/bin/python -m pytest -p no:cacheprovider -W default tests/envs/bridges/envpool_check.py tests/envs/bridges/playground_check.py
 
 docs: $(STAMP)  ## Build the site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from headrace._gymnasium_ids import ENTRY, FOREIGN, GYMNASIUM
+from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class EnvRecipe:
 
     source: str
     """A task name, ``module:NAME`` for a task of your own, ``gym:ID`` for a bridged Gymnasium environment,
-    ``entry:my_envs:make`` for one in another interpreter (``python``), or ``tcp://host:port`` for one elsewhere."""
+    ``entry:my_envs:make`` for one in another interpreter (``python``), ``tcp://host:port`` for one elsewhere, or
+    ``playground:NAME`` and ``envpool:ID`` of batched simulators."""
     _: KW_ONLY
     num_envs: int = 1
     seed: int = 0
@@ -96,7 +97,7 @@ class EnvRecipe:
     @property
     def bridged(self) -> bool:
         """Whether it is an environment over a bridge, not a task of ours."""
-        return self.source.startswith((GYMNASIUM, *FOREIGN))
+        return self.source.startswith((GYMNASIUM, *FOREIGN, *BATCHED))
 
     @property
     def maker(self) -> str:

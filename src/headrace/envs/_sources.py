@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.metadata import entry_points
 
-from headrace._gymnasium_ids import FOREIGN, GYMNASIUM, IDS
+from headrace._gymnasium_ids import BATCHED, FOREIGN, GYMNASIUM, IDS
 from headrace._named import import_module
 from headrace.errors import ConfigError, UnknownNameError
 
@@ -20,7 +20,7 @@ def resolve_source(text: str) -> str:
     An unknown name raises an error that suggests the nearest. A module in it (``module:task``, ``gym:module:Id-v0``) is
     imported; for names of ours and of Gymnasium nothing heavy is.
     """
-    if text.startswith(FOREIGN):  # what it has is known over there
+    if text.startswith((*FOREIGN, *BATCHED)):  # what it has is known over there
         return text
     module, colon, name = text.removeprefix(GYMNASIUM).rpartition(":")
     if colon:

@@ -36,7 +36,7 @@ from headrace.chunking._engines import SECONDS_TO_END
 from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
-from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn
+from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn, reseeds
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, finished_rows
 from headrace.rollout._hold_action import HoldAction, hold
 from headrace.rollout._line_up import LineUp
@@ -150,6 +150,7 @@ class ChunkLoop:
             counters=counters,
             strict_size=self._engine.strict_size,
             fidelity=self._env.fidelity,
+            seeded=reseeds(self._env),
             interrupt=self._interrupt,
         )
 

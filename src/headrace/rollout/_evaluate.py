@@ -28,7 +28,7 @@ from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.rollout._background_resets import background_resets
 from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
-from headrace.rollout._evaluated_env import EvaluatedEnv, action_size
+from headrace.rollout._evaluated_env import EvaluatedEnv, action_size, reseeds
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._hold_action import HoldAction
 from headrace.rollout._journal import Header, Journal, circumstances, source_of
@@ -186,12 +186,20 @@ class Evaluator:
                 "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass "
                 "save= and restore= to the bridge; allow_hold=True takes it as it is"
             )
+        formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
+        strict_size = formed.strict_size if isinstance(engine, str) else engine.strict_size
+        if not reseeds(env) and strict_size is not None:
+            raise ConfigError(
+                "evaluate: expected environments whose episodes are functions of (seed, episode id), which strict "
+                "batches "
+                f"promise, got a bridge without: {getattr(env, 'no_identity', '') or 'its reseeds is False'}. Pass "
+                "batching='fast': the rows are then a sample of episodes, numbered in order, that no other run repeats"
+            )
         if not -(2**63) <= seed < 2**63:
             raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
         self._modes = training_modes(policy)
         self._policy = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
         self._lengths = ChunkLengths(horizon=self._policy.horizon, execute=execute, offset=offset, latency=latency)
-        formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
         self._own_engine = isinstance(engine, str)
         self._engine = make_engine(engine, self._policy, formed, timeout=timeout) if isinstance(engine, str) else engine
         self._env = env if instruction is None else cast("EvaluatedEnv", _Told(env, instruction))
@@ -203,6 +211,12 @@ class Evaluator:
     @property
     def header(self) -> Header:
         """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
+        if not reseeds(self._env):
+            raise ConfigError(
+                "journal, policy_id: expected environments whose episodes are functions of (seed, episode id); the "
+                "rows of "
+                "this one cannot be resumed or merged, since no other run repeats them"
+            )
         if self._policy_id is None:
             if not isinstance(self._engine, (InlineEngine, ThreadEngine, ProcessEngine)):
                 raise ConfigError(

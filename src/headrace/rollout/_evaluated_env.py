@@ -69,6 +69,11 @@ def action_size(space: spaces.Space[object]) -> int:
     return space.shape[0]
 
 
+def reseeds(env: EvaluatedEnv) -> bool:
+    """Whether an episode is a function of (seed, episode id, actions); a bridge may say that it is not."""
+    return bool(getattr(env, "reseeds", True))
+
+
 def frames_drawn(env: EvaluatedEnv) -> int:
     """Camera frames so far; a bridged environment draws on its own, uncounted."""
     return cast("int", getattr(env, "frames_drawn", 0))

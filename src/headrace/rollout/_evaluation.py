@@ -107,6 +107,8 @@ class Evaluation:
     """Rows of the strict batches that make rows independent of the batch; None where last bits may depend on it."""
     fidelity: str = "native"
     """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
+    seeded: bool = True
+    """Whether episodes are functions of (seed, id); if not, the rows are a sample that no other run repeats."""
     given_up: tuple[int, ...] = ()
     """Ids that ended the worker processes that played them, again and again; unfinished."""
     interrupt: KeyboardInterrupt | None = field(default=None, compare=False, repr=False)
@@ -231,6 +233,8 @@ class Evaluation:
             table.add_row("given up", f"episodes {shown}: their workers died")
         if self.fidelity == "hold":
             table.add_row("fidelity", "hold: suspended environments drifted, results are not exact")
+        if not self.seeded:
+            table.add_row("episodes", "not functions of their ids: no other run repeats them")
         batches = f"strict, {self.strict_size} rows" if self.strict_size else "fast: last bits depend on the batch"
         for name, value in (
             ("batches", batches),

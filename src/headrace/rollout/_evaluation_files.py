@@ -30,6 +30,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "status": evaluation.status,
         "strict_size": evaluation.strict_size,
         "fidelity": evaluation.fidelity,
+        "seeded": evaluation.seeded,
         "given_up": list(evaluation.given_up),
         "summary": {
             "episodes": len(evaluation.episodes),
@@ -171,6 +172,7 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
                 counters=counters,
                 strict_size=data["strict_size"],
                 fidelity=data["fidelity"],
+                seeded=bool(data.get("seeded", True)),
                 given_up=tuple(int(episode) for episode in data["given_up"]),
                 identity=None if header is None else header.identity,
                 circumstances=None if header is None else header.circumstances,

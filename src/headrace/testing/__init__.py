@@ -12,6 +12,7 @@ from headrace.testing._boundaries import (
 from headrace.testing._contract import CheckResult, ContractEnv, MakeEnv, Tolerance
 from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
 from headrace.testing._learners import check_learner
+from headrace.testing._rows import MakeRows, check_row_simulator
 from headrace.testing._simulation import MakeSim, check_simulation
 from headrace.testing._snapshots import check_snapshot_round_trip
 from headrace.testing._suite import check_env
@@ -21,6 +22,7 @@ __all__ = [
     "CheckResult",
     "ContractEnv",
     "MakeEnv",
+    "MakeRows",
     "MakeSim",
     "Tolerance",
     "check_autoreset",
@@ -31,6 +33,7 @@ __all__ = [
     "check_learner",
     "check_resume_continues_exactly",
     "check_returned_tensors_are_owned",
+    "check_row_simulator",
     "check_simulation",
     "check_snapshot_round_trip",
     "check_suspend_is_exact",

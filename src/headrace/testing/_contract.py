@@ -133,6 +133,13 @@ EXACT = Tolerance()
 NO_VARIANTS: Sequence[Mapping[str, object]] = ({},)
 
 
+def no_identity_of(env: ContractEnv) -> str | None:
+    """Why an episode of this environment is not a function of (seed, episode id, actions); None where it is one."""
+    if getattr(env, "reseeds", True):
+        return None
+    return "no identity of episodes: " + (getattr(env, "no_identity", "") or "the environment says reseeds is False")
+
+
 def reset_some(env: ContractEnv, mask: Tensor) -> str | None:
     """Reset the environments of a bool mask (N,); what the environment says if it cannot reset some without all."""
     try:

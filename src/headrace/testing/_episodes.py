@@ -9,7 +9,16 @@ from torch import Tensor
 
 from headrace.errors import IdError
 from headrace.testing._comparing import fail, require, require_equal, require_rows_equal
-from headrace.testing._contract import EXACT, NO_VARIANTS, CheckResult, ContractEnv, MakeEnv, Tolerance, reset_some
+from headrace.testing._contract import (
+    EXACT,
+    NO_VARIANTS,
+    CheckResult,
+    ContractEnv,
+    MakeEnv,
+    Tolerance,
+    no_identity_of,
+    reset_some,
+)
 from headrace.testing._playing import SuspensionPattern, Trajectory, next_actions, play, require_same_trajectories
 from headrace.testing._suspension import HOLD_REASON
 from headrace.types import Step
@@ -39,6 +48,8 @@ def check_episodes_do_not_depend_on_the_batch(
     expected: dict[int, Trajectory] = {}
     alone = make_env(num_envs=1, seed=seed, autoreset="disabled")
     try:
+        if (reason := no_identity_of(alone)) is not None:
+            return CheckResult(check="episodes_do_not_depend_on_the_batch", not_claimed=reason)
         for episode in chosen:
             obs, _ = alone.reset(options={"episode_ids": torch.tensor([episode])})
             require(
@@ -132,7 +143,7 @@ def check_autoreset(
                 require_rows_equal(got, values, ended, f"call {call}", f"info['final_obs'][{name!r}]", tolerance)
             _check_next_episodes(make_env, seed, same, step, ended, episodes, call, tolerance)
             refusal = _check_parking(parking, parked_step, ended, call)
-            return CheckResult(check="autoreset", not_claimed=refusal)
+            return CheckResult(check="autoreset", not_claimed=refusal or no_identity_of(same))
         fail(
             f"no episode ended in {steps} calls with random actions, so that nothing could be checked; "
             "give make_env shorter episodes or this check more steps"
@@ -176,6 +187,8 @@ def _check_next_episodes(
     steps = env.episode_steps[ended]
     require_equal(steps, torch.zeros_like(steps), f"envs {ended.tolist()}, call {call}: episode_steps of a new episode")
     require(bool(env.active.all()), f"call {call}: expected all active after same_step, got {env.active.tolist()}")
+    if no_identity_of(env) is not None:
+        return
     fresh = make_env(num_envs=env.num_envs, seed=seed, autoreset="same_step")
     try:
         obs, _ = fresh.reset(options={"episode_ids": env.episode_ids})

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from headrace.testing._comparing import require, require_rows_equal, tensors_in
-from headrace.testing._contract import EXACT, CheckResult, ContractEnv, MakeEnv, Tolerance, reset_some, snapshot_of
+from headrace.testing._contract import (
+    EXACT,
+    CheckResult,
+    ContractEnv,
+    MakeEnv,
+    Tolerance,
+    no_identity_of,
+    reset_some,
+    snapshot_of,
+)
 from headrace.testing._playing import (
     SuspensionPattern,
     actions_of,
@@ -84,8 +93,9 @@ def check_resume_continues_exactly(
     """
     env = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
     try:
-        if env.fidelity == "hold":
-            return CheckResult(check="resume_continues_exactly", not_claimed=HOLD_REASON)
+        reason = HOLD_REASON if env.fidelity == "hold" else no_identity_of(env)
+        if reason is not None:  # also where no episode can be played twice
+            return CheckResult(check="resume_continues_exactly", not_claimed=reason)
         obs, _ = env.reset(seed=seed)
         watch = env.episode_ids.tolist()
         expected = play(env, obs, steps, watch=watch)

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.envs.bridges._foreign import CHILD_FILE
     from headrace.envs.bridges._make import bridge
+    from headrace.envs.bridges._row_bridge import MJLAB_ENTRY
+    from headrace.envs.bridges._rows import RowSimulator
 
-__all__ = ["CHILD_FILE", "BridgeEnv", "bridge"]
+__all__ = ["CHILD_FILE", "MJLAB_ENTRY", "BridgeEnv", "RowSimulator", "bridge"]
 
 # loaded on use: a worker process imports this package for its environments, and has no need of torch
 __getattr__, __dir__ = lazy_exports(
@@ -21,5 +23,7 @@ __getattr__, __dir__ = lazy_exports(
         "._bridge_env": ("BridgeEnv",),
         "._foreign": ("CHILD_FILE",),
         "._make": ("bridge",),
+        "._row_bridge": ("MJLAB_ENTRY",),
+        "._rows": ("RowSimulator",),
     },
 )

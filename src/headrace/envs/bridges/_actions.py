@@ -14,7 +14,6 @@ from headrace.envs.bridges._exchange import Array, ExchangeLayout, group_leaves
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
 ActionSpace: TypeAlias = "spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary"
-_CPU = torch.device("cpu")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -39,7 +38,9 @@ def exchange_layout(num_envs: int, observations: spaces.Space[Any], actions: spa
     )
 
 
-def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tensor | None, num_envs: int) -> Tensor:
+def checked_bridge_actions(
+    actions: Tensor, space: ActionSpace, active_ids: Tensor | None, num_envs: int, device: torch.device
+) -> Tensor:
     """As :func:`headrace.envs._actions.checked_actions`, for the further action spaces of Gymnasium too.
 
     Integers for MultiDiscrete and integer Box spaces, integers or bool for MultiBinary; out of range is refused for
@@ -47,7 +48,7 @@ def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tens
     """
     limits = _limits(space)
     if limits is None:
-        return checked_actions(actions, space, active_ids, num_envs, _CPU)
+        return checked_actions(actions, space, active_ids, num_envs, device)
     if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
         raise DtypeError(f"actions: expected a torch tensor, got {type(actions).__name__}; use torch.as_tensor")
     expected = (num_envs, *(space.shape or ()))
@@ -56,15 +57,15 @@ def checked_bridge_actions(actions: Tensor, space: ActionSpace, active_ids: Tens
             f"actions: expected {expected}, got {tuple(actions.shape)}; "
             "pass one row per environment, suspended ones included (their rows are ignored)"
         )
-    if actions.device != _CPU:
-        raise DeviceError(f"actions: expected device cpu, got {actions.device}; use actions.cpu()")
+    if actions.device != device:
+        raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
     if actions.dtype not in _INTEGERS and not (actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)):
         raise DtypeError(f"actions: expected integers for {space}, got {actions.dtype}; use actions.long()")
-    low, high = limits
+    low, high = (limit.to(device) for limit in limits)
     wide = actions.to(torch.int64)
     fine = ((wide >= low) & (wide <= high)).flatten(1).all(dim=1)
     if active_ids is not None:
-        fine = fine | ~torch.isin(torch.arange(num_envs), active_ids)
+        fine = fine | ~torch.isin(torch.arange(num_envs, device=device), active_ids)
     if not bool(fine.all()):
         first = int((~fine).nonzero()[0])
         raise ActionError(

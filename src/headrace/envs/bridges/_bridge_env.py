@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -19,23 +18,23 @@ from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._recipe import Autoreset
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
-from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions, write_actions
+from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
+from headrace.envs.bridges._held import held_of
 from headrace.errors import LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
 _T = TypeVar("_T")
-_CPU = torch.device("cpu")
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class BridgeEnv(EpisodicEnv):
-    """N Gymnasium environments as torch tensors on the CPU, any subset of which can act.
+    """N environments that we did not write as torch tensors, any subset of which can act.
 
-    Each episode is seeded from (seed, episode id). Every tensor that ``step`` and ``reset`` return is fresh: the
-    caller owns it. Make one with :func:`headrace.bridge`.
+    Tensors are on the CPU, but for a batched simulator in this process, whose device they stay on. Each episode is
+    seeded from (seed, episode id), where the simulator allows it (``reseeds``). Every tensor that ``step`` and
+    ``reset`` return is fresh: the caller owns it. Make one with :func:`headrace.bridge`.
     """
 
     def __init__(
@@ -66,9 +65,10 @@ class BridgeEnv(EpisodicEnv):
             episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
         """
         num_envs = backend.exchange.layout.num_envs
+        self._held = held_of(backend.exchange)
         super().__init__(
             num_envs,
-            _CPU,
+            self._held.device,
             {},
             seed=seed,
             autoreset=autoreset,
@@ -87,10 +87,6 @@ class BridgeEnv(EpisodicEnv):
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._background: set[int] = set()
         """Environments whose reset is under way."""
-        # arrays, since torch cannot index every unsigned type that a space may have
-        self._held: dict[str, NDArray[Any]] = {
-            group: np.zeros(rows.shape, rows.dtype) for group, rows in backend.exchange.obs.items()
-        }
         self._knows_success = False
 
     @property
@@ -100,8 +96,16 @@ class BridgeEnv(EpisodicEnv):
 
     @property
     def reseeds(self) -> bool:
-        """Whether every episode is seeded from (seed, episode id); not so for a VectorEnv that resets all or none."""
+        """Whether every episode is seeded from (seed, episode id): then it is a function of them and the actions.
+
+        Not so for a VectorEnv that resets all or none, and for simulators whose generators cannot be seeded anew.
+        """
         return self.backend.reseeds
+
+    @property
+    def no_identity(self) -> str:
+        """Why episodes are not functions of (seed, episode id), as far as the simulator says; "" where they are."""
+        return "" if self.reseeds else str(getattr(self.backend, "no_identity", ""))
 
     # --- episodes -----------------------------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class BridgeEnv(EpisodicEnv):
             The observation of all N environments, and an info.
         """
         self._check_open()
-        request = parse_reset_options(options, self.num_envs, _CPU)
+        request = parse_reset_options(options, self.num_envs, self.device)
         if request.ids is not None:
             if self._failure:
                 self._check_ready("reset with reset_mask")
@@ -128,7 +132,7 @@ class BridgeEnv(EpisodicEnv):
                 raise LifecycleError(
                     "reset: the first reset must be of all environments; call reset() without reset_mask"
                 )
-            if not self.reseeds:
+            if not self.backend.resets_some:
                 raise UnsupportedError(
                     f"reset_mask: {self.name} resets all of its environments or none; "
                     "bridge its single environments instead"
@@ -171,7 +175,7 @@ class BridgeEnv(EpisodicEnv):
             options: ``reset_mask`` and ``episode_ids``, as for :meth:`reset`.
         """
         self._check_ready("begin_reset")
-        request = parse_reset_options(options, self.num_envs, _CPU)
+        request = parse_reset_options(options, self.num_envs, self.device)
         ids = self._episodes.everyone if request.ids is None else request.ids
         backend = self._overlapping
         if backend is None:
@@ -228,12 +232,14 @@ class BridgeEnv(EpisodicEnv):
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
-        actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs)
-        wanted = None if observe is None else self._mask_of(check_ids(observe, self.num_envs, _CPU, name="observe"))
+        actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs, self.device)
+        wanted = (
+            None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
+        )
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
         rows = self._episodes.everyone if ids is None else ids
-        write_actions(self.backend.exchange.actions, actions, ids)
+        self._held.write_actions(actions, ids)
         self.timer.start("envs")
         self._call_backend(lambda: self.backend.step(rows.tolist()))
         self.timer.stop()
@@ -259,8 +265,7 @@ class BridgeEnv(EpisodicEnv):
         self._check_ready("observe")
         if ids is None:
             return self._shown()
-        rows = check_ids(ids, self.num_envs, _CPU, ascending=False).numpy()
-        return {group: torch.from_numpy(held[rows]) for group, held in self._held.items()}
+        return self._held.rows(check_ids(ids, self.num_envs, self.device, ascending=False))
 
     # --- watching, saving, ending -------------------------------------------------------------------------------
 
@@ -295,8 +300,7 @@ class BridgeEnv(EpisodicEnv):
         self._drop_resets()
         self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
         self._knows_success = bool(checked["sim"]["knows_success"])
-        for group, values in self._held.items():
-            np.copyto(values, checked["observations"]["held"][group].numpy())
+        self._held.load(checked["observations"]["held"])
         self._load_bookkeeping(checked)
 
     def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
@@ -308,10 +312,9 @@ class BridgeEnv(EpisodicEnv):
         self._check_ready("render")
         if self.render_mode != "rgb_array":
             return None
-        rows = (
-            list(range(self.num_envs)) if ids is None else check_ids(ids, self.num_envs, _CPU, ascending=False).tolist()
-        )
-        self._check_settled("render", torch.tensor(rows))
+        chosen = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
+        rows = chosen.tolist()
+        self._check_settled("render", chosen)
         return tuple(cast("list[NDArray[np.uint8]]", self.backend.render(rows)))
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
@@ -331,13 +334,10 @@ class BridgeEnv(EpisodicEnv):
 
     def _evaluate(self, rows: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
         """Read the exchange's rows, end episodes, and put the result together; the ids whose episode ended, if any."""
-        exchange, episodes, ids = self.backend.exchange, self._episodes, rows.numpy()
+        episodes = self._episodes
         episodes.advance(rows)
-        reward, terminated, truncated = (
-            torch.from_numpy(values[ids]) for values in (exchange.reward, exchange.terminated, exchange.truncated)
-        )
-        diverged = self._diverged_rows(ids)
-        self._hold(ids if diverged is None else ids[~diverged.numpy()])
+        reward, terminated, truncated, diverged = self._held.results(rows)
+        self._held.hold(rows if diverged is None else rows[~diverged])
         outcome = episodes.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
@@ -371,7 +371,7 @@ class BridgeEnv(EpisodicEnv):
     def _show_begun(self, ids: Tensor, texts: list[str]) -> None:
         """Episodes have begun in ``ids``: show their first observations to callers and observers."""
         self._instruct(ids, texts)
-        self._hold(ids.numpy())
+        self._held.hold(ids)
         self._active_set.unpark(ids)
         if self._observers:
             begun = self._episodes.episode_ids.index_select(0, ids)
@@ -401,21 +401,11 @@ class BridgeEnv(EpisodicEnv):
             )
 
     def _end_episodes(self, ended_ids: Tensor, diverged: Tensor | None) -> StepInfo:
-        said = torch.from_numpy(self.backend.exchange.success[ended_ids.numpy()])
+        said = self._held.success(ended_ids)
         self._knows_success |= bool((said != NO_SUCCESS_MEASURE).any())
         ends, totals, mask = self._episodes.ends(ended_ids, said == 1 if self._knows_success else None, diverged)
         self.divergences += int(ends.diverged.sum())
         return {"ends": ends, "episode": totals, "_episode": mask}
-
-    def _diverged_rows(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """bool (n,): rows with a number that is not finite; None if there are none."""
-        exchange = self.backend.exchange
-        # a reward of 1e60 is infinite as float32, which is what the caller would see
-        finite: NDArray[np.bool_] = np.abs(exchange.reward[ids]) <= _FLOAT32_MAX
-        for values in exchange.obs.values():
-            if values.dtype.kind == "f":
-                finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
-        return None if finite.all() else torch.from_numpy(~finite)
 
     def _call_backend(self, call: Callable[[], _T]) -> _T:
         """A failure, or Ctrl-C, leaves some environments stepped and others not: then only a full reset helps."""
@@ -425,17 +415,13 @@ class BridgeEnv(EpisodicEnv):
             self._fail(error)
             raise
 
-    def _hold(self, ids: NDArray[np.int64]) -> None:
-        for group, held in self._held.items():
-            held[ids] = self.backend.exchange.obs[group][ids]
-
     def _shown(self) -> Obs:
-        return {group: torch.from_numpy(held.copy()) for group, held in self._held.items()}
+        return self._held.shown()
 
 
 def episode_seeds(seed: int, episode_ids: Tensor) -> list[int]:
     """The 32-bit seed of each episode: what its environment's ``reset(seed=…)`` is given."""
-    bits = rng.random_bits(seed, episode_ids, "bridge", 0, 1)[:, 0]
+    bits = rng.random_bits(seed, episode_ids.cpu(), "bridge", 0, 1)[:, 0]
     return (bits & 0xFFFF_FFFF).tolist()
 
 

@@ -6,12 +6,15 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
 from headrace.envs.bridges._exchange import Exchange
 from headrace.envs.bridges._group import EnvGroup
+
+if TYPE_CHECKING:  # brings torch, which a worker process has no need of
+    from headrace.envs.bridges._held import TensorExchange
 
 _T = TypeVar("_T")
 Fidelity: TypeAlias = Literal["native", "restore", "hold"]
@@ -24,7 +27,10 @@ class Backend(Protocol):
     ended, never the first of the next. Other rows are not written.
     """
 
-    exchange: Exchange
+    @property
+    def exchange(self) -> Exchange | TensorExchange:
+        """What crosses between the environments and the bridge."""
+        ...
 
     @property
     def fidelity(self) -> Fidelity:
@@ -33,7 +39,12 @@ class Backend(Protocol):
 
     @property
     def reseeds(self) -> bool:
-        """Whether some environments can be reset, from seeds, without the others."""
+        """Whether an episode is a function of the seed that its reset gets."""
+        ...
+
+    @property
+    def resets_some(self) -> bool:
+        """Whether some environments can be reset without the others."""
         ...
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
@@ -90,6 +101,7 @@ class InlineBackend:
 
     fidelity: Fidelity = "native"
     reseeds = True
+    resets_some = True
 
     def __init__(self, group: EnvGroup, exchange: Exchange, on_close: Callable[[], None] | None = None) -> None:
         """Step ``group``; ``on_close`` replaces closing its environments where somebody else owns them."""

@@ -25,6 +25,7 @@ import numpy as np
 from headrace.envs.bridges import child
 from headrace.envs.bridges._actions import exchange_layout
 from headrace.envs.bridges._exchange import Exchange
+from headrace.envs.bridges._executors import Fidelity
 from headrace.envs.bridges._frames import Channel, space_from_json
 from headrace.envs.bridges._texts import INSTRUCTION_KEYS, instruction_path
 from headrace.envs.bridges._workers import (
@@ -87,6 +88,8 @@ class Hello:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     render_mode: str | None
+    fidelity: Fidelity
+    no_identity: str
     abilities: Mapping[str, bool]
     """``native`` (any subset can act), ``reseed`` (episodes from seeds) and ``save`` (snapshots)."""
     python: str
@@ -221,6 +224,8 @@ class ForeignWorker:
             observation_space=space_from_json(answer.get("observation_space")),
             action_space=space_from_json(answer.get("action_space")),
             render_mode=answer.get("render_mode"),
+            fidelity=answer.get("fidelity", "native"),
+            no_identity=str(answer.get("no_identity", "")),
             abilities=answer.get("abilities", {}),
             python=python,
             numpy=numpy,
@@ -355,7 +360,10 @@ def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple
         exchange = Exchange(layout, None if python is None else _mapped(memory, layout.nbytes))
         for worker in started:
             worker.lay_out(exchange, hellos[0].observation_space)
-    return WorkerBackend(exchange, started), hellos[0]
+    said = hellos[0]
+    reseeds = said.abilities.get("reseed", True)
+    backend = WorkerBackend(exchange, started, fidelity=said.fidelity, reseeds=reseeds, no_identity=said.no_identity)
+    return backend, said
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from headrace._gymnasium_ids import ENTRY, GYMNASIUM
+from headrace._gymnasium_ids import BATCHED, ENTRY, GYMNASIUM
 from headrace._named import import_module
 from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
@@ -20,6 +20,8 @@ from headrace.envs.bridges._executors import Backend, InlineBackend, ThreadBacke
 from headrace.envs.bridges._foreign import ForeignSource, foreign_backend
 from headrace.envs.bridges._group import AnyEnv, EnvFactory, EnvGroup
 from headrace.envs.bridges._processes import process_backend
+from headrace.envs.bridges._row_bridge import row_bridge
+from headrace.envs.bridges._rows import RowSimulator
 from headrace.envs.bridges._vector import AnyVectorEnv, Restore, Save, VectorBackend, resets_some
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 
@@ -27,7 +29,7 @@ _EXECUTORS = ("inline", "threads", "processes")
 
 
 def bridge(
-    source: str | Sequence[EnvFactory] | AnyVectorEnv | None = None,
+    source: str | Sequence[EnvFactory] | AnyVectorEnv | RowSimulator | None = None,
     num_envs: int | None = None,
     *,
     seed: int = 0,
@@ -50,7 +52,9 @@ def bridge(
     Args:
         source: a Gymnasium id, or ``module:ID`` of one that importing the module registers; a list of functions that
             each make one environment; or a vector environment, which the bridge takes over and closes. A
-            ``SyncVectorEnv`` is taken apart: its single environments are used. None with ``python`` or ``address``.
+            ``SyncVectorEnv`` is taken apart: its single environments are used. Or a batched simulator: an object of the
+            row protocol (:class:`headrace.envs.bridges.RowSimulator`), taken over likewise, ``playground:NAME`` of
+            MuJoCo Playground, or ``envpool:ID``. None with ``python`` or ``address``.
         num_envs: how many environments, N; with an id or another interpreter only.
         seed: with an episode's id, all that its randomness depends on.
         autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
@@ -87,6 +91,29 @@ def bridge(
             final_obs=final_obs,
             episode_stride=episode_stride,
         )
+    batched = isinstance(source, str) and source.startswith(BATCHED)
+    if batched or hasattr(source, "reset_rows"):
+        _refuse_settings(
+            source,
+            num_envs,
+            batched,
+            executor,
+            workers,
+            env_kwargs,
+            save=save,
+            restore=restore,
+            hold_action=hold_action,
+        )
+        return row_bridge(
+            cast("str | RowSimulator", source),
+            1 if num_envs is None else num_envs,
+            env_kwargs or {},
+            seed=seed,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
+    source = cast("str | Sequence[EnvFactory] | AnyVectorEnv | None", source)
     if source is None:
         raise ConfigError("bridge: expected a source, or python= and entry= of another interpreter, got neither")
     if executor not in _EXECUTORS:
@@ -150,6 +177,26 @@ def bridge(
             workers=workers,
         )
     return env
+
+
+def _refuse_settings(
+    source: object,
+    num_envs: int | None,
+    named: bool,
+    executor: str,
+    workers: int | None,
+    env_kwargs: Mapping[str, object] | None,
+    **others: object,
+) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    given += [name for name, value in (("executor", executor), ("workers", workers)) if value not in ("inline", None)]
+    if not named:
+        given += [name for name, value in (("num_envs", num_envs), ("env_kwargs", env_kwargs)) if value is not None]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: expected none with a batched simulator ({source!r:.80}), which steps all of its rows "
+            "itself; leave them out"
+        )
 
 
 def _foreign_bridge(

@@ -78,7 +78,12 @@ class VectorBackend:
 
     @property
     def reseeds(self) -> bool:
-        """Whether some environments can be reset, from seeds, without the others."""
+        """Whether an episode is a function of the seed that its reset gets."""
+        return self._reseeds
+
+    @property
+    def resets_some(self) -> bool:
+        """Whether some environments can be reset without the others."""
         return self._reseeds
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:

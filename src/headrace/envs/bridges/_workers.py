@@ -64,12 +64,21 @@ class Worker(Protocol):
 class WorkerBackend:
     """Environments dealt out in turn, so that any run of neighbors is work for all; rows lie in the exchange."""
 
-    fidelity: Fidelity = "native"
-    reseeds = True
+    resets_some = True
 
-    def __init__(self, exchange: Exchange, workers: Sequence[Worker]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        workers: Sequence[Worker],
+        *,
+        fidelity: Fidelity = "native",
+        reseeds: bool = True,
+        no_identity: str = "",
+    ) -> None:
         """Own ``workers``, which have made their environments: ``close`` ends them."""
         self.exchange = exchange
+        self.fidelity: Fidelity = fidelity
+        self.reseeds, self.no_identity = reseeds, no_identity
         self.workers = workers
         self._closed = False
         self._resets: dict[Worker, list[int]] = {}

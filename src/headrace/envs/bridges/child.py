@@ -10,6 +10,8 @@ An entry is a function that makes one environment, with Gymnasium's interface: `
 or Gym's own, or plain dicts such as ``{"type": "box", "shape": [7], "dtype": "float32", "low": -1, "high": 1}``), and
 where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``.
 
+An entry that takes ``num_envs`` makes one simulator of all rows instead: the row protocol, see :class:`RowSimulation`.
+
 A frame is 16 bytes (``HRC1``, length of the head, length of the body), a head of JSON and a body of raw bytes. Rows
 pass through memory that both processes see, or, over a socket, in the bodies.
 """
@@ -21,6 +23,7 @@ import base64
 import hmac
 import importlib
 import importlib.util
+import inspect
 import json
 import mmap
 import os
@@ -43,6 +46,7 @@ _MAGIC = b"HRC1"
 _LARGEST_HEAD = 1 << 24
 _LARGEST_BODY = 1 << 32
 _NO_SUCCESS_MEASURE = -1
+_WITH_THE_FIRST = b"-"
 _RESULTS = ("reward", "terminated", "truncated", "success")
 
 
@@ -179,8 +183,7 @@ def load_entry(entry: str) -> Any:
 class Group:
     """The environments of some rows. Owns them: ``close`` closes each."""
 
-    def __init__(self, entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
-        make = load_entry(entry)
+    def __init__(self, make: Any, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
         self.envs: dict[int, Any] = {}
         self.pickles = pickles
         self.arrays: dict[str, Any] = {}
@@ -285,6 +288,14 @@ class Group:
             )
         return pickle.dumps(env.state_dict(), protocol=4)
 
+    def restore(self, env_id: int, state: bytes) -> None:
+        """Put one environment back into a state of :meth:`save`."""
+        self.envs[env_id].load_state_dict(pickle.loads(state))
+
+    def render(self, env_id: int) -> Any:
+        """One picture of one environment."""
+        return self.envs[env_id].render()
+
     def close(self) -> None:
         """Close every environment."""
         for env in self.envs.values():
@@ -303,6 +314,234 @@ def _success(info: Any) -> int:
         if info.get(key) is not None:
             return int(bool(info[key]))
     return _NO_SUCCESS_MEASURE
+
+
+# --- batched simulators -------------------------------------------------------------------------------------------
+
+
+class RowSimulation:
+    """A batched simulator of the row protocol, any subset of whose rows can act; the same code in every interpreter.
+
+    The simulator has ``num_envs`` (N), ``observation_space`` and ``action_space`` of one row, and these methods, in
+    which an array is numpy's, or a tensor on the simulator's own device:
+
+    - ``reset_rows(ids, seeds) -> (obs, info)``: start an episode in some rows (int64 (n,) each), each from its seed;
+      ``obs`` is of all rows, (N, …), of which those of ``ids`` are read.
+    - ``step(actions) -> (obs, reward, terminated, truncated, info)``: advance all rows; never reset one. Where an
+      episode ended, ``obs`` is its last.
+    - ``save_rows(mask) -> saved`` and ``restore_rows(mask, saved)``: everything that the future of some rows (bool
+      (N,)) depends on, and putting it back, perhaps many times; nobody writes to ``saved``.
+    - ``step_rows(actions, mask)``: as ``step``, but only the rows of the mask change.
+
+    With ``step_rows`` the fidelity is ``native``; with ``save_rows`` and ``restore_rows`` it is ``restore``; with none
+    of them ``hold``. ``reseeds = False`` says that episodes are not functions of their seeds.
+    """
+
+    def __init__(self, sim: Any) -> None:
+        names = ("save_rows", "restore_rows")
+        missing = [name for name in ("reset_rows", "num_envs", "observation_space") if not hasattr(sim, name)]
+        if not hasattr(sim, "step") and not hasattr(sim, "step_rows"):
+            missing.append("step")
+        if hasattr(sim, names[0]) != hasattr(sim, names[1]):
+            missing += [name for name in names if not hasattr(sim, name)]
+        if missing:
+            raise RefusedError(
+                "row protocol: expected num_envs, observation_space, action_space, reset_rows, step (or step_rows), "
+                f"and save_rows with restore_rows, of {type(sim).__name__}; it has no {', '.join(missing)}"
+            )
+        self.sim = sim
+        self.num_envs = int(sim.num_envs)
+        self.saves = hasattr(sim, names[0])
+        self.reseeds = bool(getattr(sim, "reseeds", True))
+        self.fidelity = "native" if hasattr(sim, "step_rows") else "restore" if self.saves else "hold"
+        self.held_ends = 0
+        """How many episodes ended only because a resting row was held, not frozen."""
+        self._seeds: Any = np.zeros(self.num_envs, np.int64)
+        # our episode is over, and the next has not been asked for
+        self._over: Any = np.zeros(self.num_envs, np.bool_)
+        # the simulator's own episode is over, and it has not been reset since
+        self._unreset: Any = np.zeros(self.num_envs, np.bool_)
+        self._kept: Any = None
+        self._kept_idle: Any = None
+
+    def reset(self, ids: Any, seeds: Any) -> Any:
+        """Start an episode in each of some rows."""
+        rows = np.asarray(ids, np.int64)
+        self._seeds[rows] = seeds
+        self._over[rows] = False
+        return self._restart(rows)
+
+    def step(self, actions: Any, active: Any) -> Any:
+        """Advance the rows of a mask, bool (N,); the others stand still, as far as the fidelity says."""
+        sim, everyone = self.sim, bool(active.all())
+        if self.fidelity == "native":
+            return sim.step(actions) if everyone and hasattr(sim, "step") else sim.step_rows(actions, active)
+        idle = None if everyone else ~active
+        if idle is not None and self._unreset.any():
+            # an ended row that nobody has asked to reset may refuse to step: what it does from here is not seen
+            self._restart(np.flatnonzero(self._unreset))
+        if idle is None:
+            self._kept = None
+        elif self.saves and (self._kept is None or (idle != self._kept_idle).any()):
+            self._kept, self._kept_idle = sim.save_rows(idle), idle
+        result = sim.step(actions)
+        self._unreset = to_numpy(result[2]) | to_numpy(result[3])
+        if idle is None:
+            self._over = self._unreset.copy()
+            return result
+        if self.saves:
+            sim.restore_rows(idle, self._kept)
+            self._unreset &= active
+        else:
+            cut = self._unreset & idle
+            self.held_ends += int((cut & ~self._over).sum())
+            if cut.any():
+                # it starts its episode again
+                self._restart(np.flatnonzero(cut))
+        self._over |= self._unreset & active
+        return result
+
+    def save(self) -> dict[str, Any]:
+        """Everything that the future of all rows depends on."""
+        if not self.saves:
+            raise UnsupportedError(f"state_dict: {type(self.sim).__name__} has no save_rows; do without snapshots")
+        everyone = np.ones(self.num_envs, np.bool_)
+        rows = [self._seeds.tolist(), self._over.tolist(), self._unreset.tolist()]
+        return {"saved": self.sim.save_rows(everyone), "rows": rows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put all rows back."""
+        seeds, over, unreset = state["rows"]
+        if len(seeds) != self.num_envs:
+            raise RefusedError(f"snapshot: expected {self.num_envs} rows in one batch, got {len(seeds)}")
+        self.sim.restore_rows(np.ones(self.num_envs, np.bool_), state["saved"])
+        self._seeds = np.array(seeds, np.int64)
+        self._over, self._unreset = np.array(over, np.bool_), np.array(unreset, np.bool_)
+        self._kept = None
+
+    def _restart(self, rows: Any) -> Any:
+        self._unreset[rows] = False
+        if self._kept is not None and self._kept_idle[rows].any():
+            self._kept = None
+        return self.sim.reset_rows(rows, self._seeds[rows].copy())
+
+
+class RowGroup(Group):
+    """The rows of one batched simulator. Owns it."""
+
+    def __init__(self, make: Any, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
+        sim = make(num_envs=len(env_ids), **kwargs)
+        if not hasattr(sim, "reset_rows"):
+            raise RefusedError(
+                f"entry: expected a batched simulator with reset_rows of a function that takes num_envs, got "
+                f"{type(sim).__name__}; an entry for single environments takes no num_envs"
+            )
+        super().__init__(lambda: sim, {}, env_ids[:1], pickles)
+        self.rows = RowSimulation(sim)
+        if self.rows.num_envs != len(env_ids):
+            raise RefusedError(f"entry: expected a simulator of {len(env_ids)} rows, got {self.rows.num_envs}")
+        self.env_ids = np.asarray(env_ids)
+        self.row_of = {env_id: row for row, env_id in enumerate(env_ids)}
+        self.idle_action = _idle_action(self.spaces[1])
+
+    def hello(self) -> dict[str, Any]:
+        """What this simulator is and can do."""
+        rows, answer = self.rows, super().hello()
+        answer["name"] = getattr(rows.sim, "name", None) or answer["name"]
+        answer["fidelity"] = rows.fidelity
+        answer["no_identity"] = str(getattr(rows.sim, "no_identity", ""))
+        native = rows.fidelity == "native"
+        answer["abilities"] = {"native": native, "reseed": rows.reseeds, "save": self.pickles and rows.saves}
+        return answer
+
+    def reset(self, env_ids: list[int], seeds: list[int]) -> list[str]:
+        """Start an episode in each of some rows; its instruction, "" where there is none."""
+        places = [self.row_of[env_id] for env_id in env_ids]
+        answer = self.rows.reset(places, seeds)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise RefusedError(f"expected reset_rows() to give (obs, info), got {type(answer)}")
+        obs, info = answer
+        self.write_rows(env_ids, places, obs)
+        for key in self.instruction_keys:
+            if info.get(key) is not None:
+                said = info[key]
+                return [said if isinstance(said, str) else str(said[place]) for place in places]
+        return [""] * len(env_ids)
+
+    def step(self, env_ids: list[int]) -> None:
+        """Step some rows; the results go to their rows of the exchange."""
+        places = [self.row_of[env_id] for env_id in env_ids]
+        active = np.zeros(len(self.env_ids), np.bool_)
+        active[places] = True
+        actions = self.arrays["actions"][self.env_ids]
+        actions[~active] = self.idle_action
+        answer = self.rows.step(actions, active)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise RefusedError("expected step() to give (obs, reward, terminated, truncated, info)")
+        obs, reward, terminated, truncated, info = answer
+        self.write_rows(env_ids, places, obs)
+        ended, cut = to_numpy(terminated)[places], to_numpy(truncated)[places]
+        arrays = self.arrays
+        arrays["reward"][env_ids] = to_numpy(reward)[places]
+        arrays["terminated"][env_ids], arrays["truncated"][env_ids] = ended, cut
+        arrays["success"][env_ids] = _NO_SUCCESS_MEASURE
+        for key in ("is_success", "success"):
+            if info.get(key) is not None:
+                succeeded = to_numpy(info[key])[places] > 0
+                arrays["success"][env_ids] = np.where(ended | cut, succeeded, _NO_SUCCESS_MEASURE)
+                break
+
+    def write_rows(self, env_ids: list[int], places: list[int], obs: Any) -> None:
+        """Copy some rows of a batched observation, with shapes and dtypes checked."""
+        for name, path, target, shape in self.leaves:
+            value = to_numpy(_at(obs, path))
+            if value.shape != (len(self.env_ids),) + shape or not np.can_cast(value.dtype, target.dtype, "same_kind"):  # noqa: RUF005
+                raise RefusedError(
+                    f"observation {name!r}: expected {target.dtype} {(len(self.env_ids),) + shape} as its space says, "  # noqa: RUF005
+                    f"got {value.dtype} {value.shape}"
+                )
+            with np.errstate(over="ignore"):
+                target[env_ids] = value[places]
+
+    def save(self, env_id: int) -> bytes:
+        """The state of all rows, kept with the first one."""
+        if not self.pickles:
+            raise UnsupportedError("state_dict: expected a child that headrace started itself; do without snapshots")
+        return pickle.dumps(self.rows.save(), protocol=4) if env_id == self.env_ids[0] else _WITH_THE_FIRST
+
+    def restore(self, env_id: int, state: bytes) -> None:
+        """Put all rows back."""
+        if (state != _WITH_THE_FIRST) != (env_id == self.env_ids[0]):
+            raise RefusedError("snapshot: expected one of as many workers as there are now")
+        if state != _WITH_THE_FIRST:
+            self.rows.restore(pickle.loads(state))
+
+    def render(self, env_id: int) -> Any:
+        """One picture of one row."""
+        return self.rows.sim.render(self.row_of[env_id])
+
+
+def make_group(entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> Group:
+    """The environments of some rows: one each, or one simulator of all, if the entry takes ``num_envs``."""
+    make = load_entry(entry)
+    try:
+        batched = "num_envs" in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a function of C without a signature
+        batched = False
+    return (RowGroup if batched else Group)(make, kwargs, env_ids, pickles)
+
+
+def to_numpy(value: Any) -> Any:
+    """An array of numpy, whatever holds the numbers and wherever."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _idle_action(space: dict[str, Any]) -> Any:
+    """What rows play that nobody acts in: zeros, or the nearest allowed."""
+    if space["type"] == "box":
+        low, high = (np.frombuffer(base64.b64decode(space[name]), space["dtype"]) for name in ("low", "high"))
+        return np.clip(np.zeros(space["shape"], space["dtype"]).reshape(-1), low, high).reshape(space["shape"])
+    return np.asarray(space.get("start", 0))
 
 
 # --- answering --------------------------------------------------------------------------------------------------
@@ -326,7 +565,7 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, token
                     proof = proof_of(token or "", nonce)
                     if token is not None and not hmac.compare_digest(str(head.get("proof")), proof):
                         raise RefusedError("token: expected the one that the child was started with, got another")
-                    group = Group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
+                    group = make_group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
                     answer: dict[str, Any] = group.hello()
                     reply = b""
                 elif group is None:
@@ -369,10 +608,10 @@ def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> 
             )
         offset = 0
         for env_id, size in zip(env_ids, head["sizes"]):  # noqa: B905  (strict= is not in Python 3.8)
-            group.envs[env_id].load_state_dict(pickle.loads(body[offset : offset + size]))
+            group.restore(env_id, body[offset : offset + size])
             offset += size
     elif call == "render":
-        images = [np.ascontiguousarray(group.envs[env_id].render(), dtype=np.uint8) for env_id in env_ids]
+        images = [np.ascontiguousarray(group.render(env_id), dtype=np.uint8) for env_id in env_ids]
         return {"shapes": [list(image.shape) for image in images]}, b"".join(image.tobytes() for image in images)
     else:
         raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {call!r}")

@@ -1,0 +1,67 @@
+"""Makes environments of batched simulators: of an object, or of a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace._gymnasium_ids import ENVPOOL, PLAYGROUND
+from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
+from headrace.envs.bridges._bridge_env import BridgeEnv
+from headrace.envs.bridges._rows import RowBackend, RowSimulator
+
+MJLAB_ENTRY = f"{Path(__file__).with_name('mjlab_rows.py')}:make"
+"""The ``entry`` of mjlab's tasks, for ``headrace.bridge(python=…, entry=MJLAB_ENTRY, env_kwargs={"task": …})``."""
+
+
+def row_bridge(
+    source: str | RowSimulator,
+    num_envs: int,
+    env_kwargs: Mapping[str, object],
+    *,
+    seed: int,
+    autoreset: Autoreset,
+    final_obs: bool,
+    episode_stride: int | None,
+) -> BridgeEnv:
+    """Put the contract on a batched simulator, which the environment closes; the arguments are those of ``bridge``."""
+    sim = _named(source, num_envs, seed, env_kwargs) if isinstance(source, str) else source
+    try:
+        backend = RowBackend(sim)
+        env = BridgeEnv(
+            backend,
+            name=getattr(sim, "name", None) or type(sim).__name__,
+            observation_space=backend.observation_space,
+            action_space=backend.action_space,
+            render_mode="rgb_array" if hasattr(sim, "render") else None,
+            seed=seed,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
+    except BaseException:  # also Ctrl-C; raised again
+        if isinstance(source, str) and hasattr(sim, "close"):
+            sim.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # asked for above
+        raise
+    if isinstance(source, str):
+        env.recipe = EnvRecipe(
+            source,
+            num_envs=num_envs,
+            seed=seed,
+            overrides=env_kwargs,
+            autoreset=autoreset,
+            final_obs=final_obs,
+            episode_stride=episode_stride,
+        )
+    return env
+
+
+def _named(source: str, num_envs: int, seed: int, env_kwargs: Mapping[str, object]) -> RowSimulator:
+    check_count("num_envs", num_envs)
+    if source.startswith(PLAYGROUND):
+        from headrace.envs.bridges._playground import PlaygroundRows
+
+        return PlaygroundRows(source.removeprefix(PLAYGROUND), num_envs, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
+    from headrace.envs.bridges._envpool import EnvPoolRows
+
+    return EnvPoolRows(source.removeprefix(ENVPOOL), num_envs, seed=seed, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
