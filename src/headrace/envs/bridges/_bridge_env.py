@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -160,7 +161,7 @@ class BridgeEnv(EpisodicEnv):
     @property
     def resetting(self) -> Tensor:
         """bool (N,), a copy: who cannot act before a reset under way is done, their own or one of their process."""
-        mask = torch.zeros(self.num_envs, dtype=torch.bool)
+        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self._overlapping is not None:
             mask[self._overlapping.resetting()] = True
         return mask
@@ -205,7 +206,7 @@ class BridgeEnv(EpisodicEnv):
         try:
             backend = self._overlapping
             told = {} if backend is None else self._call_backend(lambda: backend.take_resets(timeout))
-            ids = torch.tensor(sorted(told), dtype=torch.int64)
+            ids = torch.tensor(sorted(told), dtype=torch.int64, device=self.device)
             if told:
                 self._background.difference_update(told)
                 self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
