@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 import headrace
 from headrace.chunking import as_chunk_policy
 from headrace.envs._recipe import EnvRecipe
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import CHILD_FILE, BridgeEnv, bridge
 from headrace.errors import ConfigError, EnvError, ShapeError, UnsupportedError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.rollout import Evaluation, evaluate
 from headrace.testing import check_env, check_row_simulator
+from pretend_cuda import pretend_cuda
 
 sys.path.insert(0, str(Path(__file__).parent / "foreign"))
 import toy_rows
@@ -134,6 +136,38 @@ def test_tensors_stay_where_the_simulator_has_them() -> None:
     # what the caller has is no view of the simulator's memory
     step.obs["policy"].fill_(7.0)
     assert not (sim.state["place"] == 7.0).any()
+
+
+def test_rows_on_a_gpu_stay_there_and_play_the_same_episodes() -> None:
+    def played(device: str) -> list[dict[str, torch.Tensor]]:
+        env = bridge(toy_rows.torch_rows(4, device=device), seed=5)
+        obs, _ = env.reset()
+        assert env.device.type == device
+        seen = [dict(obs)]
+        for k in range(16):
+            if k == 3:
+                env.suspend([1, 2])
+            if k == 9:
+                env.resume([2])
+            step = env.step(torch.full((4, 2), 0.1 * k, device=device))
+            found = {"reward": step.reward, "ended": step.terminated | step.truncated, **step.obs}
+            if "ends" in step.info:
+                found |= step.info["final_obs"] | {"ids": step.info["ends"].episode_ids}
+            assert {values.device.type for values in found.values()} == {device}
+            seen.append(found)
+        assert {values.device.type for values in env.observe([0, 3]).values()} == {device}
+        saved = env.state_dict()["sim"]["envs"][0]["saved"]
+        assert {values.device.type for values in saved.values()} == {device}
+        env.load_state_dict(env.state_dict())
+        env.close()
+        return [{name: values.cpu() for name, values in found.items()} for found in seen]
+
+    expected = played("cpu")
+    with pretend_cuda():
+        got = played("cuda")
+        for ours, theirs in zip(got, expected, strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_success_and_time_outs_are_told_apart() -> None:
@@ -351,3 +385,28 @@ def _installed(package: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(package) is not None
+
+
+def test_a_batch_at_an_address_gives_the_same_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "secret")
+    command = [sys.executable, str(CHILD_FILE), "--listen", "127.0.0.1:0", "--entry", f"{TOY}:SavedRows", "--once"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        port = child.stdout.readline().split()[-1]
+        env = bridge(address=f"tcp://127.0.0.1:{port}", num_envs=3, seed=5)
+        assert env.fidelity == "restore"
+        wanted = set(range(5))
+        there = _episodes(env, wanted, np.random.default_rng(1))
+        assert there == _episodes(bridge(toy_rows.SavedRows(5), seed=5), wanted, None)
+        child.wait(10)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_an_entry_that_takes_num_envs_must_give_a_batch() -> None:
+    with pytest.raises(ConfigError, match="reset_rows"):
+        _foreign("no_rows")
+    with pytest.raises(ConfigError, match="expected a simulator of 3 rows, got 1"):
+        _foreign("one_row")

@@ -82,7 +82,8 @@ class RowBackend:
         self.fidelity: Fidelity = cast("Fidelity", self._rows.fidelity)
         self.reseeds = self._rows.reseeds
         self.no_identity = str(getattr(sim, "no_identity", ""))
-        self._device = torch.device(getattr(sim, "device", "cpu"))
+        # of a tensor: "cuda" alone is not equal to the device that tensors say they are on
+        self._device = torch.empty(0, device=getattr(sim, "device", "cpu")).device
         self._takes_tensors = hasattr(sim, "device")
         self.observation_space, self.action_space = (
             space_from_json(_refused("bridge", lambda space=space: space_to_json(space)))

@@ -184,3 +184,13 @@ def torch_rows(num_envs: int, ends_at: int = 9, device: str = "cpu") -> Any:
                 self.state[name][rows] = values
 
     return TorchRows()
+
+
+def no_rows(num_envs: int) -> Any:
+    """A mistake: no simulator of the row protocol."""
+    return object()
+
+
+def one_row(num_envs: int) -> Any:
+    """A mistake: not as many rows as it was asked for."""
+    return SavedRows(1)
