@@ -2,15 +2,16 @@
 
   step     the first ``ant`` step of one environment
              gymnasium      Ant-v5
-             envpool        Ant-v4
-  picture  the first 64 × 64 picture of ``cartpole-camera``
-             gymnasium      InvertedPendulum-v5, render_mode="rgb_array" (needs OpenGL)
-             mujoco-warp    its camera over the same model (compiles kernels, too)
+             envpool        Ant-v5
+  picture  the first 64 × 64 picture of a cart with a pole
+             headrace       ``cartpole-camera``
+             gymnasium      InvertedPendulum-v5, render_mode="rgb_array" (needs EGL)
+             mujoco-warp    its camera over the model of ``cartpole-camera`` (compiles kernels, too)
 
 Cold is an empty cache of compiled kernels, warm is the next process. Every contestant is a process of its own, in
-turn; ``import torch``, which ours and mujoco-warp's processes need, is measured apart and taken off theirs. A peer that
-is not installed, or cannot run here, is shown as absent. Bars: the picture ≤ 15 s cold and ≤ 3 s warm beyond
-``import torch``.
+turn; ``import torch``, which only ours needs, is measured apart and taken off. Bars: the picture ≤ 15 s cold and ≤ 3 s
+warm beyond ``import torch``. A peer that is not installed (``make bench-setup``) or cannot run here is shown as absent
+and fails ``--check``.
 
   python benchmarks/startup.py             three warm rounds
   python benchmarks/startup.py --quick     one round, without the cold picture and mujoco-warp
@@ -28,8 +29,13 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from interleaved import PeerMissingError, python_of
+
 ROOT = Path(__file__).resolve().parent.parent
 COLD_PICTURE_S, WARM_PICTURE_S = 15.0, 3.0
+
+SCENE = ROOT / "src" / "headrace" / "envs" / "tasks" / "assets" / "cartpole.xml"
 
 PROGRAMS = {
     ("step", "headrace"): """
@@ -42,11 +48,13 @@ env = gymnasium.make("Ant-v5"); env.reset(seed=0); env.step(env.action_space.sam
 """,
     ("step", "envpool"): """
 import envpool, numpy
-env = envpool.make_gymnasium("Ant-v4", num_envs=1); env.reset(); env.step(numpy.zeros((1, 8)))
+env = envpool.make_gymnasium("Ant-v5", num_envs=1); env.reset(); env.step(numpy.zeros((1, 8)))
 """,
     ("picture", "headrace"): """
 import headrace
-env = headrace.make("cartpole-camera", num_envs=1); obs, _ = env.reset(seed=0); assert obs["policy"].any()
+overrides = {"pixels": 64, "frame_stack": 1}
+env = headrace.make("cartpole-camera", num_envs=1, overrides=overrides)
+obs, _ = env.reset(seed=0); assert obs["policy"].any()
 """,
     ("picture", "gymnasium"): """
 import os; os.environ.setdefault("MUJOCO_GL", "egl")
@@ -54,17 +62,20 @@ import gymnasium
 env = gymnasium.make("InvertedPendulum-v5", render_mode="rgb_array", width=64, height=64)
 env.reset(seed=0); assert env.render().any()
 """,
-    ("picture", "mujoco-warp"): """
-import headrace
-from headrace.sim import CameraSpec, PoseReader, WarpCamera
-task = headrace.make("cartpole", num_envs=1)
-task.reset(seed=0)
-model = task.sim.model
-camera = WarpCamera(model, CameraSpec(name=model.camera(0).name, width=64, height=64))
-assert camera.render(PoseReader(model).read(task.sim.field("qpos").numpy())).rgb.any()
+    ("picture", "mujoco-warp"): f"""
+import mujoco, mujoco_warp as mjw, warp
+warp.config.quiet = True
+model = mujoco.MjModel.from_xml_path({str(SCENE)!r})
+data = mujoco.MjData(model); mujoco.mj_forward(model, data)
+m, d = mjw.put_model(model), mjw.put_data(model, data, nworld=1)
+context = mjw.create_render_context(model, nworld=1, cam_res=(64, 64), render_rgb=True, render_depth=False,
+    render_seg=False, cam_active=[True])
+mjw.kinematics(m, d); mjw.com_pos(m, d); mjw.camlight(m, d); mjw.refit_bvh(m, d, context); mjw.render(m, d, context)
+assert context.rgb_data.numpy().any()
 """,
 }
-USES_TORCH = ("headrace", "mujoco-warp")
+PYTHONS = {"envpool": ".venv-envpool", "mujoco-warp": ".venv-bench-sim"}
+COMPILES = ("headrace", "mujoco-warp")
 
 
 def main() -> int:
@@ -75,36 +86,37 @@ def main() -> int:
     rounds = 1 if arguments.quick else 3
     short: list[str] = []
     with tempfile.TemporaryDirectory() as cache:
-        torch = _measure("import torch", cache, rounds)
-        assert torch is not None
+        torch = _measure("import torch", sys.executable, cache, rounds)
         print(f"import torch: {torch:.1f} s, taken off where a process needs it\n")
         print(f"{'':10}{'':14}{'cold':>8}{'warm':>8}")
         for (kind, who), program in PROGRAMS.items():
             if arguments.quick and who == "mujoco-warp":
                 continue
-            off = torch if who in USES_TORCH else 0.0
-            compiles = who in USES_TORCH and not (arguments.quick and kind == "picture")
+            python = str(python_of(PYTHONS[who])) if who in PYTHONS else sys.executable
+            off = torch if who == "headrace" else 0.0
+            compiles = who in COMPILES and not (arguments.quick and kind == "picture")
             # a quick run warms up with the user's own cache
             place = cache if compiles else None
-            cold = _measure(program, place, 1) if compiles else None
-            warm = _measure(program, place, rounds)
-            if warm is None:
+            try:
+                cold = _measure(program, python, place, 1) - off if compiles else None
+                warm = _measure(program, python, place, rounds) - off
+            except PeerMissingError as error:
                 print(f"{kind:10}{who:14}{'absent':>8}")
+                short.append(f"{kind}, {who}: absent ({error})")
                 continue
-            shown = "" if cold is None else f"{cold - off:.1f} s"
-            print(f"{kind:10}{who:14}{shown:>8}{f'{warm - off:.1f} s':>8}")
+            print(f"{kind:10}{who:14}{'' if cold is None else f'{cold:.1f} s':>8}{f'{warm:.1f} s':>8}", flush=True)
             if (kind, who) == ("picture", "headrace"):
-                if cold is not None and cold - off > COLD_PICTURE_S:
-                    short.append(f"first picture, cold: expected ≤ {COLD_PICTURE_S:.0f} s, got {cold - off:.1f} s")
-                if warm - off > WARM_PICTURE_S:
-                    short.append(f"first picture, warm: expected ≤ {WARM_PICTURE_S:.0f} s, got {warm - off:.1f} s")
+                if cold is not None and cold > COLD_PICTURE_S:
+                    short.append(f"first picture, cold: expected ≤ {COLD_PICTURE_S:.0f} s, got {cold:.1f} s")
+                if warm > WARM_PICTURE_S:
+                    short.append(f"first picture, warm: expected ≤ {WARM_PICTURE_S:.0f} s, got {warm:.1f} s")
     for line in short:
         print(f"SHORT  {line}", file=sys.stderr)
     return 1 if short and arguments.check else 0
 
 
-def _measure(program: str, cache: str | None, rounds: int) -> float | None:
-    """Median seconds of processes that run this; None if it fails."""
+def _measure(program: str, python: str, cache: str | None, rounds: int) -> float:
+    """Median seconds of processes that run this."""
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     if cache is not None:
@@ -112,10 +124,13 @@ def _measure(program: str, cache: str | None, rounds: int) -> float | None:
     seconds: list[float] = []
     for _ in range(rounds):
         start = time.perf_counter()
-        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        try:
+            run = subprocess.run([python, "-c", program], capture_output=True, text=True, env=environment)
+        except FileNotFoundError as error:
+            raise PeerMissingError(f"{python} does not exist; run: make bench-setup") from error
         seconds.append(time.perf_counter() - start)
         if run.returncode:
-            return None
+            raise PeerMissingError(run.stderr.strip().splitlines()[-1])
     return statistics.median(seconds)
 
 

@@ -103,3 +103,26 @@ print(tasks())
 """)
     assert int(during) > int(before)
     assert int(after) == int(before)
+
+
+def test_workers_of_a_torch_data_loader_make_and_step_environments_after_the_parent_did() -> None:
+    parent, *workers, again = run("""
+def episodes(index):
+    states = headrace.make("ant", num_envs=8, seed=3, threads=2)
+    images = headrace.make("cartpole-camera", num_envs=8, seed=3, threads=2, overrides={"normalize": True})
+    states.reset(), images.reset()
+    played = play(states) + play(images)
+    states.close(), images.close()
+    return played
+
+class Episodes(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, index): return episodes(index)
+
+print(episodes(0))
+for played in torch.utils.data.DataLoader(Episodes(), num_workers=2, batch_size=None, multiprocessing_context="fork"):
+    print(played)
+print(episodes(0))
+""")
+    assert len(workers) == 2
+    assert {parent, *workers, again} == {parent}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -39,6 +40,19 @@ def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls() -> 
     assert "compiled.py" not in names
     samplers = cache.sources(KERNELS.parent / "replay" / "_samplers.py")
     assert KERNELS.parent / "replay" / "_arithmetic.py" in samplers, "kernels outside of the folder, too"
+
+
+def test_every_file_has_the_imports_that_its_syntax_tree_has() -> None:
+    package = KERNELS.parent
+    for path in package.rglob("*.py"):
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace"):
+                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        names -= {"headrace._kernels.compiled"}
+        files = {package.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in names if "." in name}
+        missing = {file for file in files if file.is_file()} - set(cache._imports(path))
+        assert not missing, path
 
 
 def test_an_edit_of_a_called_kernel_changes_the_place_and_restoring_it_brings_it_back(tmp_path) -> None:

@@ -145,7 +145,8 @@ def every_kernel():
     from headrace.learning import gae, n_step, td_lambda, vtrace
     from headrace.sim import CameraSpec, NativeCamera, PoseReader
     from headrace.sim._mujoco_api import load_model
-    from headrace.vision import normalize_image
+    from headrace.types import StackSpec
+    from headrace.vision import FrameStack, normalize_image
     random = torch.Generator().manual_seed(0)
     out = []
     pictures = torch.randint(0, 256, (48, 64, 64, 3), generator=random, dtype=torch.uint8)
@@ -155,6 +156,11 @@ def every_kernel():
     for shift in range(3):
         stack.append(pictures.roll(shift, 0))
     out.append(stack.buffer.clone())
+    for normalize in (False, True):
+        frames = FrameStack(StackSpec(frames=4), num_envs=48, frame_shape=(64, 64, 3), normalize=normalize)
+        frames.append(pictures)
+        frames.append(pictures.flip(0))
+        out += [frames.observe(), frames.observe(torch.arange(47, 1, -2))]
     numbers = torch.randn((3, 256, 4096), generator=random)
     flags = torch.rand((2, 256, 4096), generator=random) < 0.01
     for estimate in (gae, td_lambda):

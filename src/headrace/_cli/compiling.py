@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from headrace.types import Need, ResetRecord, StepRecord
 
 _LOG = logging.getLogger("headrace.kernels")
 _PATIENCE_S = 0.5
@@ -71,6 +75,7 @@ def compile_everything() -> str:
 
     jobs: dict[str, Callable[[], None]] = {
         **{f"task {name}": partial(_play, name) for name in headrace.task_names()},
+        "cameras": _draw,
         "images": _normalize,
         "estimators": _estimate,
         "recurrence": _recur,
@@ -99,36 +104,79 @@ class _Count(logging.Handler):
 
 
 def _play(name: str) -> None:
-    """A few steps, with suspended environments, and ends."""
+    """Steps with actions of both widths, suspended environments, ends, partial resets, and somebody who watches."""
     import torch
 
     import headrace
 
-    env = headrace.make(name, num_envs=3)
-    env.reset(seed=0)
-    actions = torch.from_numpy(env.action_space.sample())
-    for suspended in ((), (1,), ()):
-        env.suspend(torch.tensor(suspended, dtype=torch.int64))
-        env.step(actions)
-        env.resume(torch.arange(3))
-    env.reset(seed=0)
-    env.close()
+    env = headrace.make(name, num_envs=3, overrides={"episode_length": 3})
+    try:
+        env.reset(seed=0)
+        given = torch.from_numpy(env.action_space.sample())
+        actions = (given.float(), given.double()) if given.is_floating_point() else (given,)
+        for suspended in ((), (1,), ()):
+            env.suspend(torch.tensor(suspended, dtype=torch.int64))
+            for action in actions:
+                env.step(action)
+            env.resume(torch.arange(3))
+        env.reset(options={"reset_mask": torch.tensor([True, False, False])})
+        env.observe([1])
+        env.attach(_Nobody())
+        for _ in range(3):
+            env.step(actions[0])
+    finally:
+        env.close()
+
+
+class _Nobody:
+    """An observer that needs nothing: steps and resets go the way of those that are watched."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def after_step(self, record: StepRecord) -> None:
+        """Look away."""
+
+    def after_reset(self, record: ResetRecord) -> None:
+        """Look away."""
+
+
+def _draw() -> None:
+    """A picture of every kind."""
+    import headrace
+    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim._camera import FRAME_KINDS
+
+    env = headrace.make("cartpole", num_envs=1)
+    try:
+        env.reset(seed=0)
+        model = env.sim.model
+        spec = CameraSpec(name="side", width=16, height=16, data_types=tuple(FRAME_KINDS))  # pyright: ignore[reportArgumentType]  # the keys are its kinds
+        NativeCamera(model, spec).render(PoseReader(model).read(env.sim.field("qpos").numpy()))
+    finally:
+        env.close()
 
 
 def _normalize() -> None:
     import torch
 
     from headrace.buffers import CircularBuffer
-    from headrace.vision import normalize_image
+    from headrace.types import StackSpec
+    from headrace.vision import FrameStack, normalize_image
 
     images = torch.zeros((2, 8, 8, 3), dtype=torch.uint8)
     large = torch.zeros((1, 400, 400, 1), dtype=torch.uint8)
     for given in (images, images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1), images[:, ::2], large):
         normalize_image(given)
-    stack = CircularBuffer(3, 2)
+    ring = CircularBuffer(3, 2)
     for _ in range(2):
+        ring.append(images)
+    ring.append(images[:1], torch.tensor([1]))
+    for normalize in (False, True):
+        stack = FrameStack(StackSpec(frames=2), num_envs=2, frame_shape=(8, 8, 3), normalize=normalize)
         stack.append(images)
-    stack.append(images[:1], torch.tensor([1]))
+        stack.skip([1])
+        stack.fill(stack.missing(), images[:1])
+        stack.observe()
 
 
 def _estimate() -> None:

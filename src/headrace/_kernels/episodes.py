@@ -295,11 +295,44 @@ def gather_rows(ids: NDArray[np.int32], source: F64, target: F64) -> None:
 
 
 @kernel()
-def scatter_rows(ids: NDArray[np.int32], source: F64, target: F64) -> None:
-    """Copy ``source`` (m, k) to rows ``ids`` (m,) of ``target`` (N, k)."""
-    for row in range(ids.shape[0]):
-        for column in range(source.shape[1]):
-            target[ids[row], column] = source[row, column]
+def scatter_rows(ids: NDArray[np.int32], sources: tuple[F64, ...], targets: tuple[F64, ...]) -> None:
+    """Copy every array of ``sources``, (m, k), to the rows ``ids`` (m,) of its partner in ``targets``, (N, k)."""
+    for part in range(len(sources)):
+        for row in range(ids.shape[0]):
+            for column in range(sources[part].shape[1]):
+                targets[part][ids[row], column] = sources[part][row, column]
+
+
+@kernel()
+def turn_rows(
+    ended: I64,
+    ids: I64,
+    success: Flags,
+    diverged: Flags,
+    stride: int,
+    episode_ids: I64,
+    next_ids: I64,
+    steps: I64,
+    returns: F64,
+    memory: tuple[F64, ...],
+    default: F64,
+    state: F64,
+    warning: NDArray[np.int32],
+    whole: I64,
+    sums: F64,
+    small: Flags,
+    all_sums: F64,
+    all_lengths: I64,
+    masks: Flags,
+) -> int:
+    """From one episode to the next in one pass: ``end_rows``, ``begin_rows``, ``clear_rows`` and ``restore_rows``."""
+    lost = end_rows(
+        ended, ids, success, diverged, episode_ids, returns, steps, whole, sums, small, all_sums, all_lengths, masks
+    )
+    begin_rows(whole[0], ids[:0], stride, episode_ids, next_ids, steps, returns)
+    clear_rows(whole[0], memory)
+    restore_rows(whole[0], default, state, warning)
+    return lost
 
 
 @kernel()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from headrace._kernels.compiled import kernel, kernel_threads, run
+from headrace._kernels.compiled import helper, kernel, kernel_threads, run
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -57,6 +57,30 @@ def normalize_cpu(x: Tensor, out: Tensor) -> None:
         _normalize_dense(x, out, units_per_image=channels, unit_pixels=pixels, unit_channels=1)
     else:
         run(_normalize_strided, x.shape[0] * channels, x.numpy(), out.numpy(), min_rows=_SHARE // pixels + 1)
+
+
+def normalize_rows(x: Tensor, out: Tensor, source: _Longs, target: _Longs) -> None:
+    """Write the normalized images of row ``source[i]`` of ``x`` into row ``target[i]`` of ``out``.
+
+    Args:
+        x: uint8 (N, images, height, width, channels) on the CPU, contiguous; every size at least 1.
+        out: float32 (M, images, height, width, channels), contiguous; shares no memory with ``x``.
+        source: (n,), in range.
+        target: (n,), in range and distinct.
+    """
+    _, images, height, width, channels = x.shape
+    pixels, size = height * width, height * width * channels
+    units = len(source) * images
+    if size > _TILE and units < 4 * kernel_threads():
+        # a few large images: each is shared out over the threads
+        for row, to in zip(source.tolist(), target.tolist(), strict=True):
+            normalize_cpu(x[row], out[to])
+        return
+    group = max(1, min(_PERIOD // channels, pixels))
+    run(
+        _normalize_picked, units, _flat(x), _flat(out), source, target, images, pixels, channels, group,
+        min_rows=_SHARE // size + 1,
+    )  # fmt: skip
 
 
 def _is_channel_last(images: Tensor) -> bool:
@@ -103,7 +127,7 @@ def _scratch_for(shape: tuple[int, int, int]) -> _Longs:
     return held[shape]
 
 
-@kernel()
+@helper
 def _add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
     """Add the values of each channel to ``sums``; values are pixels of ``channels`` side by side."""
     period = group * channels
@@ -125,7 +149,7 @@ def _add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
         sums[i % channels] += values[i]
 
 
-@kernel()
+@helper
 def _write(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: int) -> None:
     """target = ((values − m) − f)/255; the mean is laid out for ``group`` pixels so that the inner loop is a vector."""
     channels = sums.shape[0]
@@ -149,26 +173,17 @@ def _write(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: in
         target[i] = np.float32(((np.float64(values[i]) - whole_part[j]) - fraction[j]) * RECIPROCAL)
 
 
-@kernel()
+@helper
 def _offset(unit: int, units_per_image: int, image_stride: int, size: int) -> int:
     return (unit // units_per_image) * image_stride + (unit % units_per_image) * size
 
 
-@kernel()
+@helper
 def _normalize_unit(
-    source: _Bytes,
-    target: _Floats,
-    unit: int,
-    units_per_image: int,
-    strides: tuple[int, int],
-    pixels: int,
-    channels: int,
-    group: int,
+    source: _Bytes, target: _Floats, start: int, to: int, pixels: int, channels: int, group: int
 ) -> None:
-    """Sum one unit, then write it while it is in the cache."""
+    """Sum the unit at ``start``, then write it at ``to`` while it is in the cache."""
     size = pixels * channels
-    start = _offset(unit, units_per_image, strides[0], size)
-    to = _offset(unit, units_per_image, strides[1], size)
     sums = np.zeros(channels, np.int64)
     _add_sums(source[start : start + size], channels, group, sums)
     _write(source[start : start + size], target[to : to + size], sums, pixels, group)
@@ -186,8 +201,31 @@ def _normalize_units(
     channels: int,
     group: int,
 ) -> None:
+    size = pixels * channels
     for unit in range(start, stop):
-        _normalize_unit(source, target, unit, units_per_image, strides, pixels, channels, group)
+        here = _offset(unit, units_per_image, strides[0], size)
+        to = _offset(unit, units_per_image, strides[1], size)
+        _normalize_unit(source, target, here, to, pixels, channels, group)
+
+
+@kernel()
+def _normalize_picked(
+    start: int,
+    stop: int,
+    source: _Bytes,
+    target: _Floats,
+    rows: _Longs,
+    places: _Longs,
+    images: int,
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    size = pixels * channels
+    for unit in range(start, stop):
+        row, image = unit // images, unit % images
+        here, to = (rows[row] * images + image) * size, (places[row] * images + image) * size
+        _normalize_unit(source, target, here, to, pixels, channels, group)
 
 
 @kernel()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace._kernels.compiled import kernel, run
+from headrace._kernels.compiled import helper, kernel, run
 from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
 
@@ -166,7 +166,7 @@ def _as_bytes(rows: Tensor) -> _Bytes:
     return flat.view(torch.uint8).numpy()
 
 
-@kernel()
+@helper
 def _move_down(data: _Bytes, distance: int) -> None:
     """data[i] = data[i + distance]; through a small piece, since the compiler must assume that the two overlap."""
     piece = np.empty(_PIECE, np.uint8)
@@ -183,9 +183,11 @@ def _move_down(data: _Bytes, distance: int) -> None:
         data[i] = data[i + distance]
 
 
-@kernel()
+@helper
 def _write_slot(data: _Bytes, row: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
     """Scatter one frame into its slot: ``groups`` runs of ``inner`` bytes, one in every ``length`` runs."""
+    if length == 1:
+        groups, inner = 1, groups * inner
     stride = inner * length
     start = slot * inner
     # the inner loop of one or three channels is unrolled by hand: twice as fast as the general one
@@ -206,14 +208,14 @@ def _write_slot(data: _Bytes, row: _Bytes, groups: int, inner: int, length: int,
                 target[j] = source[j]
 
 
-@kernel()
+@helper
 def _zero_slot(data: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
     for g in range(groups):
         start = (g * length + slot) * inner
         data[start : start + inner] = 0
 
 
-@kernel()
+@helper
 def _push_env(
     block: _Bytes, row: _Bytes, steps: int, fill: bool, writes: bool, groups: int, inner: int, length: int
 ) -> None:

@@ -32,10 +32,13 @@ _HUGE_PAGE = 1 << 21
 _Block = npt.NDArray[np.uint8]
 
 
-def anonymous(nbytes: int) -> _Block:
-    """Zeroed private memory, in huge pages where the kernel agrees; pages appear when they are first written."""
+def anonymous(nbytes: int, *, sparse: bool = False) -> _Block:
+    """Zeroed private memory; pages appear when they are first written: huge ones where the kernel agrees.
+
+    ``sparse``: small ones, for memory of which most is never written.
+    """
     block = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= 2 * _HUGE_PAGE:
+    if nbytes >= 2 * _HUGE_PAGE and not sparse:
         block.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(block, np.uint8, nbytes)
 

@@ -181,8 +181,11 @@ class BatchEnv(EpisodicEnv):
         ids = self._active_set.ids
         wanted = None if observe is None else check_mask(observe, self.num_envs, self.device, name="observe")
         compiled = self._usable() if ids is None or ids.shape[0] else None
+        restarts = self.autoreset == "same_step"
+        # observers see the step before the next episodes begin
+        at_once = restarts and compiled is not None and not self._observers
         try:
-            done = None if compiled is None else compiled.step(actions, ids, self._wants_final_obs)
+            done = None if compiled is None else compiled.step(actions, ids, self._wants_final_obs, at_once)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
@@ -190,6 +193,7 @@ class BatchEnv(EpisodicEnv):
             if wanted is not None:
                 done[0].info["observed"] = self._rows_to_read(ids, done[1], wanted)
         else:
+            at_once = False
             actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
             if ids is not None and not ids.shape[0]:
                 return self._idle_step(wanted)
@@ -204,7 +208,7 @@ class BatchEnv(EpisodicEnv):
                 self._show(ids, actions.detach(), step)
         finally:
             # also when an observer raised: an ended episode must not go on
-            if ended is not None and self.autoreset == "same_step":
+            if ended is not None and restarts and not at_once:
                 step = step._replace(obs=self._begin_next(ended))
             self.timer.stop()
         return step
@@ -362,14 +366,13 @@ class BatchEnv(EpisodicEnv):
                 info["observed"] = read
             self._draw(read, ended_ids)
         restarts = ended_ids is not None and self.autoreset == "same_step"
-        # where episodes begin in this step, what is shown now is replaced at once: not every caller sees it
-        seen = not restarts or self._wants_final_obs or bool(self._observers)
-        obs = self._held.copy() if seen else {}
+        # where episodes begin in this step, what is shown now is replaced at once: only observers see all of it
+        obs = self._held.copy() if not restarts or self._observers else {}
         if ended_ids is not None:
             if self.autoreset == "disabled":
                 self._active_set.park(ended_ids)
             elif self._wants_final_obs:
-                info["final_obs"] = obs
+                info["final_obs"] = self._held.last(ended_ids)
                 info["_final_obs"] = self._mask_of(ended_ids)
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
 

@@ -13,6 +13,7 @@ from headrace.envs._active_set import ActiveSet
 from headrace.envs._compiled_rows import CompiledRows
 from headrace.envs._episode_state import EpisodeState
 from headrace.sim import MujocoSim
+from headrace.sim._mujoco_sim import ResetArrays
 from headrace.types import EpisodeEnds, Obs, Step, StepInfo
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class CompiledStep:
         self._everyone = state.everyone.numpy()
         self._episode_ids, self._next_ids = state.episode_ids.numpy(), state.next_ids.numpy()
         self._steps, self._returns = state.steps.numpy(), state.returns.numpy()
-        self._memory = tuple([values.numpy().reshape(env.num_envs, -1) for values in state.memory.values()])
+        memory = [values.numpy().reshape(env.num_envs, -1) for values in state.memory.values()]
+        # numba has no empty tuple of arrays
+        self._memory = tuple(memory or [np.empty((env.num_envs, 0))])
         self._sim = sim
         self._bad = sim.bad_counts
         self._ended = np.empty(env.num_envs, np.int64)
@@ -60,11 +63,14 @@ class CompiledStep:
         self._terminated = np.empty(env.num_envs, np.bool_)
         self._success = np.zeros(env.num_envs, np.bool_)
 
-    def step(self, actions: Tensor, active: Tensor | None, final_obs: bool) -> tuple[Step, Tensor | None] | None:
+    def step(
+        self, actions: Tensor, active: Tensor | None, final_obs: bool, restart: bool
+    ) -> tuple[Step, Tensor | None] | None:
         """One step of the ``active`` environments, int64 (n,), n > 0; None for all.
 
-        Returns the step and the environments whose episodes ended, which :meth:`begin` starts again; or None, with
-        nothing changed, where the actions need the closer look of the general way.
+        Returns the step and the environments whose episodes ended, of which the next ones have begun with ``restart``;
+        otherwise :meth:`begin` starts them. Or None, with nothing changed, where the actions need the closer look of
+        the general way.
         """
         if (
             type(actions) is not Tensor
@@ -104,26 +110,34 @@ class CompiledStep:
         info: StepInfo = {}
         ended_ids: Tensor | None = None
         if count:
-            ended_ids, info = self._end(self._ended[:count], ids, success, flags[2], seen, final_obs)
+            arrays = self._sim.reset_arrays if restart else None
+            ended_ids, info = self._end(self._ended[:count], ids, success, flags[2], seen, final_obs, arrays)
+            if restart:
+                timer.start("reset")
+                seen = self.begin(ended_ids) if arrays is None else self._begin(ended_ids)
         step = Step(seen, torch.from_numpy(gain), torch.from_numpy(flags[0]), torch.from_numpy(flags[1]), info)
         return step, ended_ids
 
     def begin(self, env_ids: Tensor, episode_ids: Tensor | None = None) -> Obs:
         """Start episodes in ``env_ids`` (m,), their next ones or those given (m,); all rows, fresh."""
-        kernels, state, sim, ids = self._kernels, self._episodes, self._sim, env_ids.numpy()
+        kernels, state, ids = self._kernels, self._episodes, env_ids.numpy()
         kernels.begin_rows(
             ids,
             *(ids[:0] if episode_ids is None else episode_ids.numpy(), state.episode_stride),
             *(self._episode_ids, self._next_ids, self._steps, self._returns),
         )
-        if self._memory:
-            kernels.clear_rows(ids, self._memory)
-        sim.reset(env_ids)
-        self._rows.reset(ids, state.seed)
-        sim.forward(env_ids)
+        kernels.clear_rows(ids, self._memory)
+        self._sim.reset(env_ids)
+        return self._begin(env_ids)
+
+    def _begin(self, env_ids: Tensor) -> Obs:
+        """The part of :meth:`begin` after bookkeeping and state were put back."""
+        ids = env_ids.numpy()
+        self._rows.reset(ids, self._episodes.seed)
+        self._sim.forward(env_ids)
         first, shown = self._obs[: ids.shape[0]], np.empty(self._held.shape, np.float32)
         self._rows.observe(ids, first)
-        kernels.hold_rows(ids, first, self._held, shown)
+        self._kernels.hold_rows(ids, first, self._held, shown)
         self._active_set.unpark(env_ids)
         return {"policy": torch.from_numpy(shown)}
 
@@ -135,15 +149,26 @@ class CompiledStep:
         diverged: NDArray[np.bool_],
         last: Obs,
         final_obs: bool,
+        arrays: ResetArrays | None,
     ) -> tuple[Tensor, StepInfo]:
-        """Report the episodes that ended in rows ``ended`` (m,) of ``ids``; returns their environments, too."""
+        """Report the episodes that ended in rows ``ended`` (m,) of ``ids``; returns their environments, too.
+
+        With the simulation's ``arrays``, bookkeeping and states are those of the next episodes afterwards.
+        """
         env, m, total = self._env, ended.shape[0], self._held.shape[0]
         whole, sums, small = np.empty((3, m), np.int64), np.empty(m), np.empty((2, m), np.bool_)
         all_sums, all_lengths, masks = np.empty(total), np.empty(total, np.int64), np.empty((2, total), np.bool_)
-        env.divergences += self._kernels.end_rows(
-            *(ended, ids, success, diverged, self._episode_ids, self._returns, self._steps),
-            *(whole, sums, small, all_sums, all_lengths, masks),
-        )
+        out = whole, sums, small, all_sums, all_lengths, masks
+        if arrays is not None:
+            lost = self._kernels.turn_rows(
+                *(ended, ids, success, diverged, self._episodes.episode_stride, self._episode_ids, self._next_ids),
+                *(self._steps, self._returns, self._memory, *arrays, *out),
+            )
+        else:
+            lost = self._kernels.end_rows(
+                ended, ids, success, diverged, self._episode_ids, self._returns, self._steps, *out
+            )
+        env.divergences += lost
         as_tensor = torch.from_numpy
         env_ids = as_tensor(whole[0])
         ends = EpisodeEnds(

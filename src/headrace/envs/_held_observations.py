@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from headrace.envs._episode_state import EpisodeState
     from headrace.envs._image_spec import ImageSpec
     from headrace.envs._images import EnvImages
+    from headrace.envs._pixels import Pixels
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int32": torch.int32}
 _NO_FLAGS = np.empty(0, np.bool_)
-_PARALLEL_COPY = 1 << 22
-"""Below so many bytes one thread copies: torch would wake others, and wait for them where the cores are busy."""
 
 
 class HeldObservations:
-    """Owns the held observation of N environments, group → (N, …), and the cameras that fill some of its groups.
+    """What N environments hold: numbers, group → (N, …), and the cameras that keep the pixels of the other groups.
 
     A row changes when its environment acted and is observed; all others stay as they are. Callers get copies.
     """
@@ -40,8 +39,10 @@ class HeldObservations:
         self._held: Obs = {
             name: torch.zeros((sim.num_envs, *(box.shape or ())), dtype=_DTYPES[str(box.dtype)], device=sim.device)
             for name, box in space.spaces.items()
+            if name not in pictures
         }
-        self._numbers = [name for name in self._held if name not in pictures]
+        self._groups = list(space.spaces)
+        self._numbers = list(self._held)
         # views of the numbers; numba and numpy are quicker than torch on a handful of rows
         self._arrays = {name: self._held[name].numpy() for name in self._numbers} if sim.device.type == "cpu" else {}
         self._lines = tuple(self._arrays.values())
@@ -50,14 +51,12 @@ class HeldObservations:
 
             self._kernels = episodes
         self._cameras: list[EnvImages] = []
-        self._images = frozenset(pictures)
+        self._pixels: dict[str, Pixels] = {}
         if pictures:
             from headrace.envs._images import group_images  # loads renderers: only for tasks that look
-            from headrace.vision._normalize import fresh
-
-            self._fresh = fresh
 
             self._cameras = group_images(pictures, sim, threads or available_cores())
+            self._pixels = {name: pixels for camera in self._cameras for name, pixels in camera.pixels.items()}
 
     @property
     def has_cameras(self) -> bool:
@@ -127,7 +126,7 @@ class HeldObservations:
         if not len(ids):
             return
         for camera in self._cameras:
-            camera.draw(ids.cpu(), self._held, episodes)
+            camera.draw(ids, episodes)
 
     def array(self) -> NDArray[np.float32]:
         """The memory itself, (N, F), of a task on the CPU with the one group ``policy`` of numbers."""
@@ -135,34 +134,37 @@ class HeldObservations:
 
     def copy(self) -> Obs:
         """All rows, fresh."""
-        arrays = self._arrays
         return {
-            name: torch.from_numpy(arrays[name].copy()) if name in arrays else self._cloned(name) for name in self._held
+            name: self._copied(name) if name in self._held else self._pixels[name].observe(None)
+            for name in self._groups
         }
 
-    def _cloned(self, name: str) -> Tensor:
-        held = self._held[name]
-        if name not in self._images:
-            return held.clone()
-        # pictures are large: memory that was used before spares the page faults of memory from the system
-        copied = self._fresh(tuple(held.shape), held.dtype, held.device)
-        if held.device.type == "cpu" and held.nbytes < _PARALLEL_COPY:
-            np.copyto(copied.numpy(), held.numpy())
-            return copied
-        return copied.copy_(held)
+    def _copied(self, name: str) -> Tensor:
+        return torch.from_numpy(self._arrays[name].copy()) if name in self._arrays else self._held[name].clone()
 
     def rows(self, ids: Tensor) -> Obs:
         """Some rows, fresh."""
-        return {name: self._picked(held, ids) for name, held in self._held.items()}
+        return {
+            name: self._picked(self._held[name], ids) if name in self._held else self._pixels[name].observe(ids)
+            for name in self._groups
+        }
 
-    def _picked(self, held: Tensor, ids: Tensor) -> Tensor:
-        if held.device.type == "cpu" and len(ids) * held[0].nbytes < _PARALLEL_COPY:
+    def last(self, ids: Tensor) -> Obs:
+        """(N, …), fresh: the rows ``ids`` (m,) of episodes that ended; images of other rows are zeros."""
+        return {
+            name: self._copied(name) if name in self._held else self._pixels[name].last(ids) for name in self._groups
+        }
+
+    @staticmethod
+    def _picked(held: Tensor, ids: Tensor) -> Tensor:
+        if held.device.type == "cpu":
             return torch.from_numpy(held.numpy()[ids.numpy()])
         return held.index_select(0, ids)
 
     def state_dict(self) -> StateDict:
-        """Held observations and camera histories, as copies."""
-        return {"held": self.copy(), "cameras": {min(camera.specs): camera.state_dict() for camera in self._cameras}}
+        """Held numbers, and what the cameras hold, as copies."""
+        held = {name: self._copied(name) for name in self._held}
+        return {"held": held, "cameras": {min(camera.specs): camera.state_dict() for camera in self._cameras}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""

@@ -1,9 +1,10 @@
 """Camera observations: a history of what was to be seen, and pixels only where somebody will look.
 
 An environment's last K frames are kept as rows of numbers (joint positions, mocap poses, model fields that differ
-between environments), a few each. The pixels beside them are a cache with valid bits: a K-stack that is read once in 16
-steps draws K frames, not 16, and is equal, bit for bit, to the stack of an environment that drew every step, because a
-frame is a pure function of its row and of its episode's looks.
+between environments), a few each. The pixels beside them are a cache that may be behind: a K-stack that is read once in
+16 steps draws K frames, not 16, and is equal, bit for bit, to the stack of an environment that drew every step, because
+a frame is a pure function of its row and of its episode's looks. The pixels are also what an environment holds whose
+observation nobody reads: they change when it is drawn, and at no other time.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
+from headrace.envs._pixels import Pixels
 from headrace.envs._scene_state import SceneState
 from headrace.errors import DataError
 from headrace.sim import PoseReader, ScenePoses, Simulation, make_camera
 from headrace.sim._appearance import AS_MODELLED, Appearance
-from headrace.types import Obs, StateDict
-from headrace.vision import Channels, FrameStack, image_observation
+from headrace.types import StateDict
+from headrace.vision import image_observation
 
 
 def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> list[EnvImages]:
@@ -38,8 +40,7 @@ def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: in
 class EnvImages:
     """The camera of some observation groups over N environments.
 
-    Owns a ring of rows, float64 (N, K, S); the pixels are a :class:`~headrace.vision.FrameStack` per group. Stacks it
-    hands out are fresh.
+    Owns a ring of rows, float64 (N, K, S), and the :class:`Pixels` of each group.
     """
 
     def __init__(self, specs: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> None:
@@ -47,7 +48,7 @@ class EnvImages:
         self.frames_drawn = 0
         """How many frames have been rendered so far, of whatever kinds."""
         first = next(iter(specs.values()))
-        self._looks_spec, self._length = first.looks, first.frames
+        self._looks_spec, self._length, self._repeats = first.looks, first.frames, first.reset == "repeat"
         kinds = tuple(dict.fromkeys(spec.kind for spec in specs.values()))
         self._reader = PoseReader(sim.model, threads=threads)
         self._camera = make_camera(first.renderer, sim.model, replace(first.camera, data_types=kinds), threads=threads)
@@ -55,18 +56,18 @@ class EnvImages:
         self._far = float(raw.vis.map.zfar * raw.stat.extent)
         self._model = sim.model
         self._looks: Appearance | None = None
-        self._stacks = {name: _new_stack(spec, sim.num_envs) for name, spec in specs.items()}
+        self.pixels = {name: Pixels(spec, sim.num_envs, sim.device) for name, spec in specs.items()}
+        """By group: what each environment showed last."""
         self._state = SceneState(sim)
         self._columns = self._state.columns
         self._rows = np.zeros((sim.num_envs, self._length, self._state.width))
         self._head = np.zeros(sim.num_envs, np.int64)
         self._count = np.zeros(sim.num_envs, np.int64)
+        self._behind = np.zeros(sim.num_envs, np.int64)
 
     def begin(self, ids: Tensor) -> None:
         """Forget the history of ``ids`` (m,): their next row is the first of an episode."""
         self._count[ids.cpu().numpy()] = 0
-        for stack in self._stacks.values():
-            stack.reset(ids.cpu())
 
     def push(self, ids: Tensor) -> None:
         """Append what is to be seen of ``ids`` (n,) now, without drawing anything."""
@@ -75,37 +76,47 @@ class EnvImages:
         head = (self._head[rows] + 1) % self._length
         self._head[rows] = head
         self._rows[rows, head] = self._state.take(ids)
+        # the first frame of an episode makes the whole stack new
+        added = np.where(self._count[rows] == 0, self._length, 1)
+        self._behind[rows] = np.minimum(self._behind[rows] + added, self._length)
         self._count[rows] = np.minimum(self._count[rows] + 1, self._length)
-        for stack in self._stacks.values():
-            stack.skip(ids.cpu())
 
-    def draw(self, ids: Tensor, held: Obs, episodes: EpisodeState) -> None:
-        """Write the stacks of ``ids`` (n,) into their rows of the groups in ``held``, (N, …).
+    def draw(self, ids: Tensor, episodes: EpisodeState) -> None:
+        """Bring the pixels of ``ids`` (n,) up to date.
 
         What was not rendered yet is rendered now, with the looks of the episodes that ``episodes`` are in.
         """
-        missing = next(iter(self._stacks.values())).missing(ids)
-        if len(missing):
-            envs = missing.env_ids.numpy()
-            # what lies before the episode is its first frame, which may stand in a stack several times: drawn once
-            lags = np.minimum(missing.lags.numpy(), self._count[envs] - 1)
-            places = envs * self._length + (self._head[envs] - lags) % self._length
-            wanted, where = np.unique(places, return_inverse=True)
-            ids_of = episodes.episode_ids.cpu().numpy()[wanted // self._length]
-            frames = self._render(self._rows.reshape(-1, self._rows.shape[-1])[wanted], episodes.seed, ids_of)
-            self.frames_drawn += len(wanted)
-            # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
-            in_order = np.array_equal(wanted, places)
-            for name, stack in self._stacks.items():
-                frame = frames[name] if in_order else frames[name][torch.from_numpy(where)]
-                stack.fill(stack.missing(ids), frame)
-        for name, stack in self._stacks.items():
-            stack.show(ids, held[name])
+        rows = ids.cpu().numpy()
+        late = rows[self._behind[rows] > 0]
+        if not len(late):
+            return
+        behind = self._behind[late]
+        envs = np.repeat(late, behind)
+        # within each environment from the oldest missing frame to the newest
+        lags = np.repeat(np.cumsum(behind), behind) - np.arange(len(envs)) - 1
+        before = lags >= self._count[envs]
+        if not self._repeats and before.any():
+            # zeros, which nobody draws
+            envs, lags = envs[~before], lags[~before]
+        # what lies before the episode is its first frame, which may stand in a stack several times: drawn once
+        shown = np.minimum(lags, self._count[envs] - 1)
+        places = envs * self._length + (self._head[envs] - shown) % self._length
+        wanted, where = np.unique(places, return_inverse=True)
+        ids_of = episodes.episode_ids.cpu().numpy()[wanted // self._length]
+        frames = self._render(self._rows.reshape(-1, self._rows.shape[-1])[wanted], episodes.seed, ids_of)
+        self.frames_drawn += len(wanted)
+        # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
+        in_order = np.array_equal(wanted, places)
+        for name, pixels in self.pixels.items():
+            frame = frames[name] if in_order else frames[name][torch.from_numpy(where)]
+            pixels.update(late, behind, envs, self._length - 1 - lags, frame)
+        self._behind[late] = 0
 
     def state_dict(self) -> StateDict:
-        """Rows and positions; pixels are drawn again when they are needed."""
-        arrays = {"poses": self._rows, "head": self._head, "count": self._count}
-        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        """Rows, positions and pixels, as copies."""
+        arrays = {"poses": self._rows, "head": self._head, "count": self._count, "behind": self._behind}
+        copies: StateDict = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return copies | {"pixels": {name: pixels.data.clone() for name, pixels in self.pixels.items()}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a camera of the same shape; the simulation was loaded before."""
@@ -118,12 +129,9 @@ class EnvImages:
         self._rows[:] = state["poses"].numpy()
         self._head[:] = state["head"].numpy()
         self._count[:] = state["count"].numpy()
-        counts = torch.from_numpy(self._count)
-        for stack in self._stacks.values():
-            stack.reset()
-            # every frame counts as not rendered: those of each environment's episode so far, oldest first
-            for age in range(self._length):
-                stack.skip(counts > age)
+        self._behind[:] = state["behind"].numpy()
+        for name, pixels in self.pixels.items():
+            pixels.data.copy_(state["pixels"][name])
 
     def close(self) -> None:
         """Release the camera."""
@@ -160,16 +168,3 @@ class EnvImages:
         if spec.kind == "normals" and spec.normalize:
             return image_observation("normals", frame)
         return frame
-
-
-def _new_stack(spec: ImageSpec, num_envs: int) -> FrameStack:
-    channels: Channels = "last" if spec.layout == "channels_last" else "first"
-    return FrameStack(
-        spec.stack,
-        num_envs=num_envs,
-        frame_shape=spec.frame_shape,
-        dtype=torch.from_numpy(np.empty(0, spec.dtype)).dtype,
-        channels=channels,
-        # colors are normalized when a stack is read: the ring stays uint8
-        normalize=spec.normalize and spec.dtype == np.uint8,
-    )

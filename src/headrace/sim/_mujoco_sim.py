@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from headrace.sim import _mujoco_api as mujoco_api
 from headrace.sim._mujoco_api import Model
 from headrace.types import StateDict
 
-# a call for so few simulations is over before the threads of a batch are awake
-_FEW = 4
+ResetArrays: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]
+
+# a call for so few simulations is over before the threads of a batch are awake; twice as many of small models
+_FEW, _SMALL_MODEL = 4, 4
 
 
 class MujocoSim:
@@ -53,6 +56,7 @@ class MujocoSim:
         self.threads = threads if threads is not None else available_cores()
         self._batch: mujoco_api.NativeBatch | None = mujoco_api.new_batch(model, num_envs, self.threads)
         self._bad = mujoco_api.bad_state_counts(self._batch)
+        self._few = 2 * _FEW if model.nv <= _SMALL_MODEL else _FEW
         # a new batch holds the model's defaults; writing this row back is what mj_resetData does to the state, for less
         self._default_state = self._batch.state[0].copy()
         # as the batch, which has its own copy: the caller's model may be edited later
@@ -122,6 +126,17 @@ class MujocoSim:
         """int32 (N, k), a view: not zero where a simulation has gone bad since its reset."""
         return self._bad
 
+    @property
+    def reset_arrays(self) -> ResetArrays | None:
+        """For callers that reset by kernel: the state (S,) to write, and the states (N, S) and warnings to write to.
+
+        None where :meth:`reset` does more: with model fields that have a value per environment.
+        """
+        if self._model_fields:
+            return None
+        batch = self._open()
+        return self._default_state, batch.state, batch.warning
+
     def advance(self, rows: NDArray[np.int32] | None, substeps: int) -> NDArray[np.int64] | None:
         """As :meth:`step`, without a look at ``bad_counts``; the simulations that raised, or None."""
         try:
@@ -149,7 +164,7 @@ class MujocoSim:
         batch, rows = self._open(), _rows(ids)
         if self._derives_constants:
             batch.set_const(rows)
-        if rows is None or len(rows) > _FEW or not len(rows) or self._model_fields or not self._forward_few(rows):
+        if rows is None or len(rows) > self._few or not len(rows) or self._model_fields or not self._forward_few(rows):
             batch.forward(rows)
 
     def states(self, ids: Tensor | None) -> Tensor:
@@ -210,17 +225,15 @@ class MujocoSim:
         count, state = len(rows), self._open().state
         if count not in self._small:
             derived = {name: values.numpy() for name, values in self._fields.items()}
-            self._small[count] = _Small(self._frozen_model, count, derived)
+            self._small[count] = _Small(self._frozen_model, count, state, derived)
         small = self._small[count]
-        self._kernels.gather_rows(rows, state, small.batch.state)
+        self._kernels.gather_rows(rows, state, small.state)
         try:
-            small.batch.forward()
+            small.forward()
         except mujoco_api.SimulationError:
             return False
-        # a forward leaves the constraint solver's start for the next step in the state
-        self._kernels.scatter_rows(rows, small.batch.state, state)
-        for theirs, values in small.outputs:
-            self._kernels.scatter_rows(rows, theirs, values)
+        for sources, targets in small.outputs:
+            self._kernels.scatter_rows(rows, sources, targets)
         return True
 
     def _open(self) -> mujoco_api.NativeBatch:
@@ -232,13 +245,21 @@ class MujocoSim:
 class _Small:
     """A batch of a few simulations on the calling thread, and the arrays that its outputs are copied to and from."""
 
-    def __init__(self, model: Model, count: int, fields: dict[str, NDArray[np.float64]]) -> None:
-        self.batch = mujoco_api.new_batch(model, count, 1)
-        self.outputs = [
-            (_flat(self.batch.bind(name)), _flat(values))
-            for name, values in fields.items()
-            if name not in mujoco_api.STATE_FIELDS
-        ]
+    def __init__(
+        self, model: Model, count: int, states: NDArray[np.float64], fields: dict[str, NDArray[np.float64]]
+    ) -> None:
+        batch = mujoco_api.new_batch(model, count, 1)
+        self.state, self.forward = batch.state, batch.forward
+        # a forward leaves the constraint solver's start for the next step in the state
+        pairs = [(batch.state, states)]
+        for name in fields.keys() - mujoco_api.STATE_FIELDS:
+            output = batch.bind(name)
+            output.flags.writeable = True  # as in :meth:`MujocoSim.field`: arrays of one type for the kernel
+            pairs.append((_flat(output), _flat(fields[name])))
+        kinds = {source.dtype for source, _ in pairs}
+        alike = [[pair for pair in pairs if pair[0].dtype == kind] for kind in kinds]
+        self.outputs = [(tuple(s for s, _ in group), tuple(t for _, t in group)) for group in alike]
+        """Sources and targets, one group per dtype: one call of a kernel each."""
 
 
 def _flat(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headrace._kernels.gather import scatter
 from headrace.buffers import OrderedFrames
 from headrace.buffers._storage import carried, carrier, lasting_zeros, load_tensors
 from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, StackSpec, StateDict, as_device
 from headrace.vision._normalize import Channels, can_normalize, fresh, normalize_into
-
-_ONE_SHARD = 62
-"""For ``scatter``: all rows are in the first shard."""
+from headrace.vision._stack_output import StackOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +79,9 @@ class FrameStack:
         self.spec = spec
         self.num_envs = num_envs
         self.frame_shape = frame_shape
-        self.observation_shape = spec.stacked_shape(frame_shape)
-        self.observation_dtype = torch.float32 if normalize else dtype
+        self._output = StackOutput(spec, frame_shape, dtype, channels, normalize)
+        self.observation_shape = self._output.shape
+        self.observation_dtype = self._output.dtype
         self.device = as_device(device)
         self._channels: Channels = channels
         self._normalize = normalize
@@ -111,7 +108,7 @@ class FrameStack:
         Environments that were reset and have no frame since are zeros.
         """
         self._require_frames(None)
-        return self._layout(self._frames.data).view(self._dtype)
+        return self._output.layout(self._frames.data).view(self._dtype)
 
     def reset(self, env_ids: Ids | None = None) -> None:
         """Forget the frames of some environments; the next append begins their stack by the reset rule."""
@@ -180,41 +177,7 @@ class FrameStack:
         """
         where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
         self._require_frames(where)
-        if self._normalize or where.ids is None or where.mask is not None:
-            return self._observation(where.select(self._frames.data))
-        stacks = self._layout(self._frames.data)
-        out = fresh((where.row_count, *stacks.shape[1:]), stacks.dtype, self.device)
-        return torch.index_select(stacks, 0, where.ids, out=out).view(self.observation_dtype)
-
-    def show(self, env_ids: Tensor, out: Tensor) -> None:
-        """Write the stacks of some environments, int64 (n,), into the same rows of a tensor of all.
-
-        As ``out[env_ids] = observe(env_ids)``, without the copy in between where that can be spared.
-
-        Args:
-            env_ids: int64 (n,).
-            out: (N, *observation_shape) of ``observation_dtype``, contiguous, on any device.
-        """
-        expected = (self.num_envs, *self.observation_shape)
-        if tuple(out.shape) != expected or out.dtype != self.observation_dtype or not out.is_contiguous():
-            raise ShapeError(
-                f"out: expected a contiguous {expected} of {self.observation_dtype}, one row per environment, "
-                f"got {tuple(out.shape)} of {out.dtype}"
-            )
-        where = env_rows(env_ids, num_envs=self.num_envs, device=self.device)
-        if where.mask is not None:
-            raise DtypeError("env_ids: expected int64 indices, got a bool mask; use mask.nonzero().squeeze(1)")
-        self._require_frames(where)
-        if out.device.type != "cpu" or self.device.type != "cpu":
-            out.index_copy_(0, env_ids.to(out.device), self.observe(env_ids).to(out.device))
-            return
-        row_bytes = out[0].nbytes
-        shards, ids = np.array([out.data_ptr()]), env_ids.numpy()
-        if not self._normalize:
-            scatter(shards, _ONE_SHARD, row_bytes, ids, self._frames.data.data_ptr(), row_bytes, ids)
-            return
-        rows = self._observation(where.select(self._frames.data))
-        scatter(shards, _ONE_SHARD, row_bytes, ids, rows.data_ptr(), row_bytes, np.arange(len(ids)))
+        return self._output.take(self._frames.data, where.ids if where.mask is None else None)
 
     def peek(self, frames: Tensor, env_ids: Ids | None = None) -> Tensor:
         """What ``observe(env_ids)`` would give after ``append(frames, env_ids)``; changes nothing. Fresh memory.
@@ -225,14 +188,14 @@ class FrameStack:
         self._require_frames(where, before_append=True)
         rows, by, fill = carried(frames, "frames"), self._skipped + 1, self._begins()
         if not self._normalize:
-            return self._layout(self._frames.peek(rows, where, by=by, fill=fill)).view(self._dtype)
+            return self._output.layout(self._frames.peek(rows, where, by=by, fill=fill)).view(self._dtype)
         # frame by frame: the stack in its own dtype would be memory that nobody reads
         out = fresh((where.row_count, *self._frames.data.shape[1:]), self.observation_dtype, self.device)
         if out.numel():
             for slot in range(self.spec.frames):
                 frame = self._frames.peek_slot(slot, rows, where, by=by, fill=fill).view(self._dtype)
                 normalize_into(frame, out.select(self._frames.axis + 1, slot), self._channels)
-        return self._layout(out)
+        return self._output.layout(out)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit-identically; copies."""
@@ -282,48 +245,3 @@ class FrameStack:
                 "FrameStack: some of these stacks have skipped frames; render what missing() names and give them to "
                 "fill() before reading"
             )
-
-    def _layout(self, data: Tensor) -> Tensor:
-        """(n, …, K, …) as stacks: a view."""
-        axis = self._frames.axis + 1
-        return data if self.spec.layout == "new_axis" else data.flatten(axis, axis + 1)
-
-    def _observation(self, data: Tensor) -> Tensor:
-        """Fresh observations from rows of frames (n, …, K, …)."""
-        stacked = self._layout(data)
-        if not self._normalize:
-            out = fresh(tuple(stacked.shape), stacked.dtype, self.device).copy_(stacked)
-            return out.view(self.observation_dtype)
-        data = data.view(self._dtype)
-        out = fresh(tuple(stacked.shape), self.observation_dtype, self.device)
-        if not stacked.numel():
-            return out
-        target = out.view(data.shape)
-        pictures = self._as_pictures(data)
-        if pictures is not None:
-            channels, flat = pictures
-            normalize_into(data.reshape(flat), target.view(flat), channels)
-        else:
-            for slot in range(self.spec.frames):
-                axis = self._frames.axis + 1
-                normalize_into(data.select(axis, slot), target.select(axis, slot), self._channels)
-        return out
-
-    def _as_pictures(self, data: Tensor) -> tuple[Channels, tuple[int, ...]] | None:
-        """The shape that makes the K frames more pictures or more channels, so that one pass does the whole stack.
-
-        None where frames are interleaved with the rows or columns of a picture.
-        """
-        n, frame_axis, length = data.shape[0], self._frames.axis, self.spec.frames
-        if self._channels == "none":
-            height, width = self.frame_shape
-            if frame_axis == 0:
-                return "none", (n * length, height, width)
-            return ("last", (n, height, width, length)) if frame_axis == 2 else None
-        if self._channels == "first":
-            depth, height, width = self.frame_shape
-            return ("first", (n, depth * length, height, width)) if frame_axis <= 1 else None
-        height, width, depth = self.frame_shape
-        if frame_axis == 0:
-            return "last", (n * length, height, width, depth)
-        return ("last", (n, height, width, depth * length)) if frame_axis >= 2 else None

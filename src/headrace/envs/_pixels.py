@@ -1,0 +1,92 @@
+"""The drawn stacks of a camera observation: what each environment showed last, kept once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.buffers import OrderedFrames, anonymous
+from headrace.envs._image_spec import ImageSpec
+from headrace.ids import EnvRows
+from headrace.vision._stack_output import StackOutput
+
+
+class Pixels:
+    """The newest K frames of N environments as they were last drawn, in the dtype that the camera gives.
+
+    Owns this one copy: observations are written from it straight into the tensor that the caller receives, and
+    normalized on the way. Ids are int64, checked before.
+    """
+
+    def __init__(self, spec: ImageSpec, num_envs: int, device: torch.device) -> None:
+        dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+        shape, axis = spec.frame_shape, spec.stack.axis(len(spec.frame_shape))
+        self._frames = OrderedFrames(spec.frames, num_envs, shape, axis, dtype, device)
+        self._output = StackOutput(
+            spec.stack,
+            shape,
+            dtype,
+            "last" if spec.layout == "channels_last" else "first",
+            # numbers that are no colors were normalized frame by frame
+            normalize=spec.normalize and spec.dtype == np.uint8,
+        )
+        self._length = spec.frames
+        self._still = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._by, self._one = (torch.ones(num_envs, dtype=torch.int64, device=device) for _ in range(2))
+
+    @property
+    def data(self) -> Tensor:
+        """The frames themselves, (N, …, K, …): the memory, not a copy."""
+        return self._frames.data
+
+    def update(
+        self,
+        ids: NDArray[np.int64],
+        by: NDArray[np.int64],
+        envs: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        new: Tensor,
+    ) -> None:
+        """Bring stacks up to date.
+
+        Args:
+            ids: (n,): whose stacks.
+            by: (n,), at least 1: how many frames each is behind; so many of its newest slots are empty then.
+            envs: (m,): the environment of each new frame.
+            slots: (m,): the slot of each new frame, 0 = oldest. Empty slots without one become zero.
+            new: (m, *frame_shape) on the CPU.
+        """
+        device = self.data.device
+        new = new.to(device)
+        rows = torch.from_numpy(ids).to(device)
+        where = EnvRows(len(self._by), rows, None)
+        if len(new) == len(ids) and (by == 1).all() and np.array_equal(envs, ids):
+            # one new frame each, as in every step that is read: move and write in one pass
+            self._frames.push(new, where, by=self._one, fill=self._still)
+            return
+        places = torch.from_numpy(envs).to(device)
+        if len(new) < by.sum():
+            lacking = ids[by > np.bincount(envs, minlength=len(self._by))[ids]]
+            self.data.index_fill_(0, torch.from_numpy(lacking).to(device), 0)
+        self._by.index_copy_(0, rows, torch.from_numpy(by).to(device))
+        self._frames.push(None, where, by=self._by, fill=self._still)
+        self._frames.write(places, torch.from_numpy(slots).to(device), new)
+
+    def observe(self, ids: Tensor | None) -> Tensor:
+        """The stacks of ``ids`` (n,), or of all, as last drawn: fresh."""
+        return self._output.take(self.data, ids)
+
+    def last(self, ids: Tensor) -> Tensor:
+        """(N, …), fresh: the stacks of ``ids`` (m,) in their rows, and zeros in all others, which cost nothing."""
+        shape, dtype = (self.data.shape[0], *self._output.shape), self._output.dtype
+        if self.data.device.type == "cpu":
+            memory = anonymous(math.prod(shape) * dtype.itemsize, sparse=True)
+            out = torch.from_numpy(memory).view(dtype).view(shape)
+        else:
+            out = torch.zeros(shape, dtype=dtype, device=self.data.device)
+        self._output.put(self.data, ids, out)
+        return out
