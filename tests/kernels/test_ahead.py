@@ -20,6 +20,8 @@ out, gray = np.full((1, 2, 2), 9, np.float32), np.empty(1, np.uint8)
 calls = [(copy_depth, (lines, z, out)), (to_gray, (np.full((1, 3), 200, np.uint8), gray))]
 if sys.argv[1] == "dies":
     ahead._SERVE = "raise SystemExit(1)"
+if sys.argv[1] == "cannot":
+    sys.executable = "/nowhere/python"
 if sys.argv[1] == "warm":
     def refuse():
         raise AssertionError("everything is on disk: nobody to start")
@@ -46,8 +48,9 @@ def test_another_process_compiles_one_of_two_kernels_and_the_next_run_none(tmp_p
     assert compiled_here(tmp_path, "warm") == [0, 0]
 
 
-def test_a_process_that_dies_leaves_its_kernel_to_the_caller(tmp_path: Path) -> None:
-    assert compiled_here(tmp_path, "dies") == [1, 1]
+@pytest.mark.parametrize("how", ["dies", "cannot"])
+def test_a_process_that_dies_or_cannot_start_leaves_its_kernel_to_the_caller(tmp_path: Path, how: str) -> None:
+    assert compiled_here(tmp_path, how) == [1, 1]
 
 
 def test_one_thread_compiles_everything_in_its_own_process(tmp_path: Path) -> None:
@@ -80,8 +83,9 @@ def test_a_camera_compiles_no_kernel_that_its_scene_and_kinds_do_not_need(monkey
     assert needs('size="0.2"', "normals") == {"place", "cast_primitives", "find_normals"}
 
 
+@pytest.mark.parametrize("own_looks", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int, monkeypatch) -> None:
+def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int, own_looks: bool, monkeypatch) -> None:
     import mujoco
     import numba
     import numpy as np
@@ -121,6 +125,11 @@ def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int
         name="c", width=12, height=9, data_types=("rgb", "depth", "segmentation", "normals"), shadows=True,
         specular=True,
     )  # fmt: skip
-    NativeCamera(model, spec).render(PoseReader(model).read(np.tile(model.qpos0, (rows, 1))))
+    looks = ("geom_rgba", "geom_size", "light_diffuse") if own_looks else ()
+    fields = {name: np.stack([getattr(model, name).astype(float)] * rows) for name in looks}
+    NativeCamera(model, spec).render(PoseReader(model).read(np.tile(model.qpos0, (rows, 1)), fields=fields))
     assert set(called) == set(announced)
     assert len(announced) == len(kernels), "each kernel in one form"
+    given = [kind for _, kinds in called for kind in kinds]
+    arrays = [part for kind in given for part in getattr(kind, "types", (kind,)) if hasattr(part, "layout")]
+    assert {array.layout for array in arrays} == {"C"}, "the same form for any number of rows, with looks and without"

@@ -46,26 +46,35 @@ def compile_ahead(calls: Sequence[KernelCall]) -> None:
         form = tuple(numba.typeof(arg) for arg in args)
         if form not in jobs.get(function, ()) and not _is_ready(function, form):
             jobs.setdefault(function, []).append(form)
-    count = min(kernel_threads(), len(jobs)) - 1
-    if count < 1:
-        return
     waiting = deque(jobs.items())
-    processes = [_start() for _ in range(count)]
-    feeders = [threading.Thread(target=_feed, args=(process, waiting), daemon=True) for process in processes]
+    processes: list[subprocess.Popen[bytes]] = []
+    feeders: list[threading.Thread] = []
     try:
-        for feeder in feeders:
-            feeder.start()
-        while waiting:
-            with contextlib.suppress(IndexError):  # a feeder may take the last one first
+        for _ in range(min(kernel_threads(), len(jobs)) - 1):
+            try:
+                processes.append(_start())
+            except OSError as error:  # no memory, or no right to start one: whoever needs a kernel compiles it
+                _LOG.info("no other process to compile in: %s", error)
+                break
+            feeders.append(threading.Thread(target=_feed, args=(processes[-1], waiting), daemon=True))
+            feeders[-1].start()
+        while processes:
+            try:
                 kernel, forms = waiting.popleft()
-                for form in forms:
-                    kernel.compile(form)
+            except IndexError:
+                break
+            for form in forms:
+                kernel.compile(form)
         for feeder in feeders:
             feeder.join()
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+        for feeder in feeders:
+            feeder.join()
+        for process in processes:
+            with contextlib.suppress(BrokenPipeError), process:
+                pass
 
 
 def serve() -> None:
@@ -100,7 +109,8 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        # the directory that the program was started in may have files that are named like modules
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
     )
 
 

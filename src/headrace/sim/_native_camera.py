@@ -108,7 +108,9 @@ class NativeCamera:
         if poses.geom_rgba is not None and poses.light_diffuse is not None:
             rgba: F32 = np.repeat(tables.rgba, len(poses), 0)
             rgba[:, geoms] = poses.geom_rgba[:, ids]
-            diffuse: F32 = poses.light_diffuse[:, tables.scene.light_source + 1].astype(np.float32)
+            # numpy's layout of some columns depends on the number of rows, and each layout is compiled apart
+            lights = poses.light_diffuse[:, tables.scene.light_source + 1]
+            diffuse: F32 = np.ascontiguousarray(lights, np.float32)
         if poses.geom_size is not None:
             sizes: F64 = np.repeat(tables.sizes, len(poses), 0)
             sizes[:, geoms] = poses.geom_size[:, ids]
