@@ -12,7 +12,9 @@ from counting_env import CountingEnv, length_of, succeeded
 
 from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, StepFeed
+from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._fields import as_array
+from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.types import ResetRecord, Step
 
 EVERYTHING = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
@@ -67,6 +69,39 @@ def test_episodes_come_back_with_every_row_dtype_and_shape(tmp_path):
         np.testing.assert_array_equal(data["states"][:, 1], steps / 3)
         assert data["states"].dtype == np.float64
         assert episode.meta.episode_return == (steps / 2).sum()
+
+
+def test_memory_of_written_episodes_is_used_again_and_holds_what_the_next_ones_wrote(tmp_path):
+    recorder = EpisodeRecorder(tmp_path / "d", RecorderCfg(fields=EVERYTHING))
+    env = CountingEnv(4, [recorder], image=48)  # large enough for pages of their own
+    with recorder:
+        env.reset()
+        held = []
+        for step in range(120):
+            env.active = torch.rand(4, generator=torch.Generator().manual_seed(step)) < 0.8
+            env.step()
+            if step % 10 == 9:
+                recorder.flush()
+                held.append(recorder.held_bytes())
+    assert max(held[6:]) <= max(held[:6]), "no new memory once every environment has had a long episode"
+    pixels = np.arange(48 * 48 * 3).reshape(48, 48, 3)
+    for episode in EpisodeDataset(tmp_path / "d"):
+        k, steps = episode.meta.episode_id, np.arange(episode.meta.length + 1)
+        expected = (pixels + (k * 16 + steps)[:, None, None, None]) % 256
+        np.testing.assert_array_equal(episode.read("obs/camera"), expected)
+
+
+def test_pages_that_are_given_back_twice_are_used_once():
+    values = {"obs/camera": (np.zeros((2, 8192), np.uint8), True)}
+    rows, everyone = RunningRows(values, 2, with_first=False), np.arange(2)
+    rows.write(values, everyone, everyone, np.zeros(2, np.int64))
+    meta = EpisodeMeta(episode_id=0, seed=0, attempt=0, length=1, success=None, diverged=False, episode_return=0.0)
+    episode = FinishedEpisode(meta=meta, group="episodes", lanes=tuple(rows.take(0, 1)), empty=())
+    before = rows.lanes[0].held_bytes()
+    episode.release()
+    episode.release()
+    assert rows.lanes[0].held_bytes() == 2 * before
+    assert episode.held_bytes == 0
 
 
 def test_numpy_reads_an_episode_file_without_headrace(tmp_path):
