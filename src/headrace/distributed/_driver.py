@@ -32,6 +32,8 @@ MOST_KILLS = 3
 """A block whose workers died so often is given up; so is an evaluation whose workers die while they are made."""
 _BLOCK_WAVES = 4
 """Episodes of a block per environment, while there are plenty: waiting for its last episode is rare then."""
+_GATHER_S = 50e-6
+"""Per worker: a wait for Ray costs microseconds for each of them, so what arrives meanwhile is taken with it."""
 _PATIENCE_S = 120.0
 """Until somebody is told that no worker is ready; also what workers may take to end in order."""
 
@@ -174,9 +176,10 @@ class Driver:
     def _wait(self) -> list[Any]:
         """What has arrived; waits for something, for a second at most."""
         waiting = list(self._waits)
-        first, rest = ray.wait(waiting, num_returns=1, timeout=1.0)
-        more = ray.wait(rest, num_returns=len(rest), timeout=0)[0] if first and rest else []
-        return [*first, *more]
+        if not ray.wait(waiting, num_returns=1, timeout=1.0)[0]:
+            return []
+        time.sleep(_GATHER_S * len(waiting))
+        return ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
 
     def _take(self, arrived: Iterable[Any]) -> None:
         for reply in arrived:
