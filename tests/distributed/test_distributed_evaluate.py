@@ -234,19 +234,28 @@ def test_a_full_disk_under_the_journal_is_a_clear_error_and_it_is_resumed_when_t
     assert hit.value.finished.mean_reward is None
     kept = read_journal(journal).rows
     assert 0 < len(kept) < EPISODES
-    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "headrace", "evaluate", "cartpole", "--policy", "worker_policies:Shove"]
-    command += ["--episodes", str(EPISODES), "--num-envs", "3", "--seed", "5", "--set", "episode_length=60"]
-    command += ["--journal", str(journal), "--resume", "--workers", "2", "--ray-address", cluster]
-    command += ["--output", str(tmp_path / "evaluation.json")]
-    environment = os.environ | {"PYTHONPATH": ":".join(places)}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert f"{EPISODES} of {EPISODES} episodes, completed" in ran.stdout
+    _evaluate_by_command(tmp_path / "evaluation.json", "--journal", journal, "--resume", "--ray-address", cluster)
     assert Evaluation.load(tmp_path / "evaluation.json").episodes == alone
     found = read_journal(journal).rows
     assert sorted(found) == alone  # each once
     assert found[: len(kept)] == kept
+
+
+def _evaluate_by_command(output: Path, *more: object) -> None:
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "headrace", "evaluate", "cartpole", "--policy", "worker_policies:Shove"]
+    command += ["--episodes", str(EPISODES), "--num-envs", "3", "--seed", "5", "--set", "episode_length=60"]
+    command += ["--workers", "2", "--output", str(output), *map(str, more)]
+    environment = os.environ | {"PYTHONPATH": ":".join(places)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{EPISODES} of {EPISODES} episodes, completed" in ran.stdout
+
+
+@pytest.mark.slow
+def test_workers_from_the_command_line_need_no_cluster(tmp_path: Path, alone: list[EpisodeResult]) -> None:
+    _evaluate_by_command(tmp_path / "evaluation.json")
+    assert Evaluation.load(tmp_path / "evaluation.json").episodes == alone
 
 
 def _killed_driver(cluster: str, journal: Path, *, after: int, pause: float = 0.0) -> None:
