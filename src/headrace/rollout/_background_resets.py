@@ -71,7 +71,7 @@ class BackgroundResets:
 
     def _ready(self, timeout: float | None) -> list[int]:
         found = cast("list[int]", self._env.finish_resets(timeout).tolist())
-        self.held = self._env.resetting.numpy()
+        self.held = self._env.resetting.cpu().numpy()
         return found
 
 
