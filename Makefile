@@ -77,6 +77,8 @@ release: wheel  ## Try wheel and sdist in an empty environment; TAG=vX.Y.Z must 
 bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare with
 	benchmarks/setup.sh
 	scripts/setup_openpi.sh
+	scripts/setup_lerobot.sh
+	scripts/setup_aloha.sh
 
 bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick
@@ -89,6 +91,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick
+	$(BIN)/python benchmarks/aloha.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .

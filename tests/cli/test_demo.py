@@ -13,6 +13,7 @@ import headrace
 from headrace._cli import main
 from headrace._jobs import demo
 from headrace.bench import read_bundle
+from headrace.envs.tasks import aloha_models
 from headrace.errors import DataError
 from headrace.rollout import Evaluation
 
@@ -39,8 +40,17 @@ def test_the_demo_tells_its_three_scenes_and_writes_a_page_that_begins_with_them
     assert "learning" not in sections  # nothing was trained, so nothing is said about it
     assert f"instead of {usual.counters.rows_inferred:,}" in page
     assert "data:video/mp4;base64," in page
-    with av.open(str(output / "film.mp4")) as film:
-        assert sum(1 for _ in film.decode(video=0)) > 20
+    for name in ("film", "aloha-expert", "aloha-policy"):
+        with av.open(str(output / f"{name}.mp4")) as film:
+            assert sum(1 for _ in film.decode(video=0)) > 20
+
+
+def test_without_gym_aloha_the_demo_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(aloha_models, "find_spec", lambda name: None)
+    assert demo.film_aloha(tmp_path, shown.append) == {}
+    assert "pip install --no-deps gym-aloha" in str(shown)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_that_differs_after_the_kill_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

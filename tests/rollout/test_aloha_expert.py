@@ -11,7 +11,8 @@ import torch
 import headrace
 from headrace.envs.tasks import aloha_models
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.rollout import record_demonstrations
+from headrace.rollout import evaluate, load_chunk_policy, record_demonstrations
+from headrace.rollout._act_policy import shipped_policies
 from headrace.rollout.experts import disturbance_for, expert_for
 from headrace.rollout.experts._aloha import _from_left, _from_right
 from headrace.rollout.experts._viperx import PINCH, in_gripper, joints_for, pinch_place
@@ -116,3 +117,23 @@ def test_demonstrations_are_recorded_with_pictures_and_exported_to_lerobot(tmp_p
     features = json.loads((tmp_path / "lerobot" / "meta" / "info.json").read_text())["features"]
     assert features["observation.state"]["shape"] == features["action"]["shape"] == [14]
     assert features["observation.images.top"]["shape"] == [48, 64, 3]
+
+
+def test_the_shipped_policy_scores_what_the_manifest_says() -> None:
+    stated = shipped_policies()[STATE]["score"]
+    assert isinstance(stated, dict)
+    env = headrace.make(STATE, 12, autoreset="disabled", final_obs=False)
+    found = evaluate(env, load_chunk_policy(STATE), episodes=24, execute=16, seed=77, progress=False).success_rate
+    env.close()
+    assert found is not None
+    assert found.high >= stated["low"]
+    assert found.value >= 0.85
+
+
+def test_the_table_of_the_shipped_policy_is_the_same_in_batches_of_1_4_and_16() -> None:
+    tables = []
+    for num_envs in (1, 4, 16):
+        env = headrace.make(STATE, num_envs, autoreset="disabled", final_obs=False, overrides={"episode_length": 60})
+        tables.append(evaluate(env, load_chunk_policy(STATE), episodes=6, execute=16, seed=5, progress=False).episodes)
+        env.close()
+    assert tables[0] == tables[1] == tables[2]

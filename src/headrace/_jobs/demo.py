@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import DataError, HeadraceError
+from headrace.errors import DataError, HeadraceError, MissingExtraError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,6 +59,8 @@ def demo(
 ) -> DemoResult:
     """Play the three scenes of the demo and put what they show on one page.
 
+    Where gym-aloha's model files are installed, there are two films of a robot more.
+
     Args:
         output: new directory for the page, the film, journals, evaluations and a dataset.
         quick: fewer episodes, to see what it shows.
@@ -78,6 +80,8 @@ def demo(
     headrace.evaluate(
         recipe.replace(num_envs=4), episodes=4 if quick else 8, execute=_EXECUTE, video=film, progress=False
     )
+    films = [Film(film, f"The policy on {recipe.source}, the first four environments")]
+    films += [Film(path, about) for path, about in film_aloha(folder, show).items()]
     usual, *_, ours = evaluations.values()
     savings = chunk_savings(usual, ours)
 
@@ -112,7 +116,7 @@ def demo(
     story = Story(
         sentences=(opening, same, kept),
         savings=savings,
-        films=(Film(film, f"The policy on {recipe.source}, the first four environments"),),
+        films=films,
     )
     page = headrace.report([folder], output=folder / "report.html", title="headrace demo", story=story).path
     return DemoResult(page=page, film=film, evaluations=evaluations, savings=tuple(savings))
@@ -156,6 +160,37 @@ def scheduler_table(recipe: EnvRecipe, evaluations: dict[str, Evaluation]) -> Re
         counts = (counters.model_calls, counters.rows_inferred, counters.frames_drawn)
         table.add_row(name, reached, *(f"{count:,}" for count in counts), f"{counters.seconds:.1f}")
     return table
+
+
+def film_aloha(folder: Path, show: Callable[[RenderableType], None]) -> dict[Path, str]:
+    """Film the expert and the shipped policy on a real robot, where its model files are; film → what it shows."""
+    import headrace
+    from headrace.chunking import as_chunk_policy
+    from headrace.envs.tasks.aloha_models import aloha_assets
+    from headrace.rollout.experts import expert_for
+
+    task = "aloha-transfer-cube-state"
+    try:
+        aloha_assets()
+    except MissingExtraError as missing:
+        show(f"No film of ALOHA: {missing}")
+        return {}
+    expert = expert_for(task)
+    films = {
+        folder / "aloha-expert.mp4": as_chunk_policy(lambda obs, _: expert(obs)[:, None], horizon=1, action_dim=14),
+        folder / "aloha-policy.mp4": None,
+    }
+    for film, policy in films.items():
+        headrace.evaluate(
+            headrace.EnvRecipe(task, num_envs=2, seed=_SEED),
+            policy,
+            episodes=2,
+            execute=_EXECUTE if policy is None else 1,
+            video=film,
+            progress=False,
+        )
+    about = "The scripted expert", "The policy that was trained on it"
+    return {film: f"{who} on {task}, two environments" for film, who in zip(films, about, strict=True)}
 
 
 def chunk_savings(usual: Evaluation, ours: Evaluation) -> list[Saving]:
