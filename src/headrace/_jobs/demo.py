@@ -17,11 +17,14 @@ from headrace.errors import DataError, HeadraceError, MissingExtraError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from torch import Tensor
 
     from headrace.bench.report import Saving
+    from headrace.chunking import ChunkContext
     from headrace.envs import EnvRecipe
     from headrace.replay import ReplayBuffer
     from headrace.rollout import Evaluation
+    from headrace.types import Obs
 
 SCHEDULERS = {
     "whole batch when any needs it": "whole-batch-on-any",
@@ -176,8 +179,13 @@ def film_aloha(folder: Path, show: Callable[[RenderableType], None]) -> dict[Pat
         show(f"No film of ALOHA: {missing}")
         return {}
     expert = expert_for(task)
+
+    def follow(obs: Obs, context: ChunkContext) -> Tensor:
+        del context
+        return expert(obs)[:, None]
+
     films = {
-        folder / "aloha-expert.mp4": as_chunk_policy(lambda obs, _: expert(obs)[:, None], horizon=1, action_dim=14),
+        folder / "aloha-expert.mp4": as_chunk_policy(follow, horizon=1, action_dim=14),
         folder / "aloha-policy.mp4": None,
     }
     for film, policy in films.items():
