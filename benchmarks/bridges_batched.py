@@ -60,6 +60,20 @@ def interleaved(contestants: dict[str, Callable[[], object]], *, rounds: int, se
     return figures
 
 
+def bridged(env: Any, actions: Any) -> dict[str, Callable[[], object]]:
+    """A step of all rows, and a step of half of them, of one bridged environment."""
+    half = (env.episode_ids % 2) == 0
+    resting = [False]
+
+    def step(rests: bool) -> object:
+        if rests != resting[0]:  # once per round
+            (env.suspend if rests else env.resume)(half)
+            resting[0] = rests
+        return env.step(actions)
+
+    return {"bridge": lambda: step(False), "half suspended": lambda: step(True)}
+
+
 def envpool_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
     import envpool  # pyright: ignore[reportMissingImports]
     import numpy as np
@@ -71,15 +85,11 @@ def envpool_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
     pool.reset()
     env = headrace.bridge("envpool:Ant-v4", ROWS)
     env.reset()
-    half = headrace.bridge("envpool:Ant-v4", ROWS)
-    half.reset()
-    half.suspend(torch.arange(ROWS) % 2 == 0)
     actions = np.random.default_rng(0).uniform(-1, 1, (ROWS, 8))
     tensor = torch.from_numpy(actions)
     contestants: dict[str, Callable[[], object]] = {
         "bare": lambda: pool.step(actions),
-        "bridge": lambda: env.step(tensor),
-        "half suspended": lambda: half.step(tensor),
+        **bridged(env, tensor),
     }
     return interleaved(contestants, rounds=rounds, seconds=seconds)
 
@@ -105,14 +115,10 @@ def playground_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
 
     env = headrace.bridge("playground:CartpoleBalance", ROWS)
     env.reset()
-    half = headrace.bridge("playground:CartpoleBalance", ROWS)
-    half.reset()
-    half.suspend(torch.arange(ROWS) % 2 == 0)
     tensor = torch.from_numpy(actions)
     contestants: dict[str, Callable[[], object]] = {
         "bare": bare,
-        "bridge": lambda: env.step(tensor),
-        "half suspended": lambda: half.step(tensor),
+        **bridged(env, tensor),
     }
     return interleaved(contestants, rounds=rounds, seconds=seconds)
 
