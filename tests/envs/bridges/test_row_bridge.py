@@ -16,7 +16,7 @@ import headrace
 from headrace.chunking import as_chunk_policy
 from headrace.envs._recipe import EnvRecipe
 from headrace.envs.bridges import CHILD_FILE, BridgeEnv, bridge
-from headrace.errors import ConfigError, EnvError, ShapeError, UnsupportedError
+from headrace.errors import ConfigError, EnvError, ShapeError, UnknownNameError, UnsupportedError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.rollout import Evaluation, evaluate
 from headrace.testing import check_env, check_row_simulator
@@ -374,11 +374,15 @@ def test_names_of_simulators_are_recipes() -> None:
 @pytest.mark.parametrize("name", ["playground:CartpoleBalance", "envpool:Ant-v4"])
 def test_a_simulator_that_is_not_installed_is_named(name: str) -> None:
     package = {"playground": "mujoco_playground", "envpool": "envpool"}[name.partition(":")[0]]
-    pytest.importorskip("headrace")
     if _installed(package):
         pytest.skip("it is installed here")
     with pytest.raises(ConfigError, match="pip install"):
         headrace.bridge(name, 2)
+
+
+def test_an_unknown_setting_of_playground_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UnknownNameError, match="episode_length"):
+        bridge("playground:CartpoleBalance", 2, env_kwargs={"episode_lenght": 5})
 
 
 def _installed(package: str) -> bool:

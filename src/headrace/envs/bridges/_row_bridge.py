@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from headrace._gymnasium_ids import ENVPOOL, PLAYGROUND
 from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
 from headrace.envs.bridges._bridge_env import BridgeEnv
 from headrace.envs.bridges._rows import RowBackend, RowSimulator
+from headrace.errors import UnknownNameError
 
 MJLAB_ENTRY = f"{Path(__file__).with_name('mjlab_rows.py')}:make"
 """The ``entry`` of mjlab's tasks, for ``headrace.bridge(python=…, entry=MJLAB_ENTRY, env_kwargs={"task": …})``."""
@@ -61,6 +63,10 @@ def _named(source: str, num_envs: int, seed: int, env_kwargs: Mapping[str, objec
     if source.startswith(PLAYGROUND):
         from headrace.envs.bridges._playground import PlaygroundRows
 
+        known = [name for name in inspect.signature(PlaygroundRows).parameters if name not in ("task", "num_envs")]
+        for name in env_kwargs:
+            if name not in known:
+                raise UnknownNameError(f"setting (env_kwargs) of {source}", name, known)
         return PlaygroundRows(source.removeprefix(PLAYGROUND), num_envs, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
     from headrace.envs.bridges._envpool import EnvPoolRows
 
