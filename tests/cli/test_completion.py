@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,19 @@ COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
 _headrace
 echo "${{COMPREPLY[@]}}"
 """
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that adds a task by an entry point."""
+    from headrace.envs import _registry as registry
+
+    info = tmp_path / "adds_task-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: adds-task\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[headrace.tasks]\ninstalled-task = adds_task:TASK\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_entry_points", functools.cache(registry._entry_points.__wrapped__))
 
 
 def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
@@ -34,9 +48,13 @@ def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
         ("headrace run cartpole-d", ["cartpole-discrete"]),
         ("headrace run ant --num", ["--num-envs"]),
         ("headrace completion z", ["zsh"]),
+        ("headrace train ant --library rs", ["rsl_rl"]),
+        ("headrace evaluate ant --engine th", ["thread"]),
+        ("headrace picture ant --kind se", ["segmentation"]),
+        ("headrace run installed-", ["installed-task"]),
     ],
 )
-def test_bash_completes_commands_tasks_and_options(
+def test_bash_completes_commands_tasks_options_and_their_values(
     capsys: pytest.CaptureFixture[str], words: str, expected: list[str]
 ) -> None:
     found = completed(capsys, words)

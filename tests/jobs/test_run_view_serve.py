@@ -43,10 +43,13 @@ def test_a_function_acts_and_sees_the_observation_groups() -> None:
     assert seen == [(3, 4), (3, 4)]
 
 
-@pytest.mark.parametrize("job", [headrace.run, headrace.view])
-def test_a_bridged_environment_is_refused_where_only_tasks_can_be_shown(job) -> None:
-    with pytest.raises(ConfigError, match="expected a task of headrace, got 'gym:CartPole-v1'"):
-        job("gym:CartPole-v1")
+def test_what_a_bridged_environment_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a task of ours, got 'gym:CartPole-v1'"):
+        headrace.run("gym:CartPole-v1", frame_stack=2)
+    with pytest.raises(ConfigError, match="which draws itself"):
+        headrace.view("gym:CartPole-v1", renderer="gl")
+    with pytest.raises(ConfigError, match="expected an environment that draws itself"):
+        headrace.view("gym:CartPole-v1", overrides={"render_mode": None}, port=0)
 
 
 def test_a_view_is_served_while_it_steps() -> None:

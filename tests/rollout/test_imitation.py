@@ -21,14 +21,9 @@ from headrace.envs import BatchEnv, make
 from headrace.envs._registry import make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
 from headrace.rollout._act_policy import ActCfg, ActPolicy, load_chunk_policy, save_policy
-from headrace.rollout._imitation import (
-    CloneCfg,
-    Demonstrations,
-    MeanAction,
-    clone,
-    record_demonstrations,
-    untrained,
-)
+from headrace.rollout._cloning import CloneCfg, MeanAction, clone, untrained
+from headrace.rollout._demonstrations import Demonstrations
+from headrace.rollout._imitation import record_demonstrations
 from headrace.rollout.experts import expert_for
 from headrace.rollout.experts._arm import HIGHEST, LOWEST, arm_pose
 from headrace.statistics import wilson_interval
@@ -260,7 +255,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         record_demonstrations(env, EXPERT, 0, seed=0)
     with pytest.raises(ConfigError, match="autoreset"):
         record_demonstrations(make("pusher-solid", 2), EXPERT, 1, seed=0)
-    with pytest.raises(ConfigError, match="at least 1 update"):
+    with pytest.raises(ConfigError, match="updates: expected at least 1, got 0"):
         clone(linear(200), CloneCfg(updates=0))
     with pytest.raises(ConfigError, match="measures success"):
         record_demonstrations(make("pusher", 2, autoreset="disabled"), EXPERT, 1, seed=0)

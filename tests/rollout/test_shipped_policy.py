@@ -27,8 +27,8 @@ from headrace.envs import make
 from headrace.errors import DataError
 from headrace.rollout import evaluate, load_chunk_policy
 from headrace.rollout._act_policy import ActPolicy, shipped_policies
+from headrace.rollout._cloning import MeanAction
 from headrace.rollout._evaluation import EpisodeResult
-from headrace.rollout._imitation import MeanAction
 from headrace.statistics import Interval, wilson_interval
 
 TASK = "pusher-solid"

@@ -13,29 +13,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from headrace._cli.options import add_option, values
+from headrace._cli.options import add_option, add_task, values
 
 if TYPE_CHECKING:
     from headrace.bench import Bundle
 
+USUAL_ENVS = 64
+"""Environments in a batch where nobody says how many."""
 FORMS = "schema, isaaclab, json, omniperf, osmo, summary, tensorboard, or module:function of your own"
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """What to run on."""
-    parser.add_argument(
-        "task",
-        metavar="TASK",
-        help="a name from 'headrace tasks'; gym:ID for a Gymnasium environment over a bridge; or module:NAME for a "
-        "task that importing your module registers",
-    )
-    add_option(parser, "--num-envs", default=64)
-    add_option(parser, "--seed", default=0)
+    add_task(parser)
+    add_option(parser, "--num-envs", otherwise="64, or the recipe's")
+    add_option(parser, "--seed", otherwise="0, or the recipe's")
     add_option(parser, "--threads", otherwise="all cores")
-    parser.add_argument("--sim", default="mujoco", metavar="SIM", help="physics: mujoco or warp (default: mujoco)")
-    parser.add_argument(
-        "--device", default="cpu", help="device of the tensors: cpu, or cuda with --sim warp (default: cpu)"
-    )
+    parser.add_argument("--sim", metavar="SIM", help="physics: mujoco or warp (default: mujoco)")
+    parser.add_argument("--device", help="device of the tensors: cpu, or cuda with --sim warp (default: cpu)")
     add_option(parser, "--set")
     add_option(parser, "--preset")
 

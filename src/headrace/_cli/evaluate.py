@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, add_task
 from headrace._cli.remote_policy import add_remote_options, remote_of
 from headrace._interrupts import exit_code
 from headrace.errors import ConfigError, HeadraceError
@@ -32,9 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "one bit, unless --fast is given."
         ),
     )
-    parser.add_argument(
-        "task", metavar="TASK", help="a name from 'headrace tasks', module:NAME, gym:ID, or a suite: FILE.toml"
-    )
+    add_task(parser, more=", or a suite: FILE.toml")
     parser.add_argument(
         "--policy",
         help="a checkpoint that 'headrace imitate' wrote; module:name of a policy object, class or function; "
@@ -46,8 +44,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument(
         "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
     )
-    add_option(parser, "--num-envs", default=16)
-    add_option(parser, "--seed", otherwise="0, or the suite's")
+    add_option(parser, "--num-envs", otherwise="16, or the recipe's")
+    add_option(parser, "--seed", otherwise="0, or the recipe's or suite's")
     add_option(parser, "--threads", otherwise="all cores")
     add_option(parser, "--execute", otherwise="the policy's horizon")
     parser.add_argument("--offset", type=int, default=0, help="first row of a chunk that is played (default: 0)")
@@ -132,7 +130,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             arguments.task,
             arguments.policy,
             episodes=_episodes(arguments),
-            seed=arguments.seed or 0,
+            seed=arguments.seed,
             overrides=parse_assignments(arguments.set),
             instruction=arguments.instruction,
             video=arguments.video,

@@ -38,6 +38,21 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TASK = "TASK"
+_SOURCES = "a name from 'headrace tasks', module:NAME, gym:ID, or a recipe file (.yaml, .json)"
+
+
+def add_task(parser: argparse.ArgumentParser, *, more: str = "", optional: bool = False) -> None:
+    """Add the argument that says what to make.
+
+    Args:
+        parser: of the command.
+        more: further forms that this command takes, in words.
+        optional: may be left out.
+    """
+    parser.add_argument("task", metavar=TASK, nargs="?" if optional else None, help=_SOURCES + more)
+
+
 def add_option(
     parser: argparse._ActionsContainer,  # pyright: ignore[reportPrivateUsage]  # a parser or a group of one
     name: str,

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from headrace._cli.options import add_option, values
+from headrace._cli.options import add_option, add_task, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -19,7 +19,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "is bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values."
         ),
     )
-    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
+    add_task(parser)
     parser.add_argument("--camera", metavar="NAME", help="camera of the model (default: its first)")
     parser.add_argument("--kind", default="rgb", help="rgb, gray, depth, segmentation or normals (default: rgb)")
     add_option(parser, "--renderer", default="native")
@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--width", type=int, default=640, metavar="N", help="pixels from left to right (default: 640)")
     parser.add_argument("--height", type=int, default=480, metavar="N", help="pixels from top to bottom (default: 480)")
     add_option(parser, "--num-steps", default=0)
-    add_option(parser, "--seed", default=0)
+    add_option(parser, "--seed", otherwise="0, or the recipe's")
     add_option(parser, "--set")
     parser.set_defaults(handler=_picture)
 

@@ -51,7 +51,7 @@ def _play(arguments: argparse.Namespace) -> int:
     from headrace._jobs.play import play
 
     steps, episodes = arguments.num_steps, arguments.episodes
-    total = steps or episodes or arguments.num_envs
+    total = steps or episodes or arguments.num_envs or options.USUAL_ENVS
     console = Console(stderr=True)
     with options.progress_bar("episodes" if steps is None else "playing", total) as update:
         result = play(

@@ -74,7 +74,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(replay, "--seed", otherwise="that of the recording; needed where an id has several")
     replay.add_argument(
         "--task",
-        help="a task of your own: module:task imports the module, which registers it (default: the dataset's task)",
+        help="module:NAME, gym:module:ID or a recipe file, where the dataset names a module or an interpreter of yours "
+        "(default: the dataset's task)",
     )
     replay.set_defaults(handler=_replay)
     merge = actions.add_parser(

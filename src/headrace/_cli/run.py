@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace._cli.bench_options import progress_bar
-from headrace._cli.options import add_option, values
+from headrace._cli.options import add_option, add_task, values
 
 if TYPE_CHECKING:
     from headrace._jobs.run import SteppingResult
@@ -26,10 +26,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "how the episodes ended. With --suspend-fraction F that share of the environments is frozen, at no cost."
         ),
     )
-    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
-    add_option(parser, "--num-envs", default=64)
+    add_task(parser)
+    add_option(parser, "--num-envs", otherwise="64, or the recipe's")
     add_option(parser, "--num-steps", default=300)
-    add_option(parser, "--seed", default=0)
+    add_option(parser, "--seed", otherwise="0, or the recipe's")
     add_option(parser, "--threads", otherwise="all cores")
     parser.add_argument(
         "--policy",

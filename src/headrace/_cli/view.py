@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from headrace._cli.options import add_option, values
+from headrace._cli.options import add_option, add_task, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -19,9 +19,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "suspends that environment, another resumes it. Ctrl-C ends."
         ),
     )
-    parser.add_argument("task", metavar="TASK", help="a name from 'headrace tasks'")
-    add_option(parser, "--num-envs", default=9)
-    add_option(parser, "--seed", default=0)
+    add_task(parser)
+    add_option(parser, "--num-envs", otherwise="9, or the recipe's")
+    add_option(parser, "--seed", otherwise="0, or the recipe's")
     parser.add_argument(
         "--policy",
         default="random",

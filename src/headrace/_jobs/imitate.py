@@ -1,38 +1,53 @@
-"""``headrace.imitate``: record an expert, clone it into a chunk policy, and say how good the clone is."""
+"""``headrace.imitate``: clone an expert, or a recorded dataset, into a chunk policy, and say how good the clone is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+import dataclasses
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from headrace.errors import ConfigError
+from headrace._jobs.request import recipe_of
+from headrace.envs import EnvRecipe
+from headrace.envs._sources import check_told
+from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.chunking import ChunkPolicy
-    from headrace.envs import BatchEnv
-    from headrace.rollout import Demonstrations, Evaluation
-    from headrace.rollout._act_policy import ActPolicy
+    from headrace.envs._recipe import AnyEnv
+    from headrace.rollout import CloneCfg, CloneLoss, CloneTraining, Demonstrations, Evaluation
+    from headrace.rollout._act_policy import ActCfg, ActPolicy
 
-_HELD_OUT = 1_000_003
+_HELD_OUT_SEED = 1_000_003
+_STATE = ".training"
+"""What is put after the name of the checkpoint for the state of a training that has not ended."""
+OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImitationResult:
-    """What imitating an expert gave."""
+    """What imitating an expert or a dataset gave."""
 
     path: Path
     """The checkpoint of the policy."""
     sha256: str
     policy: ActPolicy
     demonstrations: int
-    """Successful episodes that it learned from."""
+    """Episodes that it learned from, held-out ones included."""
     attempted: int
-    """Episodes that the expert played for them."""
+    """Episodes that the expert played for them, or that the dataset has."""
+    held_out: int
+    """Episodes of them that it did not learn from."""
+    losses: tuple[CloneLoss, ...]
+    """The course of the training."""
+    source: str | None
+    """The environment that it was evaluated in; None where there is none."""
     evaluations: Mapping[str, Evaluation]
-    """``trained``, and what it must beat: ``untrained`` and ``mean action``; fewer after Ctrl-C."""
+    """``trained``, and what it must beat: ``untrained`` and ``mean action``; fewer after Ctrl-C, none without an
+    environment to evaluate in."""
 
     @property
     def interrupt(self) -> KeyboardInterrupt | None:
@@ -45,82 +60,261 @@ def _ignore(stage: str, done: int, total: int) -> None:
 
 
 def imitate(
-    task: str,
-    output: str | Path,
+    task: str | EnvRecipe | None = None,
+    output: str | Path | None = None,
     *,
+    dataset: str | Path | None = None,
+    groups: Sequence[str] | None = None,
+    keep: Literal["all", "succeeded"] | None = None,
     demos: int = 2000,
     updates: int = 8000,
+    held_out: float | None = None,
+    settings: Mapping[str, object] | None = None,
+    resume: bool = False,
     num_envs: int = 128,
     seed: int = 0,
+    overrides: Mapping[str, object] | None = None,
     episodes: int = 300,
-    execute: int = 16,
-    on_progress: Callable[[str, int, int], None] = _ignore,
+    execute: int | None = None,
+    on_progress: OnProgress = _ignore,
 ) -> ImitationResult:
-    """Record successful episodes of a task's expert, train a small action-chunking transformer on them, save it.
+    """Train a small action-chunking transformer on demonstrations, and save it.
 
-    It is then evaluated on episodes that it has not seen, compared with the same model untrained and with the expert's
-    mean action.
+    The demonstrations are successful episodes that the task's expert plays, or those of a dataset. The policy is then
+    evaluated on episodes that it has not seen, compared with the same model untrained and with the mean action.
+
+    Every 500 updates (``check_every``) the policy so far is saved, and beside it, in ``OUTPUT.training``, what
+    ``resume`` needs to go on; that file is removed when all is done.
 
     Args:
-        task: a task with an expert, such as ``pusher-solid``.
+        task: a task with an expert, such as ``pusher-solid``; with ``dataset``, the environment to evaluate in, None
+            for the one that the dataset was recorded in, if it says.
         output: file of the checkpoint.
-        demos: successful episodes to learn from.
+        dataset: directory that ``EpisodeRecorder`` wrote, or one in LeRobot's layout (version 3).
+        groups: observation groups of the dataset to learn from, images included; None for all but ``critic``.
+        keep: ``succeeded`` or ``all`` episodes of the dataset; None for the successful ones where it says which.
+        demos: successful episodes to learn from, without ``dataset``.
         updates: steps of the optimizer.
+        held_out: share of the episodes that are not learned from, and that a loss is measured on; None for a tenth of
+            a dataset, and for none of an expert's.
+        settings: of the policy (``horizon``, ``width``, ``heads``, ``memory_tokens``, ``hidden``, ``image_size``) and
+            of its training (``batch``, ``learning_rate``, ``average``, ``check_every``).
+        resume: go on with a training that was stopped; settings and demonstrations must be the same.
         num_envs: environments in the batch.
         seed: of episodes, weights and batches.
-        episodes: to evaluate with.
-        execute: actions that are played of each chunk there.
+        overrides: settings of the environment, by path.
+        episodes: to evaluate with; 0 for no evaluation.
+        execute: actions that are played of each chunk there; None for all.
         on_progress: called with a stage (``recording``; ``training, loss …``), what is done of it, and its total.
     """
-    from headrace.envs import make
-    from headrace.rollout import CloneCfg, clone, record_demonstrations
-    from headrace.rollout._act_policy import save_policy
-    from headrace.rollout.experts import disturbance_for, expert_for
+    from headrace.rollout import CloneCfg, CloneTraining
 
-    expert, path = expert_for(task), Path(output)
-    _check(path, execute, demos=demos, updates=updates, episodes=episodes)
-    # model and rows are small: more threads would only wait for each other
-    with closing(make(task, num_envs, autoreset="disabled", final_obs=False)) as env, _torch_threads(1):
-        found = record_demonstrations(
-            env,
-            expert,
-            demos,
-            seed=seed,
-            noise=disturbance_for(task),
-            progress=lambda done: on_progress("recording", done, demos),
-        )
-        policy = clone(
-            found,
-            CloneCfg(updates=updates, seed=seed),
-            progress=lambda done, loss: on_progress(f"training, loss {loss:.3f}", done, updates),
-        )
-        digest = save_policy(policy, path, task=task)
-        results = _evaluate(env, found, policy, seed, episodes, execute)
+    path = _checked_path(output)
+    share = (0.0 if dataset is None else 0.1) if held_out is None else held_out
+    act, more = _settings(settings or {})
+    _check_counts(execute, act, demos=demos, updates=updates, num_envs=num_envs, episodes=episodes + 1)
+    cfg = _replaced(CloneCfg(updates=updates, held_out=share, seed=seed), more)
+    recipe = _recipe(task, dataset, overrides or {})
+    if dataset is None:
+        _check_expert(recipe, groups, keep)
+    state = path.with_name(path.name + _STATE)
+    if resume and not state.is_file():
+        raise ConfigError(f"resume (--resume): expected a training that was stopped, got none: no {state}")
+    with ExitStack() as stack:
+        env = None
+        if recipe is not None and (episodes or dataset is None):
+            env = stack.enter_context(closing(recipe.make(num_envs=num_envs, autoreset="disabled", final_obs=False)))
+        found = _demonstrations(env, recipe, dataset, groups, keep, demos, seed, on_progress)
+        if not found.images:
+            # model and rows are small: more threads would only wait for each other
+            stack.enter_context(_torch_threads(1))
+        training = CloneTraining(found, cfg, _sizes(found, act))
+        if env is not None and episodes:
+            _check_fits(env, training.policy.cfg)
+        if resume:
+            training.load(state)
+        source = "dataset" if recipe is None else recipe.source
+        digest = _train(training, path, state, source, on_progress)
+        results: dict[str, Evaluation] = {}
+        if env is not None and episodes:
+            results = _evaluate(env, found, training.policy, seed, episodes, execute)
+    if all(result.interrupt is None for result in results.values()):
+        state.unlink(missing_ok=True)
     return ImitationResult(
         path=path,
         sha256=digest,
-        policy=policy,
+        policy=training.policy,
         demonstrations=len(found.episode_ids),
         attempted=found.attempted,
+        held_out=training.held_out_episodes,
+        losses=tuple(training.losses),
+        source=recipe.source if env is not None and recipe is not None else None,
         evaluations=results,
     )
 
 
-def _check(path: Path, execute: int, **counts: int) -> None:
-    """What would fail only after minutes of work."""
+def _train(training: CloneTraining, path: Path, state: Path, task: str, on_progress: OnProgress) -> str:
+    """Make the updates, with checkpoints on the way; returns the SHA-256 of the last."""
+    from headrace.rollout._act_policy import save_policy
+
+    def keep(so_far: CloneTraining) -> None:
+        save_policy(so_far.policy, path, task=task)
+        so_far.save(state)
+
+    total = training.cfg.updates
+    try:
+        training.run(progress=lambda done, loss: on_progress(f"training, loss {loss:.3f}", done, total), on_check=keep)
+    except KeyboardInterrupt:
+        keep(training)
+        raise
+    return save_policy(training.policy, path, task=task)
+
+
+def _recipe(
+    task: str | EnvRecipe | None, dataset: str | Path | None, overrides: Mapping[str, object]
+) -> EnvRecipe | None:
+    """What to record or evaluate in; None for a dataset that does not say, and no task given."""
+    if task is None and dataset is None:
+        raise ConfigError("imitate: expected a task with an expert, or a dataset (--dataset), got neither")
+    if task is not None:
+        return recipe_of(task, 1, overrides=overrides or None).resolve()
+    said = _recorded_recipe(Path(str(dataset)))
+    if not said:
+        if overrides:
+            raise ConfigError("overrides (--set): expected a task to set, got a dataset that names none; name it")
+        return None
+    check_told(str(said["source"]), "imitate: the dataset", "TASK")
+    recipe = EnvRecipe.from_json(said)
+    return recipe.replace(overrides={**recipe.overrides, **overrides}).resolve()
+
+
+def _recorded_recipe(dataset: Path) -> Mapping[str, Any]:
+    from headrace.recording import EpisodeDataset, LeRobotDataset
+    from headrace.recording._lerobot_dataset import is_lerobot
+
+    if not dataset.is_dir():
+        raise ConfigError(f"dataset (--dataset): expected a directory, got {dataset}: there is none")
+    return LeRobotDataset(dataset).recipe if is_lerobot(dataset) else EpisodeDataset(dataset).info.recipe
+
+
+def _demonstrations(
+    env: AnyEnv | None,
+    recipe: EnvRecipe | None,
+    dataset: str | Path | None,
+    groups: Sequence[str] | None,
+    keep: Literal["all", "succeeded"] | None,
+    demos: int,
+    seed: int,
+    on_progress: OnProgress,
+) -> Demonstrations:
+    from headrace.envs import BatchEnv
+    from headrace.rollout import load_demonstrations, record_demonstrations
+    from headrace.rollout.experts import disturbance_for, expert_for
+
+    if dataset is not None:
+        return load_demonstrations(dataset, groups=groups, keep=keep)
+    assert recipe is not None
+    assert isinstance(env, BatchEnv)
+    return record_demonstrations(
+        env,
+        expert_for(recipe.source),
+        demos,
+        seed=seed,
+        noise=disturbance_for(recipe.source),
+        progress=lambda done: on_progress("recording", done, demos),
+    )
+
+
+def _check_expert(recipe: EnvRecipe | None, groups: object, keep: object) -> None:
+    from headrace.rollout.experts import expert_for
+
+    assert recipe is not None
+    expert_for(recipe.source)
+    if groups is not None or keep is not None:
+        raise ConfigError("groups and keep (--groups, --keep): expected a dataset (--dataset) with them, got none")
+
+
+def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Those of the policy, and those of its training."""
+    from headrace.rollout import CloneCfg
     from headrace.rollout._act_policy import ActCfg
 
+    decided = {"obs_dim", "action_dim", "vectors", "images", "instructions"}
+    of_policy = [field.name for field in dataclasses.fields(ActCfg) if field.name not in decided]
+    said_otherwise = {"updates", "seed", "held_out"}
+    of_training = [field.name for field in dataclasses.fields(CloneCfg) if field.name not in said_otherwise]
+    for name in settings:
+        if name not in (*of_policy, *of_training):
+            raise UnknownNameError("setting of imitation", name, [*of_policy, *of_training])
+    chosen = [{name: value for name, value in settings.items() if name in known} for known in (of_policy, of_training)]
+    return chosen[0], chosen[1]
+
+
+def _replaced(cfg: CloneCfg, settings: Mapping[str, object]) -> CloneCfg:
+    from headrace.envs._overrides import with_overrides
+
+    return with_overrides(cfg, settings)
+
+
+def _sizes(demos: Demonstrations, settings: Mapping[str, object]) -> ActCfg:
+    from headrace.envs._overrides import with_overrides
+    from headrace.rollout._cloning import act_cfg
+
+    return with_overrides(act_cfg(demos), settings)
+
+
+def _checked_path(output: str | Path | None) -> Path:
+    """What would fail only after minutes of work."""
+    if output is None:
+        raise ConfigError("output (--output): expected a file for the checkpoint, got none")
+    path = Path(output)
     if path.is_dir():
         raise ConfigError(f"output (--output): expected a file to write, got the directory {path}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output (--output): expected a place for a file, got {path}: {error.strerror}") from error
-    if not 1 <= execute <= ActCfg.horizon:
-        raise ConfigError(f"execute (--execute): expected 1 to {ActCfg.horizon} actions of a chunk, got {execute}")
+    return path
+
+
+def _check_counts(execute: int | None, act: Mapping[str, object], **counts: int) -> None:
+    from headrace.rollout._act_policy import ActCfg
+
+    horizon = act.get("horizon", ActCfg.horizon)
+    if execute is not None and isinstance(horizon, int) and not 1 <= execute <= horizon:
+        raise ConfigError(f"execute (--execute): expected 1 to {horizon} actions of a chunk, got {execute}")
     for name, count in counts.items():
         if count <= 0:
-            raise ConfigError(f"{name} (--{name}): expected more than 0, got {count}")
+            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected more than 0, got {count}")
+
+
+def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
+    """Refuse an environment whose observations or actions are not those that were recorded."""
+    from gymnasium import spaces
+
+    from headrace.rollout._evaluated_env import action_size
+    from headrace.rollout._groups import channels_first
+
+    groups = cast("spaces.Dict", env.single_observation_space)
+    there = {name: tuple(part.shape or ()) for name, part in groups.spaces.items()}
+    wanted = [*cfg.vectors, *(name for name, _ in cfg.images)]
+    hint = "name the environment that was recorded, with its settings (TASK, --set), or choose others (--groups)"
+    for name in wanted:
+        if name not in there:
+            raise ConfigError(
+                f"dataset: expected observation groups of the environment, {list(there)}, got {name!r}; {hint}"
+            )
+    numbers = sum(math.prod(there[name]) for name in cfg.vectors)
+    if numbers != cfg.obs_dim:
+        raise ConfigError(
+            f"dataset: its vectors have {cfg.obs_dim} numbers, those of the environment {numbers}; {hint}"
+        )
+    for name, shape in cfg.images:
+        if len(there[name]) != 3 or channels_first(there[name]) != channels_first(shape):
+            raise ConfigError(f"dataset: images {name!r} are {shape}, those of the environment {there[name]}; {hint}")
+    space = env.single_action_space
+    if not isinstance(space, spaces.Box) or action_size(space) != cfg.action_dim:
+        raise ConfigError(f"dataset: its actions have {cfg.action_dim} numbers, the environment takes {space}; {hint}")
 
 
 @contextmanager
@@ -136,20 +330,21 @@ def _torch_threads(count: int) -> Generator[None]:
 
 
 def _evaluate(
-    env: BatchEnv, demos: Demonstrations, policy: ActPolicy, seed: int, episodes: int, execute: int
+    env: AnyEnv, demos: Demonstrations, policy: ActPolicy, seed: int, episodes: int, execute: int | None
 ) -> dict[str, Evaluation]:
     """The policy and what it must beat, on episodes of another seed than the demonstrations."""
     from headrace.rollout import evaluate
-    from headrace.rollout._imitation import MeanAction, untrained
+    from headrace.rollout._cloning import MeanAction, untrained
 
     contestants: dict[str, ChunkPolicy] = {
         "trained": policy,
-        "untrained": untrained(demos, seed=seed),
+        "untrained": untrained(demos, seed=seed, act=policy.cfg),
         "mean action": MeanAction(demos.actions.mean(dim=0), policy.horizon),
     }
+    played = policy.horizon if execute is None else execute
     results: dict[str, Evaluation] = {}
     for name, contestant in contestants.items():
-        results[name] = evaluate(env, contestant, episodes=episodes, execute=execute, seed=seed + _HELD_OUT)
+        results[name] = evaluate(env, contestant, episodes=episodes, execute=played, seed=seed + _HELD_OUT_SEED)
         if results[name].status == "interrupted":  # Ctrl-C is meant for the whole, not for one contestant
             break
     return results

@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._jobs.request import recipe_of
+from headrace._jobs.view import check_draws, drawn_recipe
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
 
 if TYPE_CHECKING:
+    from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.envs._recipe import AnyEnv
+    from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.sim import CameraFrames
     from headrace.sim._camera import DataType
 
@@ -36,7 +41,7 @@ class PictureResult:
 
 
 def picture(
-    task: str,
+    task: str | EnvRecipe,
     *,
     camera: str | None = None,
     kind: DataType = "rgb",
@@ -45,13 +50,14 @@ def picture(
     width: int = 640,
     height: int = 480,
     num_steps: int = 0,
-    seed: int = 0,
+    seed: int | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> PictureResult:
     """Draw the first episode of a task as one of its model's cameras sees it.
 
     Args:
-        task: a task name, or ``module:NAME``.
+        task: a task name, ``module:NAME``, a recipe or a recipe file; ``gym:ID`` and other bridged environments, too,
+            which draw themselves, in one way and size.
         camera: name of a camera of the model; None for its first.
         kind: ``rgb``, ``gray``, ``depth``, ``segmentation`` or ``normals``.
         renderer: ``native``, ``gl`` (MuJoCo's own picture) or ``warp``.
@@ -59,11 +65,10 @@ def picture(
         width: pixels.
         height: pixels.
         num_steps: steps of zero actions to take before.
-        seed: of the episode.
+        seed: of the episode (0).
         overrides: task settings by path.
     """
-    from headrace.bench._stepping import action_maker
-    from headrace.envs import ImageSpec, make
+    from headrace.envs import ImageSpec
     from headrace.envs._viewer import Viewer
     from headrace.sim import CameraSpec
 
@@ -77,19 +82,21 @@ def picture(
     # refuses a kind, a renderer or a size that is not there before anything is made
     wanted = CameraSpec(name=camera or "", width=width, height=height, data_types=(kind,))
     ImageSpec(camera=wanted, kind=kind, renderer=renderer)
-    with closing(make(task, 1, seed=seed, overrides=overrides)) as env:
+    recipe = recipe_of(task, 1, seed=seed, overrides=overrides).resolve()
+    if recipe.bridged:
+        return _bridged_picture(recipe, camera, kind, renderer, path, num_steps)
+    with closing(cast("BatchEnv", recipe.make(num_envs=1))) as env:
         model = env.sim.model
         names = [str(model.camera(number).name) for number in range(model.ncam)]
         if camera is not None and camera not in names:
             raise UnknownNameError("camera", camera, names)
         if not names:
-            raise ConfigError(f"camera (--camera): the model of {task!r} has no camera; add <camera> to its MJCF")
+            raise ConfigError(
+                f"camera (--camera): the model of {recipe.source!r} has no camera; add <camera> to its MJCF"
+            )
         spec = CameraSpec(name=camera or names[0], width=width, height=height, data_types=(kind,))
         with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
-            env.reset()
-            rest = action_maker("zero", env.single_action_space, 1, env.device, seed=seed)
-            for _ in range(num_steps):
-                env.step(rest())
+            _rest(env, num_steps)
             values = _values(viewer.frames(), kind)
         raw: Any = model
         far = float(raw.vis.map.zfar * raw.stat.extent)
@@ -97,6 +104,34 @@ def picture(
     if path is not None:
         _write(path, values, image)
     return PictureResult(values=values, image=image, path=path)
+
+
+def _rest(env: AnyEnv, num_steps: int) -> None:
+    """Begin the first episode and take steps of zero actions."""
+    from headrace.bench._stepping import action_maker
+
+    env.reset()
+    rest = action_maker("zero", env.single_action_space, 1, env.device, seed=env.seed)
+    for _ in range(num_steps):
+        env.step(rest())
+
+
+def _bridged_picture(
+    recipe: EnvRecipe, camera: str | None, kind: str, renderer: str, path: Path | None, num_steps: int
+) -> PictureResult:
+    """What the environment draws of itself."""
+    if camera is not None or kind != "rgb" or renderer != "native":
+        raise ConfigError(
+            f"camera, kind, renderer: expected none with {recipe.source!r}, which draws itself, got {camera!r}, "
+            f"{kind!r}, {renderer!r}"
+        )
+    with closing(cast("BridgeEnv", drawn_recipe(recipe).make(num_envs=1))) as env:
+        check_draws(env)
+        _rest(env, num_steps)
+        image = np.array((env.render_each() or ())[0])
+    if path is not None:
+        _write(path, image, image)
+    return PictureResult(values=image, image=image, path=path)
 
 
 def _values(frames: CameraFrames, kind: str) -> NDArray[Any]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from headrace.bench import PlayBuilder, PlayBundle
     from headrace.bench._stepping import WarmupRule
     from headrace.chunking import ChunkPolicy
-    from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import AnyEnv
     from headrace.rollout._chunk_loop import ChunkLoop
     from headrace.rollout._episode_plan import EndlessPlan
     from headrace.rollout._episode_plan import EpisodePlan as PlannedEpisodes
@@ -59,10 +60,10 @@ def play(
     on_progress: Callable[[int], None] | None = None,
     **options: Unpack[RunOptions],
 ) -> PlayResult:
-    """Play a policy on a task of ours and write ``play.json``, also after Ctrl-C or a crash.
+    """Play a policy on a task and write ``play.json``, also after Ctrl-C or a crash.
 
     Args:
-        task: a task name, ``module:NAME``, or a recipe.
+        task: a task name, ``module:NAME``, ``gym:ID``, a recipe, or a recipe file.
         policy: a file, a URI, ``latest``, ``best``, ``published``, a TorchScript or ONNX file, or ``module:name``
             of a function of the observation groups or of a chunk policy; None for the newest training in ``runs/``,
             else the published one.
@@ -83,8 +84,9 @@ def play(
     from headrace.adapters import library as library_of
     from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
     from headrace.bench._stepping import WarmupRule
+    from headrace.rollout._evaluated_env import frames_drawn
 
-    request = RunRequest.of(task, ours_for="play", **options)
+    request = RunRequest.of(task, **options)
     _check_amounts(episodes, num_steps)
     rule = WarmupRule(steps=warmup_steps)
     if library is not None:
@@ -111,18 +113,18 @@ def play(
         if file is not None:
             recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
             run.settings = request.settings(recipe, framework=file.library)
-        cfg = recipe.cfg()
-        assert cfg is not None
-        short = num_steps is not None and num_steps < cfg.episode_length
+        cfg = recipe.cfg()  # None of a bridged environment, whose episodes may have any length
+        longest = None if cfg is None else cfg.episode_length
+        short = num_steps is not None and longest is not None and num_steps < longest
         if short:
             notes(
-                f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({cfg.episode_length} steps): "
+                f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({longest} steps): "
                 "only short episodes can complete, and only completed ones are counted"
             )
-        changes = {"max_episode_length": cfg.episode_length, "shorter_than_episode": short}
+        changes = {"max_episode_length": longest, "shorter_than_episode": short}
         builder.plan = plan.model_copy(update=changes)
         with builder.startup.phase("env_creation"):
-            env = cast("BatchEnv", recipe.make(autoreset="disabled", final_obs=False))
+            env = recipe.make(autoreset="disabled", final_obs=False)
         run.name_renderer(rendering_backend(env))
         with closing(env), ExitStack() as stack:
             from headrace.adapters._policies import callable_policy, load_policy
@@ -148,12 +150,12 @@ def play(
         directory=directory,
         bundle=cast("PlayBundle", run.bundle),
         paths=tuple(run.paths),
-        frames_drawn=env.frames_drawn,
+        frames_drawn=frames_drawn(env),
     )
 
 
 def roll(
-    env: BatchEnv,
+    env: AnyEnv,
     policy: ChunkPolicy,
     builder: PlayBuilder,
     *,
@@ -194,7 +196,7 @@ def roll(
         loop.release()
 
 
-def warm_up_play(env: BatchEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: WarmupRule) -> None:
+def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: WarmupRule) -> None:
     """Play until steps take as long as they will, outside of what ``builder`` measures: what it writes down is the time
     of the first step and how warming up went. Random streams are afterwards as before."""
     from headrace.adapters._torch_state import load_random_state, random_state
@@ -229,7 +231,7 @@ def warm_up_play(env: BatchEnv, policy: ChunkPolicy, builder: PlayBuilder, rule:
 
 
 def _loop(
-    env: BatchEnv,
+    env: AnyEnv,
     policy: ChunkPolicy,
     plan: PlannedEpisodes | EndlessPlan,
     on_step: Callable[[Step, float, int], None],

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
-from headrace._gymnasium_ids import GYMNASIUM
+from headrace._gymnasium_ids import FOREIGN
 from headrace._interrupts import delayed
 from headrace.envs import EnvRecipe
+from headrace.envs._recipe import is_recipe_file
 from headrace.errors import ConfigError, UnknownNameError, require_extra
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class RunRequest:
     label: str | None
 
     @classmethod
-    def of(cls, task: str | EnvRecipe, *, ours_for: str | None = None, **options: Unpack[RunOptions]) -> RunRequest:
+    def of(cls, task: str | EnvRecipe, **options: Unpack[RunOptions]) -> RunRequest:
         """The request for a task by name, or for a recipe. Nothing heavy is imported for it.
 
         What the jobs decide themselves is refused in a recipe: another ``autoreset`` than ``same_step``, no final
@@ -91,7 +92,6 @@ class RunRequest:
 
         Args:
             task: a name or a recipe.
-            ours_for: the job, where it takes tasks of ours only.
             **options: of the job.
         """
         from headrace.envs._overrides import read_preset
@@ -108,8 +108,6 @@ class RunRequest:
                     f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(recipe, name)!r}; "
                     "use recipe.replace(…)"
                 )
-        if ours_for is not None and recipe.bridged:
-            raise ConfigError(f"{ours_for}: expected a task of headrace, got {recipe.source!r}; see 'headrace tasks'")
         presets = [Path(preset) for preset in options.get("presets", ())]
         preset_settings: dict[str, object] = {}
         for preset in presets:
@@ -181,21 +179,27 @@ class RunRequest:
 
 
 def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvRecipe:
-    """What to make: the recipe given, or one of a name and what was said.
+    """What to make: the recipe given, or one of a name, or of a file, and what was said.
 
-    A recipe says everything, so that a setting that says something else is refused.
+    A recipe says everything, so that a setting that says something else is refused; what was said changes a recipe
+    file's.
 
     Args:
-        source: a name, or a recipe.
+        source: a name, a recipe, or the name of a recipe file.
         usual_envs: environments in the batch, where neither says.
         **settings: fields of a recipe; None where nothing was said.
     """
     said = {name: value for name, value in settings.items() if value is not None}
     if isinstance(source, str):
-        threads = said.pop("threads", None) if source.startswith(GYMNASIUM) else None
-        if threads is not None and threads != 1:
-            said |= {"executor": "threads", "workers": threads}
-        return EnvRecipe(source).replace(**{"num_envs": usual_envs} | said)
+        named = EnvRecipe.load(source) if is_recipe_file(source) else EnvRecipe(source, num_envs=usual_envs)
+        threads = said.pop("threads", None) if named.bridged else None
+        if threads is not None and (threads != 1 or named.workers is not None):
+            said["workers"] = threads
+            if not named.source.startswith(FOREIGN) and named.executor == "inline":
+                said["executor"] = "threads"
+        if "overrides" in said:
+            said["overrides"] = {**named.overrides, **said["overrides"]}
+        return named.replace(**said)
     for name, value in said.items():
         if source.replace(**{name: value}) != source:
             raise ConfigError(

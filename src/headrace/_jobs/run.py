@@ -16,7 +16,8 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import AnyEnv
     from headrace.types import Obs
 
 StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
@@ -24,6 +25,11 @@ StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
 
 _NUM_ENVS = 64
 _FIELDS = ("obs", "actions", "rewards", "flags", "states")
+_BRIDGED_COST = {
+    "native": "nothing: suspended environments are skipped",
+    "restore": "a step: it is stepped with the others, then put back",
+    "hold": "a step: it is stepped with the others, and drifts",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +79,16 @@ def run(
     overrides: Mapping[str, object] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> SteppingResult:
-    """Step a task of ours with random, zero or your own actions.
+    """Step a task, or a bridged environment, with random, zero or your own actions.
 
     Args:
-        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments.
+        task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
+            the environments.
         policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function.
         num_steps: steps of the batch.
         suspend_fraction: share of the environments to freeze, 0 to 1.
         frame_stack: frames in an observation of a camera task.
-        record: directory to record every finished episode in.
+        record: directory to record every finished episode in; physics states, too, of a task of ours.
         num_envs: environments in the batch (64).
         seed: of episodes and actions (0).
         threads: physics threads; None for all cores.
@@ -94,24 +101,25 @@ def run(
         )
     if num_steps < 1:
         raise ConfigError(f"num_steps (--num-steps): expected at least 1, got {num_steps}")
-    recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
-    if recipe.bridged:
-        raise ConfigError(f"run: expected a task of headrace, got {recipe.source!r}; 'headrace runtime' takes it")
+    recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides).resolve()
     if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
         raise ConfigError(
             f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"
         )
     if frame_stack is not None:
+        if recipe.bridged:
+            raise ConfigError(f"frame_stack (--frame-stack): expected a task of ours, got {recipe.source!r}")
         recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
     with ExitStack() as stack:
-        env = cast("BatchEnv", stack.enter_context(closing(recipe.make())))
+        env = stack.enter_context(closing(recipe.make()))
         act = step_function(policy, env, recipe.seed)
         recorder = None
         if record is not None:
             from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
             info = DatasetInfo.of(env)
-            recorder = stack.enter_context(EpisodeRecorder(record, RecorderCfg(fields=_FIELDS), info))
+            fields = _FIELDS[:-1] if recipe.bridged else _FIELDS
+            recorder = stack.enter_context(EpisodeRecorder(record, RecorderCfg(fields=fields), info))
             env.attach(recorder)
         suspended = round(suspend_fraction * env.num_envs)
         obs, _ = env.reset()
@@ -123,7 +131,7 @@ def run(
     return replace(found, recorded=recorder.committed, abandoned=recorder.report.abandoned)
 
 
-def step_function(policy: str | StepFunction, env: BatchEnv, seed: int) -> StepFunction:
+def step_function(policy: str | StepFunction, env: AnyEnv, seed: int) -> StepFunction:
     """What acts in every step: random or zero actions of the right kind, or the user's own function."""
     from headrace.bench._stepping import action_maker
 
@@ -154,7 +162,7 @@ def _stack_settings(task: str, frames: int) -> dict[str, object]:
 
 
 def _step(
-    env: BatchEnv,
+    env: AnyEnv,
     act: StepFunction,
     obs: Obs,
     num_steps: int,
@@ -162,7 +170,9 @@ def _step(
     suspended: int,
     on_progress: Callable[[int], None] | None,
 ) -> SteppingResult:
-    seconds, episodes, returns, lengths, successes = 0.0, 0, 0.0, 0.0, 0.0
+    from headrace.envs.bridges._bridge_env import BridgeEnv
+
+    seconds, episodes, returns, lengths, successes, judged = 0.0, 0, 0.0, 0.0, 0.0, 0
     for done in range(1, num_steps + 1):
         actions = act(obs)
         begin = time.perf_counter()
@@ -173,10 +183,11 @@ def _step(
             episodes += len(ends)
             returns += float(ends.returns.sum())
             lengths += float(ends.lengths.sum())
-            successes += 0.0 if ends.success is None else float(ends.success.sum())
+            if ends.success is not None:
+                judged += len(ends)
+                successes += float(ends.success.sum())
         if on_progress is not None:
             on_progress(done)
-    measured = env.task.success_measure is not None
     return SteppingResult(
         task=task,
         num_envs=env.num_envs,
@@ -187,7 +198,7 @@ def _step(
         episodes=episodes,
         mean_return=returns / episodes if episodes else None,
         mean_length=lengths / episodes if episodes else None,
-        success_rate=successes / episodes if episodes and measured else None,
+        success_rate=successes / judged if judged else None,
         divergences=env.divergences,
-        suspension_cost=env.sim.suspension_cost,
+        suspension_cost=_BRIDGED_COST[env.fidelity] if isinstance(env, BridgeEnv) else env.sim.suspension_cost,
     )

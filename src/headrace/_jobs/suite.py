@@ -134,7 +134,7 @@ def evaluate_suite(
     suite: str | Path | tuple[SuiteTask, ...],
     policy: PolicyLike | str | Path | None = None,
     *,
-    num_envs: int = _NUM_ENVS,
+    num_envs: int | None = None,
     threads: int | None = None,
     journal: str | Path | None = None,
     resume: bool = False,
@@ -146,7 +146,7 @@ def evaluate_suite(
     Args:
         suite: a file, or its rows.
         policy: as for :func:`headrace.evaluate`; None for the policies that we ship for the tasks.
-        num_envs: environments in the batch.
+        num_envs: environments in the batch; None for the recipe's, else 16.
         threads: physics threads; None for all cores.
         journal: directory of journals, one per task and seed.
         resume: go on with those that are there.
@@ -162,7 +162,9 @@ def evaluate_suite(
     parts: dict[tuple[str, int], Evaluation] = {}
     for task in tasks:
         for seed in task.seeds:
-            recipe = recipe_of(task.task, num_envs, seed=seed, threads=threads, overrides=task.overrides)
+            recipe = recipe_of(
+                task.task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=task.overrides
+            )
             place = f"{task.name}-{seed}"
             if saved is not None:
                 (saved / place).mkdir(parents=True)

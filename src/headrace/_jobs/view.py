@@ -6,19 +6,28 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
+from headrace._gymnasium_ids import GYMNASIUM
 from headrace._jobs.request import recipe_of
 from headrace._jobs.run import StepFunction, step_function
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from headrace._jobs.view_page import Screen
     from headrace.envs import BatchEnv, EnvRecipe
+    from headrace.envs._recipe import AnyEnv
+    from headrace.envs.bridges._bridge_env import BridgeEnv
 
+Picture: TypeAlias = "NDArray[np.uint8]"
 _NUM_ENVS = 9
+_BRIDGED_STEP = 1 / 30
+"""Seconds per step that a bridged environment is shown at, whose own rate is not known."""
 
 
 def view(
@@ -39,7 +48,8 @@ def view(
     A click on a tile suspends that environment, another resumes it. Nothing is drawn while nobody looks.
 
     Args:
-        task: a task name, ``module:NAME``, or a recipe, which then says everything about the environments.
+        task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
+            the environments. A bridged environment draws itself; ``gym:ID`` is made with ``render_mode="rgb_array"``.
         policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function.
         num_steps: stop after so many steps of the batch; None to go on until Ctrl-C, or until the window is closed.
         port: of the page; 0 for any free one.
@@ -59,25 +69,56 @@ def view(
     check_camera_name(renderer)
     if not 0 <= port <= 65535:
         raise ConfigError(f"port (--port): expected 0 to 65535, got {port}")
-    recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, overrides=overrides)
-    if recipe.bridged:
-        raise ConfigError(f"view: expected a task of headrace, got {recipe.source!r}; see 'headrace tasks'")
-    with closing(cast("BatchEnv", recipe.make())) as env:
+    recipe = drawn_recipe(recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, overrides=overrides).resolve())
+    if recipe.bridged and (window or renderer != "native"):
+        raise ConfigError(
+            f"window, renderer (--window, --renderer): expected a task of ours with them, got {recipe.source!r}, which "
+            "draws itself"
+        )
+    with closing(recipe.make()) as env:
         act = step_function(policy, env, recipe.seed)
         if window:
-            _window(env, act, num_steps)
+            _window(cast("BatchEnv", env), act, num_steps)
         else:
-            env.open_renderer(renderer)  # one that cannot work says so now, not to the first viewer
-            _page(env, act, num_steps, recipe.source, port, renderer, on_url)
+            draw, dt = _drawing(env, renderer)
+            _page(env, act, num_steps, recipe.source, port, draw, dt, on_url)
+
+
+def _drawing(env: AnyEnv, renderer: str) -> tuple[Callable[[], Sequence[Picture]], float]:
+    """What draws every environment, and the seconds of a step. One that cannot work says so now, not to a viewer."""
+    from headrace.envs import BatchEnv
+
+    if isinstance(env, BatchEnv):
+        env.open_renderer(renderer)
+        return lambda: env.render_each(renderer=renderer), env.task.dt
+    check_draws(env)
+    return lambda: env.render_each() or (), _BRIDGED_STEP
+
+
+def drawn_recipe(recipe: EnvRecipe) -> EnvRecipe:
+    """A Gymnasium environment's with pictures, unless it says another render mode."""
+    if not recipe.source.startswith(GYMNASIUM):
+        return recipe
+    return recipe.replace(overrides={"render_mode": "rgb_array", **recipe.overrides})
+
+
+def check_draws(env: BridgeEnv) -> None:
+    """Refuse an environment that gives no pictures."""
+    if env.render_mode != "rgb_array":
+        raise ConfigError(
+            f"{env.name}: expected an environment that draws itself (render_mode 'rgb_array'), got "
+            f"{env.render_mode!r}; give it one"
+        )
 
 
 def _page(
-    env: BatchEnv,
+    env: AnyEnv,
     act: StepFunction,
     num_steps: int | None,
     title: str,
     port: int,
-    renderer: str,
+    draw: Callable[[], Sequence[Picture]],
+    dt: float,
     on_url: Callable[[str], None],
 ) -> None:
     from headrace._jobs.view_page import Screen, serve
@@ -88,7 +129,7 @@ def _page(
     thread.start()
     on_url(server.url)
     try:
-        _steps(env, act, num_steps, screen, renderer)
+        _steps(env, act, num_steps, screen, draw, dt)
     finally:
         screen.close()
         server.shutdown()
@@ -96,7 +137,14 @@ def _page(
         thread.join()
 
 
-def _steps(env: BatchEnv, act: StepFunction, num_steps: int | None, screen: Screen, renderer: str) -> None:
+def _steps(
+    env: AnyEnv,
+    act: StepFunction,
+    num_steps: int | None,
+    screen: Screen,
+    draw: Callable[[], Sequence[Picture]],
+    dt: float,
+) -> None:
     """Step in real time; draw only while somebody looks."""
     obs, _ = env.reset()
     due, done = time.monotonic(), 0
@@ -106,8 +154,8 @@ def _steps(env: BatchEnv, act: StepFunction, num_steps: int | None, screen: Scre
         obs = env.step(act(obs)).obs
         done += 1
         if screen.watched:
-            screen.show(env.render_each(renderer=renderer), env.suspended.cpu().numpy(), done)
-        due = max(due + env.task.dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
+            screen.show(draw(), env.suspended.cpu().numpy(), done)
+        due = max(due + dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
         time.sleep(max(0.0, due - time.monotonic()))
 
 

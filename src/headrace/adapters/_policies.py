@@ -21,6 +21,7 @@ from headrace.adapters._library import make_learner, read_policy
 from headrace.adapters._step_policy import as_steps
 from headrace.chunking import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.envs import BatchEnv, make
+from headrace.envs._recipe import AnyEnv
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
 from headrace.rollout._evaluated_env import action_size
@@ -63,7 +64,7 @@ def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bo
     return PolicyFile(path=path, kind=kind, library=own, meta=meta, overrides=overrides)
 
 
-def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:
+def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:
     """The policy of a file, for this environment: of horizon 1, unless it plans chunks. Use it in ``library_run``."""
     size = action_size(env.single_action_space)
     if file.kind == "torchscript":
@@ -79,13 +80,22 @@ def load_policy(file: PolicyFile, env: BatchEnv, *, deterministic: bool, trust: 
     settings = PPOCfg() if file.meta is None else file.meta.settings
     # the learner is only the library's way to build its network: its rollout memory is as small as can be, and its
     # environments are never stepped
-    with closing(make(env.task, _SPARE, seed=env.seed, threads=1, device=str(env.device))) as spare:
+    with closing(_spare(env)) as spare:
         learner = make_learner(file.library, spare, dataclasses.replace(settings, steps=settings.minibatches))
         learner.load(file.path, trust=trust)
         return as_steps(learner.policy(deterministic=deterministic), size)
 
 
-def callable_policy(name: str, env: BatchEnv) -> ChunkPolicy:
+def _spare(env: AnyEnv) -> AnyEnv:
+    """A few environments of the same kind."""
+    if isinstance(env, BatchEnv):
+        return make(env.task, _SPARE, seed=env.seed, threads=1, device=str(env.device))
+    if env.recipe is None:
+        raise ConfigError(f"{env.name}: expected an environment that was made from a name or recipe, got an object")
+    return env.recipe.make(num_envs=_SPARE, autoreset="same_step", workers=None, executor="inline")
+
+
+def callable_policy(name: str, env: AnyEnv) -> ChunkPolicy:
     """A policy from ``module:name``: a function of the observation groups, a class of such, or a chunk policy."""
     policy = load_made(name, "--policy")
     if not callable(policy):

@@ -27,13 +27,25 @@ def with_overrides(cfg: _T, overrides: Mapping[str, object]) -> _T:
     return cfg
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
-    """``path=value`` texts from a command line as overrides; values are Python literals, or text as it stands."""
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+"""What YAML and JSON call them, beside Python's own names."""
+
+
+def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict[str, object]:
+    """``path=value`` texts from a command line as overrides.
+
+    Values are Python literals, ``true``, ``false`` or ``null`` in any case, or text as it stands.
+    """
     parsed: dict[str, object] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--set: expected path=value, got {assignment!r}; for example --set episode_length=50")
+            raise ConfigError(
+                f"{option}: expected path=value, got {assignment!r}; for example {option} episode_length=50"
+            )
+        if text.lower() in _WORDS:
+            parsed[path] = _WORDS[text.lower()]
+            continue
         try:
             parsed[path] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
@@ -43,17 +55,22 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 def read_preset(path: Path) -> dict[str, object]:
     """Overrides from a YAML file: ``path: value`` lines, nested or with dots."""
+    return _flat(read_yaml(path, "--preset"), "")
+
+
+def read_yaml(path: Path, whose: str) -> Mapping[object, object]:
+    """A mapping from a YAML file; ``whose`` names it in errors."""
     import yaml
 
     try:
         found: object = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise DataError(f"--preset {path}: expected a YAML file, got: {error.strerror or error}") from error
+        raise DataError(f"{whose} {path}: expected a YAML file, got: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"--preset {path}: expected YAML, got: {error}") from error
+        raise DataError(f"{whose} {path}: expected YAML, got: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"--preset {path}: expected settings as 'path: value' lines, got {type(found).__name__}")
-    return _flat(cast("Mapping[object, object]", found), "")
+        raise DataError(f"{whose} {path}: expected settings as 'path: value' lines, got {type(found).__name__}")
+    return cast("Mapping[object, object]", found)
 
 
 def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:

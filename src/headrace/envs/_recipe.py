@@ -6,10 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.files import read_json, write_whole
 
 if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
@@ -72,7 +74,7 @@ class EnvRecipe:
         if (self.python is not None) != self.source.startswith(ENTRY):
             raise ConfigError(
                 f"python: expected an interpreter with a source {ENTRY}module:name, and with no other, got "
-                f"{self.python!r} with {self.source!r}"
+                f"{self.python!r} with {self.source!r}; on the command line, name a recipe file that says both"
             )
         if self.sim not in SIMS:
             raise UnknownNameError("sim", self.sim, SIMS)
@@ -121,11 +123,12 @@ class EnvRecipe:
     def identity(self) -> dict[str, Any]:
         """What decides an episode beside its seed and id, as JSON that :meth:`from_json` reads.
 
-        The source, its overrides and the physics, as far as they are not as usual; not how many environments there
-        are, nor what steps them.
+        The source with its interpreter, its overrides and the physics, as far as they are not as usual; not how many
+        environments there are, nor what steps them.
         """
         said = self.to_json()
-        return {name: said[name] for name in ("source", "overrides", "sim") if said[name] not in ({}, _USUAL["sim"])}
+        names = ("source", "overrides", "sim", "python")
+        return {name: said[name] for name in names if said[name] not in ({}, None, _USUAL["sim"])}
 
     def make(self, **changes: Any) -> AnyEnv:
         """Make the environments, with some fields of the recipe changed: ``recipe.make(num_envs=1)``."""
@@ -187,8 +190,41 @@ class EnvRecipe:
         except ConfigError as error:
             raise DataError(f"recipe: {error}") from error
 
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form to a file, as far as it is not as usual; commands take the file as their TASK."""
+        said = {name: value for name, value in self.to_json().items() if name == "source" or value != _EMPTY[name]}
+        write_whole(Path(path), json.dumps(said, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> EnvRecipe:
+        """Read a recipe file: the JSON form, or the same fields in YAML (``.yaml``, ``.yml``)."""
+        file = Path(path)
+        if file.suffix == ".json":
+            content: object = read_json(file)
+        else:
+            from headrace.envs._overrides import read_yaml
+
+            content = read_yaml(file, "recipe")
+        try:
+            return cls.from_json(content)
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from error
+
+
+_FILES = (".json", ".yaml", ".yml")
+
+
+def is_recipe_file(source: str) -> bool:
+    """Whether a source is the name of a recipe file; a name that could be nothing else must be there."""
+    if not source.endswith(_FILES) or source.startswith((GYMNASIUM, *FOREIGN)):
+        return False
+    if not Path(source).is_file():
+        raise ConfigError(f"recipe: expected a file, got {source!r}: there is none")
+    return True
+
 
 _USUAL = {entry.name: entry.default for entry in dataclasses.fields(EnvRecipe)}
+_EMPTY = _USUAL | {"overrides": dict[str, object]()}
 
 
 def _without_lists(value: object) -> object:

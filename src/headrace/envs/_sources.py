@@ -39,6 +39,24 @@ def resolve_source(text: str) -> str:
     return known_name(name, known)
 
 
+def check_told(source: str, whose: str, option: str) -> None:
+    """Refuse the source of a file that would import a module, or start a program, which nobody here has asked for.
+
+    Args:
+        source: that the file names.
+        whose: the file, or what it is, for the error.
+        option: how to say it oneself, for the error.
+    """
+    module = source.removeprefix(GYMNASIUM).rpartition(":")[0]
+    if source.startswith(FOREIGN):
+        what, advice = "which program is started, or connected to", f"pass it ({option}), as a recipe file for example"
+    elif module and module not in sys.modules:
+        what, advice = "which module is imported", f"import {module} first, or pass the task ({option} {source})"
+    else:
+        return
+    raise ConfigError(f"{whose} names {source!r}, and a file must not decide {what}; if you trust it, {advice}")
+
+
 def known_name(name: str, known: list[str]) -> str:
     """Which of ``known`` a task's name means; an unknown one raises an error that suggests the nearest."""
     found = next((spelled for spelled in spellings(name) if spelled in known), None)

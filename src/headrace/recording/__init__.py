@@ -5,6 +5,7 @@ from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._export import export_dataset
 from headrace.recording._feed import StepFeed
 from headrace.recording._info import DatasetInfo
+from headrace.recording._lerobot_dataset import LeRobotDataset
 from headrace.recording._merge import merge_datasets
 from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, RecorderReport
 from headrace.recording._show import contact_sheet, episode_table
@@ -18,6 +19,7 @@ __all__ = [
     "EpisodeDataset",
     "EpisodeMeta",
     "EpisodeRecorder",
+    "LeRobotDataset",
     "RecorderCfg",
     "RecorderReport",
     "StepFeed",

@@ -68,6 +68,7 @@ _ABOUT_KINDS: Kinds = {
     ),
     "steps": ("a whole number", is_count),
     "units": ("a whole number", is_count),
+    "recipe": ("a JSON object", lambda value: isinstance(value, dict)),
 }
 
 
@@ -159,7 +160,8 @@ class Appended:
         """Of an export on disk, written by this module."""
         if not (path / ABOUT).exists():
             raise DataError(f"{path}: no {ABOUT}; only an export that headrace wrote can be appended to")
-        about = check_record(read_json(path / ABOUT), _ABOUT_KINDS, str(path / ABOUT))
+        # exports of 0.1 do not say which environment they come from
+        about = check_record({"recipe": {}, **read_json(path / ABOUT)}, _ABOUT_KINDS, str(path / ABOUT))
         if about["version"] != VERSION:
             raise DataError(f"{path / ABOUT}: expected version {VERSION}, got {about['version']}; export again")
         info = read_json(path / "meta" / "info.json")
@@ -358,6 +360,7 @@ class LeRobotExporter:
             "episodes": [*before, *([*entry.key, entry.sha256] for entry in self._dataset.entries)],
             "steps": self.start.step + self._dataset.steps,
             "units": self.start.unit + len(units),
+            "recipe": dict(self._dataset.info.recipe),
         }
         (out / ABOUT).write_text(json.dumps(about))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -96,10 +96,20 @@ def frame_times(path: Path) -> list[float]:
         raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
 
 
+def decode_frames(path: Path) -> Iterator[Picture]:
+    """Every frame of a video in order, decoded one by one, uint8 (H, W, 3)."""
+    library = _library()
+    try:
+        with library.open(str(path)) as container:
+            for frame in container.decode(video=0):
+                yield frame.to_ndarray(format="rgb24")
+    except (library.error.FFmpegError, IndexError, OSError) as error:
+        raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
+
+
 def read_frames(path: Path) -> list[Picture]:
     """Every frame of a video, decoded, uint8 (H, W, 3)."""
-    with _library().open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return list(decode_frames(path))
 
 
 Pictures = NDArray[np.uint8]

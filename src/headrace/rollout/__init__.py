@@ -2,12 +2,14 @@
 
 from headrace.rollout._act_policy import load_chunk_policy
 from headrace.rollout._actor_critic import Policy, SavedPolicy, load_actor_critic, save_actor_critic
+from headrace.rollout._cloning import CloneCfg, CloneLoss, CloneTraining, clone
 from headrace.rollout._collect import collect
 from headrace.rollout._collect_workers import Collector
+from headrace.rollout._demonstrations import Demonstrations, load_demonstrations
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import evaluate
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, InstructionResult
-from headrace.rollout._imitation import CloneCfg, Demonstrations, clone, record_demonstrations
+from headrace.rollout._imitation import record_demonstrations
 from headrace.rollout._ppo import PPO, PPOCfg
 from headrace.rollout._replay_episode import Difference, Replay, make_replay_env, replay_dataset, replay_episode
 from headrace.rollout._words_policy import PusherWordsPolicy
@@ -15,6 +17,8 @@ from headrace.rollout._words_policy import PusherWordsPolicy
 __all__ = [
     "PPO",
     "CloneCfg",
+    "CloneLoss",
+    "CloneTraining",
     "Collector",
     "Counters",
     "Demonstrations",
@@ -33,6 +37,7 @@ __all__ = [
     "evaluate",
     "load_actor_critic",
     "load_chunk_policy",
+    "load_demonstrations",
     "make_replay_env",
     "record_demonstrations",
     "replay_dataset",

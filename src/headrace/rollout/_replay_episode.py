@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
 
 from headrace._leaves import flatten
-from headrace.envs import BatchEnv, EnvRecipe, Task, make
-from headrace.errors import ConfigError, DataError, UnsupportedError
+from headrace.envs import EnvRecipe, Task, make
+from headrace.envs._recipe import AnyEnv, is_recipe_file
+from headrace.envs._sources import check_told
+from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode, EpisodeDataset
 from headrace.recording._fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord
@@ -70,34 +71,36 @@ class _Witness:
         self.last = record
 
 
-def make_replay_env(info: DatasetInfo, task: str | Task | None = None) -> BatchEnv:
+def make_replay_env(info: DatasetInfo, task: str | Task | EnvRecipe | None = None) -> AnyEnv:
     """An environment like the one that was recorded, with one slot.
 
     Args:
         info: of the dataset.
-        task: where the dataset names none, or one that is not registered under its name here: a name or a task.
+        task: where the dataset names none, or one that is not registered under its name here: a name, a task, a recipe
+            or the name of a recipe file. Needed, too, where the dataset names a module that is not imported yet, or
+            another interpreter.
     """
     if isinstance(task, Task):
         return make(task, 1, autoreset="disabled")
-    recipe = EnvRecipe.from_json({"source": "", **info.recipe} | ({} if task is None else {"source": task}))
-    if not recipe.source:
-        raise ConfigError("replay: the dataset does not name its task; record with DatasetInfo.of(env), or pass task")
-    if recipe.bridged:
-        raise UnsupportedError(
-            f"replay: expected a task of headrace.make, got {recipe.source!r}; a bridged environment shows no physics "
-            "states, and its episodes need not repeat"
-        )
-    module = info.source.rpartition(":")[0]
-    if task is None and module and module not in sys.modules:
-        raise ConfigError(
-            f"replay: the dataset names {info.source!r}, and a file must not decide which module is imported; if you "
-            f"trust it, import {module} first, or pass the task (--task {info.source})"
-        )
-    return cast("BatchEnv", recipe.make(num_envs=1, autoreset="disabled", episode_stride=None))
+    if isinstance(task, str) and is_recipe_file(task):
+        task = EnvRecipe.load(task)
+    if not isinstance(task, EnvRecipe):
+        said = {"source": "", **info.recipe}
+        if task is not None:
+            said |= {"source": task}
+            said.pop("python", None)
+        if not said["source"]:
+            raise ConfigError(
+                "replay: the dataset does not name its task; record with DatasetInfo.of(env), or pass task (--task)"
+            )
+        if task is None:
+            check_told(info.source, "replay: the dataset", "--task")
+        task = EnvRecipe.from_json(said)
+    return task.make(num_envs=1, autoreset="disabled", episode_stride=None, workers=None)
 
 
 def replay_dataset(
-    dataset: EpisodeDataset, episodes: Iterable[Episode] | None = None, *, task: str | Task | None = None
+    dataset: EpisodeDataset, episodes: Iterable[Episode] | None = None, *, task: str | Task | EnvRecipe | None = None
 ) -> Generator[tuple[Episode, Replay]]:
     """Replay recorded episodes, one after the other, in an environment of their own: each with what it showed.
 
@@ -111,7 +114,7 @@ def replay_dataset(
             yield episode, replay_episode(episode, env)
 
 
-def replay_episode(episode: Episode, env: BatchEnv) -> Replay:
+def replay_episode(episode: Episode, env: AnyEnv) -> Replay:
     """Run a recorded episode's actions from its beginning and compare every step with what was recorded.
 
     States, observations, images, rewards, flags and the instruction are compared where the episode has them, to the

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
-from headrace.sim._mujoco_api import SETCONST_INPUTS, Model, mujoco, new_batch
+from headrace.sim._mujoco_api import Model, mujoco, new_batch, setconst_inputs
 
 DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
 FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -451,7 +451,7 @@ class PoseReader:
                 self._expanded[name] = self._batch.expand(name)
             target = self._expanded[name]
             target[:n] = given[name].reshape(target[:n].shape) if name in given else getattr(self._kinematic, name)
-        if SETCONST_INPUTS.intersection(names):
+        if setconst_inputs().intersection(names):
             self._batch.set_const(np.arange(n, dtype=np.int32))
 
     def _nominal(self, kind: Literal["pos", "quat"]) -> F64:

@@ -25,6 +25,11 @@ def check_camera_name(name: str) -> None:
         raise UnknownNameError("renderer", name, _CAMERAS)
 
 
+def camera_names() -> list[str]:
+    """The names of all cameras, sorted."""
+    return sorted(_CAMERAS)
+
+
 def register_camera(name: str, make: CameraFactory) -> None:
     """Give a camera of your own a name, for ``ImageSpec(renderer=name)``. A name that is taken is refused."""
     if name in _CAMERAS:

@@ -34,9 +34,6 @@ from headrace.sim._camera_shapes import Shape, build_triangles, shape_of
 from headrace.sim._camera_textures import TextureTables
 from headrace.sim._mujoco_api import Model, mujoco
 
-_RGB_ROLE = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
-_POINT = int(mujoco.mjtLightType.mjLIGHT_POINT)
-_FIXED = int(mujoco.mjtCamLight.mjCAMLIGHT_FIXED)
 SHOWN_GROUPS = 3  # MuJoCo shows geoms and sites of groups 0, 1 and 2 unless told otherwise
 
 
@@ -129,7 +126,7 @@ def build_tables(model: Model) -> SceneTables:
             continue
         emission[k] = raw.mat_emission[s.material]
         gloss[k] = raw.mat_specular[s.material], raw.mat_shininess[s.material] * 128
-        number = int(raw.mat_texid[s.material, _RGB_ROLE])
+        number = int(raw.mat_texid[s.material, int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
         if number < 0:
             continue
         color = textures.flat_color(number)
@@ -218,7 +215,7 @@ def _moves(raw: Any, mode: int, body: int, target: int) -> bool:
     aims = int(mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODY), int(mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODYCOM)
     if mode in aims and target >= 0:
         return bool(raw.body_weldid[body] != 0 or raw.body_weldid[target] != 0)
-    return bool(mode != _FIXED or raw.body_weldid[body] != 0)
+    return bool(mode != int(mujoco.mjtCamLight.mjCAMLIGHT_FIXED) or raw.body_weldid[body] != 0)
 
 
 def _texture_scale(raw: Any, shown: _Shown, is_shape: bool, has_coordinates: bool, cube: bool) -> F32:
@@ -283,7 +280,7 @@ def _lights(raw: Any) -> _Lights:
         if not raw.light_active[i]:
             continue
         directional = raw.light_type[i] == int(mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
-        everywhere = raw.light_type[i] == _POINT or raw.light_cutoff[i] >= 180
+        everywhere = raw.light_type[i] == int(mujoco.mjtLightType.mjLIGHT_POINT) or raw.light_cutoff[i] >= 180
         if directional and raw.light_castshadow[i]:
             casters.append(len(source))
         source.append(i)

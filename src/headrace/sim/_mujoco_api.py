@@ -1,7 +1,8 @@
-"""The one door to MuJoCo's untyped bindings: models, the native batch and the log, with types."""
+"""The one door to MuJoCo's untyped bindings: models, the native batch and the log, with types. They load on use."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import weakref
@@ -12,19 +13,41 @@ from typing import Any, NoReturn, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, LifecycleError
+from headrace.errors import ConfigError, LifecycleError, MissingExtraError
+
+_LEAST = 4
+_STILL_WORKS = "bridges, evaluation, replay, learning, vision and bench work without it"
+
+
+@functools.cache
+def _library(name: str = "mujoco") -> Any:
+    try:
+        found = importlib.import_module("mujoco")
+    except ModuleNotFoundError as error:
+        if error.name != "mujoco":
+            raise
+        raise MissingExtraError(
+            f"native tasks need MuJoCo {_LEAST}, which is not installed; run: pip install 'mujoco>={_LEAST}'. "
+            f"{_STILL_WORKS.capitalize()}"
+        ) from error
+    version = str(found.__version__)
+    if int(version.split(".")[0]) < _LEAST:
+        raise MissingExtraError(
+            f"native tasks need MuJoCo {_LEAST}, and {version} is installed; run: pip install 'mujoco>={_LEAST}', in "
+            f"an environment of its own if something else needs {version}. {_STILL_WORKS.capitalize()}"
+        )
+    return found if name == "mujoco" else importlib.import_module(name)
+
+
+class _Native:
+    """MuJoCo's bindings, imported and their version checked when the first of their names is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_library(), name)
+
 
 # the bindings are compiled and carry no types: everything that leaves this module has some
-mujoco: Any = importlib.import_module("mujoco")
-_batch: Any = importlib.import_module("mujoco.batch")
-
-STAGE_NONE = int(mujoco.mjtStage.mjSTAGE_NONE)
-STAGE_POS = int(mujoco.mjtStage.mjSTAGE_POS)
-STAGE_ACC = int(mujoco.mjtStage.mjSTAGE_ACC)
-
-# the warnings after which MuJoCo resets a simulation by itself (bad qpos, qvel, qacc) or drops its controls
-_FIRST_BAD = int(mujoco.mjtWarning.mjWARN_BADQPOS)
-_LAST_BAD = int(mujoco.mjtWarning.mjWARN_BADCTRL)
+mujoco: Any = _Native()
 
 # MjData fields that are part of the state: writable views of the batch's rows
 STATE_FIELDS = frozenset(
@@ -34,10 +57,16 @@ STATE_FIELDS = frozenset(
     )
 )
 
-# model fields from which MuJoCo derives constants: writing one calls for set_const
-SETCONST_INPUTS: frozenset[str] = frozenset(mujoco.MjModel._setconst_inputs)
 
-SimulationError: type[Exception] = _batch.SimulationError
+@functools.cache
+def setconst_inputs() -> frozenset[str]:
+    """Model fields from which MuJoCo derives constants: writing one calls for set_const."""
+    return frozenset(mujoco.MjModel._setconst_inputs)
+
+
+def simulation_error() -> type[Exception]:
+    """What a batch raises for simulations that failed."""
+    return _library("mujoco.batch").SimulationError
 
 
 class Named(Protocol):
@@ -98,7 +127,7 @@ class NativeBatch(Protocol):
     def bind(self, name: str) -> NDArray[Any]: ...
     def expand(self, name: str) -> NDArray[Any]: ...
     def step(self, ids: NDArray[np.int32] | None = None, nstep: int = 1, stage: int = 0) -> None: ...
-    def forward(self, ids: NDArray[np.int32] | None = None, stage: int = STAGE_ACC) -> None: ...
+    def forward(self, ids: NDArray[np.int32] | None = None, stage: int = ...) -> None: ...
     def set_const(self, ids: NDArray[np.int32] | None = None) -> None: ...
 
 
@@ -107,22 +136,24 @@ def new_batch(model: Model, num_envs: int, threads: int) -> NativeBatch:
 
     In a forked child a batch with threads has lost them: calling it would wait forever, so it raises instead.
     """
-    batch = _batch.Batch(model, nsim=num_envs, nthread=threads)
+    batch = _library("mujoco.batch").Batch(model, nsim=num_envs, nthread=threads)
     if threads > 1:
         _with_threads.add(batch)
     return cast("NativeBatch", batch)
 
 
-class _ForkedBatch(_batch.Batch):
+@functools.cache
+def _forked_batch() -> type:
     """What a batch with threads becomes in a forked child: its rows can be read, its threads are gone."""
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise LifecycleError(
             "simulation: this process was forked after the simulation was made, and a fork leaves its threads behind; "
             "make the environment in the child, pass threads=1 to make(), or start the process with 'spawn'"
         )
 
-    step = forward = set_const = ray = _refuse
+    refused = dict[str, Any].fromkeys(("step", "forward", "set_const", "ray"), refuse)
+    return type("_ForkedBatch", (_library("mujoco.batch").Batch,), refused)
 
 
 _with_threads: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -132,7 +163,7 @@ _left_by_parent: list[Any] = []
 
 def _disown_batches() -> None:
     for batch in tuple(_with_threads):
-        batch.__class__ = _ForkedBatch
+        batch.__class__ = _forked_batch()
         _left_by_parent.append(batch)
     _with_threads.clear()
 
@@ -179,7 +210,9 @@ def load_model_with_contacts(path: Path, pairs: Sequence[tuple[str, str]]) -> Mo
 
 def bad_state_counts(batch: NativeBatch) -> NDArray[np.int32]:
     """A live view (num_envs, kinds) of how often each simulation went bad since its last reset."""
-    return batch.warning[:, _FIRST_BAD : _LAST_BAD + 1, 1]
+    # the warnings after which MuJoCo resets a simulation by itself (bad qpos, qvel, qacc) or drops its controls
+    kinds = mujoco.mjtWarning
+    return batch.warning[:, int(kinds.mjWARN_BADQPOS) : int(kinds.mjWARN_BADCTRL) + 1, 1]
 
 
 def silence_log() -> None:

@@ -68,7 +68,8 @@ class MujocoSim:
         self._derives_constants = False
         self._sealed = False
         self.current_positions = current_positions
-        self._stage = mujoco_api.STAGE_POS if current_positions else mujoco_api.STAGE_NONE
+        stages = mujoco_api.mujoco.mjtStage
+        self._stage = int(stages.mjSTAGE_POS if current_positions else stages.mjSTAGE_NONE)
         from headrace._kernels import episodes  # brings numba: on use
 
         self._kernels = episodes
@@ -99,7 +100,7 @@ class MujocoSim:
             values = torch.from_numpy(self._open().expand(name))
             self._model_fields[name] = values
             self._nominal[name] = values[0].clone()
-            self._derives_constants |= name in mujoco_api.SETCONST_INPUTS or name.startswith("opt.")
+            self._derives_constants |= name in mujoco_api.setconst_inputs() or name.startswith("opt.")
         return self._model_fields[name]
 
     @property
@@ -141,7 +142,7 @@ class MujocoSim:
         """As :meth:`step`, without a look at ``bad_counts``; the simulations that raised, or None."""
         try:
             self._open().step(rows, nstep=substeps, stage=self._stage)
-        except mujoco_api.SimulationError as error:
+        except mujoco_api.simulation_error() as error:
             return mujoco_api.failed_ids(error)
         return None
 
@@ -230,7 +231,7 @@ class MujocoSim:
         self._kernels.gather_rows(rows, state, small.state)
         try:
             small.forward()
-        except mujoco_api.SimulationError:
+        except mujoco_api.simulation_error():
             return False
         for sources, targets in small.outputs:
             self._kernels.scatter_rows(rows, sources, targets)

@@ -93,7 +93,7 @@ class MujocoWarpSim:
             # eq_data is an input and a constant; it may have its rows already
             known = self._constants.pop(name, None)
             self._model_fields[name] = self._expanded(name) if known is None else known
-            if name in mujoco_api.SETCONST_INPUTS and not self._derives_constants:
+            if name in mujoco_api.setconst_inputs() and not self._derives_constants:
                 # masses of its own call for constants of its own: shared ones would be those of the last to be reset
                 self._derives_constants = True
                 own = [constant for constant in _CONSTANTS if constant not in self._model_fields]

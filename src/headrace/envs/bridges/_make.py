@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace._gymnasium_ids import BATCHED, ENTRY, GYMNASIUM
@@ -148,7 +150,12 @@ def bridge(
     else:
         factories = _factories(source, num_envs, env_kwargs)
         # a worker's environments are out of sight: make one here to see its spaces
-        probe = factories[0]()
+        try:
+            probe = factories[0]()
+        except TypeError as error:
+            if env_kwargs is None:
+                raise
+            raise ConfigError(f"bridge: {source} does not take {dict(env_kwargs)}: {error}") from error
         name = environment_name(probe)
         spaces = probe.observation_space, probe.action_space
         layout = exchange_layout(len(factories), *spaces)
@@ -251,6 +258,7 @@ def _factories(
             gymnasium.spec(name)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ConfigError(f"bridge: expected the id of a Gymnasium environment, got {source!r}: {error}") from error
+        _check_arguments(name, env_kwargs or {})
         one = cast("EnvFactory", functools.partial(gymnasium.make, source, **(env_kwargs or {})))
         return [one] * count
     factories = [] if callable(source) else list(source)
@@ -260,6 +268,21 @@ def _factories(
             f"got {source!r}; wrap each environment: [lambda: MyEnv() for _ in range(8)]"
         )
     return factories
+
+
+def _check_arguments(name: str, env_kwargs: Mapping[str, object]) -> None:
+    """Refuse an argument that neither ``gymnasium.make`` nor the environment takes, with a suggestion."""
+    spec = gymnasium.spec(name)
+    entry = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    if entry is None or not env_kwargs:
+        return
+    taken = {**inspect.signature(gymnasium.make).parameters, **inspect.signature(entry).parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(entry).parameters.values()):
+        return
+    known = [name for name, parameter in taken.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    for argument in env_kwargs:
+        if argument not in known:
+            raise UnknownNameError(f"argument of {name}", argument, [*known, *spec.kwargs])
 
 
 def _native_backend(
