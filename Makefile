@@ -79,7 +79,7 @@ bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare wit
 	scripts/setup_openpi.sh
 	scripts/setup_lerobot.sh
 	scripts/setup_aloha.sh
-	scripts/setup_simulators.sh mjlab batched
+	scripts/setup_simulators.sh robosuite mjlab batched
 
 bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick
@@ -89,6 +89,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/chunking.py --quick
 	$(BIN)/python benchmarks/serving.py --quick
 	$(BIN)/python benchmarks/distributed.py --quick
+	$(BIN)/python benchmarks/bridges.py --quick
 	$(BIN)/python benchmarks/recording.py --quick
 	$(BIN)/python benchmarks/overhead.py --quick
 	$(BIN)/python benchmarks/bridges_batched.py --quick
