@@ -101,7 +101,7 @@ class RunRequest:
                 raise UnknownNameError("argument", name, RunOptions.__annotations__)
         names = ("num_envs", "seed", "overrides", "threads", "device", "sim")
         recipe = recipe_of(task, _NUM_ENVS, **{name: options.get(name) for name in names}).resolve()
-        plain = EnvRecipe(recipe.source)
+        plain = EnvRecipe("usual")
         for name in ("autoreset", "final_obs", "episode_stride"):
             if getattr(recipe, name) != getattr(plain, name):
                 raise ConfigError(
