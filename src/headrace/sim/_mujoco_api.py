@@ -152,7 +152,7 @@ def _forked_batch() -> type:
             "make the environment in the child, pass threads=1 to make(), or start the process with 'spawn'"
         )
 
-    refused = dict[str, Any].fromkeys(("step", "forward", "set_const", "ray"), refuse)
+    refused: dict[str, Any] = {"step": refuse, "forward": refuse, "set_const": refuse, "ray": refuse}
     return type("_ForkedBatch", (_library("mujoco.batch").Batch,), refused)
 
 

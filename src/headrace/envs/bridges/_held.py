@@ -98,7 +98,10 @@ class HeldArrays:
         """Take over the observation of ``rows``."""
         ids = rows.numpy()
         for group, held in self._held.items():
-            held[ids] = self._exchange.obs[group][ids]
+            if len(ids) == len(held):  # one copy; choosing rows takes two
+                np.copyto(held, self._exchange.obs[group])
+            else:
+                held[ids] = self._exchange.obs[group][ids]
 
     def shown(self) -> Obs:
         """The observation of every environment."""
