@@ -10,8 +10,8 @@
     assert device.syncs == {("item", "tests/test_mine.py:7"): 1}
 
 Tensors are a subclass that wraps a CPU tensor; every operation arrives at ``PretendCuda.run`` as the ATen operation
-that a GPU would run. Results are those of the CPU. What it does not pretend: kernels, memory limits, concurrent streams
-and ``backward()`` (torch's engine needs a real accelerator).
+that a GPU would run. Results are those of the CPU. Launches of Warp are checked to go to torch's current stream. What
+it does not pretend: kernels, memory limits, concurrency and ``backward()`` (torch's engine needs a real accelerator).
 """
 
 from __future__ import annotations
@@ -63,6 +63,16 @@ class PretendCuda:
         """Copies of a device tensor into a host tensor; each is a wait, too."""
         self.to_device: Counter[Place] = Counter()
         """Copies of host memory to the device, Python numbers and lists of ``torch.tensor`` included."""
+        self.blocking: Counter[Place] = Counter()
+        """Those for which the host waits, as torch does unless they are ``non_blocking`` and from pinned memory."""
+        self.launches: Counter[str] = Counter()
+        """What Warp launched, by name; a captured graph counts as one."""
+        self.off_stream: Counter[tuple[str, Place]] = Counter()
+        """Launches of Warp on another stream than torch's current one: races on a GPU."""
+        self.stream = _Stream(0)
+        """``torch.cuda.current_stream()``; assign another to move there, as ``torch.cuda.stream`` does."""
+        self.warp_stream: _Stream | None = None
+        self.capturing = False
         self.operations: Counter[str] = Counter()
         """ATen operations on tensors of the device: the upper bound of kernel launches."""
         self.allocated = 0
@@ -70,18 +80,31 @@ class PretendCuda:
 
     @property
     def waits(self) -> int:
-        """How often the host waited: ``syncs`` and ``to_host`` together."""
-        return self.syncs.total() + self.to_host.total()
+        """How often the host waited: ``syncs``, ``to_host`` and ``blocking`` together."""
+        return self.syncs.total() + self.to_host.total() + self.blocking.total()
 
     def clear(self) -> None:
         """Count from zero again, for example after a warm-up."""
-        for counter in (self.syncs, self.to_host, self.to_device, self.operations):
+        counters = self.syncs, self.to_host, self.to_device, self.blocking, self.operations, self.launches
+        for counter in (*counters, self.off_stream):
             counter.clear()
         self.allocated = 0
 
     def synchronize(self, device: object = None) -> None:
         """``torch.cuda.synchronize``."""
         self.syncs["synchronize", _place()] += 1
+
+    def current_stream(self, device: object = None) -> _Stream:
+        """``torch.cuda.current_stream``."""
+        return self.stream
+
+    def launch(self, name: str, stream: _Stream | None = None) -> None:
+        """Warp launches something now."""
+        if self.capturing:
+            return
+        self.launches[name] += 1
+        if (stream or self.warp_stream) is not self.stream:
+            self.off_stream[name, _place()] += 1
 
     def run(self, operation: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
         """One ATen operation, on the wrapped CPU tensors."""
@@ -92,7 +115,7 @@ class PretendCuda:
         to_device = bool(ours) if wanted is None else torch.device(wanted).type == "cuda"
         if ours or to_device:
             self.operations[name] += 1
-            self._count(name, arguments, to_device=to_device)
+            self._count(name, arguments, options, to_device=to_device)
             if name not in _COPIES:
                 _refuse_mixed(name, arguments, [tensor for tensor in tensors if not isinstance(tensor, PretendTensor)])
         given = {key: _host(value) for key, value in options.items()}
@@ -117,7 +140,7 @@ class PretendCuda:
             return leaf
         return known[id(leaf)] if id(leaf) in known else PretendTensor(leaf, self)
 
-    def _count(self, name: str, arguments: Sequence[Any], *, to_device: bool) -> None:
+    def _count(self, name: str, arguments: Sequence[Any], options: dict[str, Any], *, to_device: bool) -> None:
         place = _place()
         if name in _SYNCS:
             self.syncs[_SYNCS[name], place] += 1
@@ -129,17 +152,23 @@ class PretendCuda:
                     self.syncs["boolean index", place] += 1
                 elif index is not None and not isinstance(index, PretendTensor):
                     self.to_device[place] += 1
+                    self.blocking[place] += 1
         elif name == "copy_":
             target, source = arguments[0], arguments[1]
-            self._count_copy(isinstance(source, PretendTensor), isinstance(target, PretendTensor), place)
+            patient = not (len(arguments) > 2 and arguments[2])
+            self._count_copy(source, isinstance(target, PretendTensor), patient, place)
         elif name == "_to_copy":
-            self._count_copy(isinstance(arguments[0], PretendTensor), to_device, place)
+            self._count_copy(arguments[0], to_device, not options.get("non_blocking"), place)
 
-    def _count_copy(self, from_device: bool, to_device: bool, place: Place) -> None:
+    def _count_copy(self, source: torch.Tensor, to_device: bool, patient: bool, place: Place) -> None:
+        from_device = isinstance(source, PretendTensor)
         if from_device and not to_device:
             self.to_host[place] += 1
         elif to_device and not from_device:
             self.to_device[place] += 1
+            # a number becomes an argument of a kernel
+            if source.dim() and (patient or not getattr(source, "pretend_pinned", False)):
+                self.blocking[place] += 1
 
 
 class PretendTensor(torch.Tensor):
@@ -195,7 +224,9 @@ class _Functions(TorchFunctionMode):
         if name == "cuda":
             return args[0].to(CUDA)
         if name == "pin_memory":
-            return args[0].clone()
+            pinned = args[0].clone()
+            pinned.pretend_pinned = True
+            return pinned
         if name == "to":
             args = tuple(_with_index(argument) for argument in args)
         if options.get("pin_memory"):
@@ -239,7 +270,7 @@ def pretend_cuda(*, warp: bool = False) -> Generator[PretendCuda]:
         mock.patch.object(torch.cuda, "is_initialized", return_value=True),
         mock.patch.object(torch.cuda, "device_count", return_value=1),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
-        mock.patch.object(torch.cuda, "current_stream", return_value=_Stream()),
+        mock.patch.object(torch.cuda, "current_stream", pretend.current_stream),
         mock.patch.object(torch.cuda, "synchronize", pretend.synchronize),
         mock.patch.object(torch, "Generator", _Generator),
         *(_warp_patches(pretend) if warp else ()),
@@ -275,19 +306,57 @@ class _Generator(metaclass=_GeneratorType):
 
 
 class _Stream:
-    cuda_stream = 1
+    """A stream of torch, and of Warp."""
+
+    def __init__(self, handle: object = 0) -> None:
+        self.cuda_stream = handle
 
 
 def _warp_patches(pretend: PretendCuda) -> list[Any]:
     import warp
 
-    take, give = warp.from_torch, warp.to_torch
+    take, give, capture = warp.from_torch, warp.to_torch, warp.ScopedCapture
     cpu = warp.get_device("cpu")
+
+    @contextmanager
+    def scoped_stream(stream: _Stream, **_: object) -> Generator[_Stream]:
+        before, pretend.warp_stream = pretend.warp_stream, stream
+        try:
+            with warp.ScopedDevice(cpu):
+                yield stream
+        finally:
+            pretend.warp_stream = before
+
+    @contextmanager
+    def scoped_capture(stream: _Stream | None = None, **named: Any) -> Generator[Any]:
+        assert stream is None or stream.cuda_stream != 0, "CUDA refuses to capture the default stream"
+        assert stream is pretend.warp_stream, "captured on another stream than the one that is launched on"
+        pretend.capturing = True
+        try:
+            with capture(**named) as made:
+                yield made
+        finally:
+            pretend.capturing = False
+
+    def counted(launch: Callable[..., Any], graph: bool = False) -> Callable[..., Any]:
+        def run(*rest: Any, stream: _Stream | None = None, **named: Any) -> Any:
+            kernel = rest[0] if rest else named.get("kernel")
+            pretend.launch("graph" if graph else kernel.key, stream)
+            return launch(*rest, **named)
+
+        return run
+
     return [
         mock.patch.object(warp, "from_torch", lambda tensor, *rest, **named: take(_host(tensor), *rest, **named)),
         mock.patch.object(warp, "to_torch", lambda array, **named: PretendTensor(give(array, **named), pretend)),
         mock.patch.object(warp, "device_from_torch", return_value=cpu),
-        mock.patch.object(warp, "stream_from_torch", return_value=None),
+        mock.patch.object(warp, "stream_from_torch", lambda stream: stream),
+        mock.patch.object(warp, "Stream", return_value=_Stream("its own")),
+        mock.patch.object(warp, "ScopedStream", scoped_stream),
+        mock.patch.object(warp, "ScopedCapture", scoped_capture),
+        mock.patch.object(warp, "launch", counted(warp.launch)),
+        mock.patch.object(warp, "launch_tiled", counted(warp.launch_tiled)),
+        mock.patch.object(warp, "capture_launch", counted(warp.capture_launch, graph=True)),
     ]
 
 

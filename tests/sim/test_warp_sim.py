@@ -48,7 +48,7 @@ def test_a_model_with_the_pgs_solver_is_refused_with_the_way_out() -> None:
 
 def test_both_simulations_say_what_suspension_costs() -> None:
     assert "skipped" in MujocoSim.suspension_cost
-    assert "copied" in MujocoWarpSim.suspension_cost
+    assert "two copies of their states" in MujocoWarpSim.suspension_cost
 
 
 def test_the_mass_of_one_warp_world_is_not_that_of_the_others() -> None:

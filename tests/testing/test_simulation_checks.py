@@ -94,7 +94,7 @@ class HidesFailures(MujocoSim):
 class BlamesEverybody(MujocoSim):
     def step(self, ids, substeps):
         failed = super().step(ids, substeps)
-        return failed if failed is None else torch.arange(self.num_envs)
+        return failed if failed is None else torch.ones(self.num_envs, dtype=torch.bool)
 
 
 class FailureSpreads(MujocoSim):

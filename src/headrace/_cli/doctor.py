@@ -41,6 +41,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--compile", action="store_true", help="compile every kernel now, with a progress bar, instead of at first use"
     )
+    parser.add_argument(
+        "--gpu", action="store_true", help="compare every GPU path with its CPU reference on the CUDA device of torch"
+    )
     parser.set_defaults(handler=_doctor)
 
 
@@ -51,6 +54,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
         console.print(compile_everything(), highlight=False)
         return 0
+    if arguments.gpu:
+        return _check_gpu(console)
     with Console(stderr=True).status(
         "looking (the first time on a machine it compiles kernels, for up to a few minutes)"
     ):
@@ -65,6 +70,26 @@ def _doctor(arguments: argparse.Namespace) -> int:
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     console.print(f"broken: {', '.join(broken)}" if broken else "The core works.")
     return 1 if broken else 0
+
+
+def _check_gpu(console: Console) -> int:
+    """Print one line per comparison; exit code 1 where one does not hold, 2 without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        console.print("doctor --gpu: torch finds no CUDA device; install a build of torch with CUDA, and a driver")
+        return 2
+    from headrace._jobs.gpu import check_gpu
+
+    checks = check_gpu()
+    table = Table(title=f"headrace doctor --gpu: {torch.cuda.get_device_name()}")
+    for column in ("", "compared with the CPU", "found"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        mark, style = _MARKS["ok" if check.ok else "broken"]
+        table.add_row(Text(mark, style), check.name, Text(check.found))
+    console.print(table)
+    return 0 if all(check.ok for check in checks) else 1
 
 
 def core() -> list[Finding]:
@@ -135,11 +160,11 @@ def opengl() -> list[Finding]:
 
 
 def gpu() -> list[Finding]:
-    """What torch sees. headrace's GPU paths are exercised on the CPU and have not been measured on a GPU."""
+    """What torch sees; ``doctor --gpu`` tries it out."""
     import torch
 
     if torch.cuda.is_available():
-        return [Finding("GPU", "ok", torch.cuda.get_device_name(), "pip install 'headrace[warp]' for sim='warp'")]
+        return [Finding("GPU", "ok", torch.cuda.get_device_name(), "try it out: headrace doctor --gpu")]
     return [Finding("GPU", "absent", "none that torch can use", "not needed")]
 
 

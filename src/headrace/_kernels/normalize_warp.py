@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace._device import current_stream, warp_launches
 from headrace._kernels.normalize import RECIPROCAL
 from headrace.errors import require_extra
 
@@ -99,18 +100,14 @@ def normalize_warp(x: Tensor, out: Tensor) -> None:
         return
     images, height, width, channels = x.shape
     pixels = height * width
-    on_cuda = x.device.type == "cuda"
-    stream = torch.cuda.current_stream(x.device) if on_cuda else None
-    with _lock:
-        sums, mean = _scratch_for(images, channels, x.device, stream.cuda_stream if stream is not None else 0)
+    stream = current_stream(x.device)
+    with _lock, warp_launches(x.device) as device:
+        sums, mean = _scratch_for(images, channels, x.device, 0 if stream is None else stream.cuda_stream)
         sums.zero_()
-        wp.init()
         source = wp.from_torch(_flat(x), dtype=wp.uint8)
         target = wp.from_torch(_flat(out), dtype=wp.float32)
         warp_sums = wp.from_torch(sums, dtype=wp.int64)
         warp_mean = wp.from_torch(mean, dtype=wp.vec2d)
-        device = wp.device_from_torch(x.device)
-        warp_stream = wp.stream_from_torch(stream) if stream is not None else None
         strides, out_strides = wp.vec4l(*x.stride()), wp.vec4l(*out.stride())
         wp.launch(
             _sum,
@@ -118,23 +115,14 @@ def normalize_warp(x: Tensor, out: Tensor) -> None:
             inputs=[source, strides, width, channels, pixels],
             outputs=[warp_sums],
             device=device,
-            stream=warp_stream,
         )
-        wp.launch(
-            _mean,
-            dim=(images, channels),
-            inputs=[warp_sums, pixels],
-            outputs=[warp_mean],
-            device=device,
-            stream=warp_stream,
-        )
+        wp.launch(_mean, dim=(images, channels), inputs=[warp_sums, pixels], outputs=[warp_mean], device=device)
         wp.launch(
             _write,
             dim=(images, pixels * channels),
             inputs=[source, warp_mean, strides, width, channels, out_strides],
             outputs=[target],
             device=device,
-            stream=warp_stream,
         )
 
 

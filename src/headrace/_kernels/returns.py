@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._device import warp_launches
 from headrace.errors import require_extra
 
 Returns: TypeAlias = tuple[Tensor, Tensor]
@@ -160,15 +161,14 @@ def _warp(
     inputs = [*rollout[:5], active, step, *extra]
     # Warp's view of a tensor does not keep it alive
     tensors = [item.detach().contiguous() if isinstance(item, Tensor) else item for item in inputs]
-    wp.launch(
-        getattr(returns_warp, name),
-        dim=dim,
-        inputs=[*(wp.from_torch(t) if isinstance(t, Tensor) else t for t in tensors), *map(scalar, numbers)],
-        outputs=[wp.from_torch(advantage), wp.from_torch(value_target)],
-        device=wp.device_from_torch(reward.device),
-        # on torch's stream, so that neither side waits
-        stream=wp.stream_from_torch(reward.device) if reward.is_cuda else None,
-    )
+    with warp_launches(reward.device) as device:
+        wp.launch(
+            getattr(returns_warp, name),
+            dim=dim,
+            inputs=[*(wp.from_torch(t) if isinstance(t, Tensor) else t for t in tensors), *map(scalar, numbers)],
+            outputs=[wp.from_torch(advantage), wp.from_torch(value_target)],
+            device=device,
+        )
     return advantage, value_target
 
 

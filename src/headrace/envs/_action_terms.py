@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._device import constant
 from headrace.envs._model_names import object_id
 from headrace.envs._rows import Rows
 from headrace.errors import ConfigError
@@ -137,7 +138,7 @@ def _write_controls(rows: Rows, names: tuple[str, ...] | None, values: Tensor) -
     if names is None:
         rows.set("ctrl", values)
         return
-    columns = torch.tensor(_actuator_ids(rows.model, names), device=values.device)
+    columns = constant(tuple(_actuator_ids(rows.model, names)), torch.int64, values.device)
     rows.set("ctrl", rows.get("ctrl").index_copy(1, columns, values))
 
 

@@ -34,6 +34,34 @@ def taken_actions(
     return actions, actions.index_select(0, rows).to(torch.float64 if actions.is_floating_point() else torch.int64)
 
 
+def device_actions(
+    actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, everyone: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`taken_actions`, on a GPU and without waiting for it.
+
+    Whether the values are fit is the third of what it returns, bool (n,) of the rows that are not: zeros, or the first
+    choice, stand for them. Who reads it refuses them with :func:`refuse_actions`.
+    """
+    actions = _of_right_kind(actions, space, everyone.shape[0], everyone.device)
+    chosen = actions if active_ids is None else actions.index_select(0, active_ids)
+    if isinstance(space, spaces.Discrete):
+        low = int(space.start)
+        fine, usual = (chosen >= low) & (chosen < low + int(space.n)), low
+        return actions, torch.where(fine, chosen, usual).to(torch.int64), ~fine
+    fine = torch.isfinite(chosen)
+    rows = fine.reshape(chosen.shape[0], -1).all(dim=1)
+    return actions, torch.where(fine, chosen, 0.0).to(torch.float64), ~rows
+
+
+def refuse_actions(actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None) -> None:
+    """Raise what is wrong with actions that :func:`device_actions` found unfit, after the step that used them."""
+    try:
+        checked_actions(actions, space, active_ids, actions.shape[0], actions.device)
+    except ActionError as error:
+        wrong = str(error).removesuffix("; nothing was stepped")
+        raise ActionError(f"{wrong}; on a GPU this is found after the step: call reset() to start again") from None
+
+
 def checked_actions(
     actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
 ) -> Tensor:

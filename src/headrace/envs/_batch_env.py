@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -12,8 +13,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._device import to_device
 from headrace._kernels.threads import stop_workers
-from headrace.envs._actions import taken_actions
+from headrace.envs._actions import device_actions, refuse_actions, taken_actions
 from headrace.envs._compiled_rows import compiled_rows, has_own_functions
 from headrace.envs._compiled_step import CompiledStep
 from headrace.envs._episode_state import StepOutcome
@@ -44,6 +46,7 @@ from headrace.types import (
 if TYPE_CHECKING:
     from headrace.envs._viewer import Viewer
 
+_LOG = logging.getLogger("headrace.envs")
 _TILES = 16
 
 
@@ -106,11 +109,13 @@ class BatchEnv(EpisodicEnv):
         self.action_space = batch_space(task.action_space, self.num_envs)
         self._held = HeldObservations(task.observation_space, task.images, sim, threads)
         self._viewer: Viewer | None = None
+        self._explained: set[str] = set()
         rehearse(task, sim)
-        rows = compiled_rows(task, sim, self._episodes)
         self._compiled: CompiledStep | None = None
-        if rows is not None and isinstance(sim, MujocoSim):
-            self._compiled = CompiledStep(self, sim, rows, self._episodes, self._active_set, self._held.array())
+        if isinstance(sim, MujocoSim):
+            rows = compiled_rows(task, sim, self._episodes)
+            if rows is not None:
+                self._compiled = CompiledStep(self, sim, rows, self._episodes, self._active_set, self._held.array())
 
     @property
     def fidelity(self) -> Literal["native"]:
@@ -194,11 +199,15 @@ class BatchEnv(EpisodicEnv):
                 done[0].info["observed"] = self._rows_to_read(ids, done[1], wanted)
         else:
             at_once = False
-            actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+            refused: Tensor | None = None
+            if self.device.type == "cpu":
+                actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+            else:
+                actions, chosen, refused = device_actions(actions, self.task.action_space, ids, self._episodes.everyone)
             if ids is not None and not ids.shape[0]:
                 return self._idle_step(wanted)
             try:
-                done = self._step_rows(ids, chosen, wanted)
+                done = self._step_rows(ids, actions, chosen, refused, wanted)
             except BaseException as error:  # also Ctrl-C; raised again
                 self._fail(error)
                 raise
@@ -220,7 +229,9 @@ class BatchEnv(EpisodicEnv):
             return None
         return compiled
 
-    def _step_rows(self, ids: Tensor | None, chosen: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
+    def _step_rows(
+        self, ids: Tensor | None, actions: Tensor, chosen: Tensor, refused: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Step, Tensor | None]:
         """The step by the functions of the task, and the environments whose episodes ended."""
         rows = Rows(self.sim, self._episodes, ids)
         self.timer.start("task")
@@ -229,7 +240,9 @@ class BatchEnv(EpisodicEnv):
         failed = self._advance(ids)
         self.timer.start("task")
         rows.renew()
-        outcome, diverged = self._judge(ids, rows, chosen, failed)
+        outcome, diverged = self._judge(ids, rows, chosen, failed, refused)
+        if outcome.refused:
+            refuse_actions(actions, self.task.action_space, ids)
         return self._close(ids, outcome, diverged, wanted)
 
     def observe(self, ids: Ids | None = None) -> Obs:
@@ -310,7 +323,7 @@ class BatchEnv(EpisodicEnv):
     # --- inside a step ------------------------------------------------------------------------------------------
 
     def _advance(self, ids: Tensor | None) -> Tensor | None:
-        """Run the physics of a step; returns the environments whose simulation failed, if any did."""
+        """Run the physics of a step; bool (N,): whose simulation failed, None for nobody's."""
         count = self.task.cfg.decimation
         watching = [
             observer
@@ -324,10 +337,10 @@ class BatchEnv(EpisodicEnv):
         failed: Tensor | None = None
         for index in range(count):
             # one that failed stays as it is, as within one call for all substeps
-            going = ids if failed is None else env_ids[~torch.isin(env_ids, failed)]
+            going = ids if failed is None else env_ids[~failed.index_select(0, env_ids)]
             lost = self.sim.step(going, 1)
             if lost is not None:
-                failed = lost if failed is None else torch.cat([failed, lost]).unique()
+                failed = lost if failed is None else failed | lost
             states = self.sim.states(ids)
             record = SubstepRecord(env_ids=env_ids, episode_ids=episode_ids, index=index, count=count, states=states)
             for observer in watching:
@@ -335,16 +348,17 @@ class BatchEnv(EpisodicEnv):
         return failed
 
     def _judge(
-        self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None
+        self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None, refused: Tensor | None
     ) -> tuple[StepOutcome, Tensor | None]:
         """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
         self._episodes.advance(ids)
         obs = self.task.observe(rows)
         reward = self.task.reward(rows, chosen)
         terminated = self.task.terminated(rows)
-        unfit = None if failed is None else torch.isin(rows.ids, failed.to(self.device))
+        unfit = None if failed is None else failed.index_select(0, rows.ids)
         diverged = self._held.post(rows.ids, obs, reward, unfit)
-        outcome = self._episodes.finish(ids, reward, terminated, diverged, self.task.cfg.episode_length)
+        limit = self.task.cfg.episode_length
+        outcome = self._episodes.finish(ids, reward, terminated, diverged, limit, refused=refused)
         return outcome, diverged
 
     def _close(
@@ -352,14 +366,17 @@ class BatchEnv(EpisodicEnv):
     ) -> tuple[Step, Tensor | None]:
         """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
-        ended_ids = None
+        ended_ids, host_ids = None, outcome.ended
         if outcome.ended.shape[0]:
-            ended_ids = outcome.ended if ids is None else ids.index_select(0, outcome.ended)
+            host_ids = self._active_set.rows_to_envs(outcome.ended)
+            ended_ids, ended = (to_device(each, self.device) for each in (host_ids, outcome.ended))
             success = self.task.success(Rows(self.sim, self._episodes, ended_ids))
-            gone = None if diverged is None else diverged.index_select(0, outcome.ended)
+            gone = None if diverged is None else diverged.index_select(0, ended)
             ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
             info = {"ends": ends, "episode": totals, "_episode": mask}
-            self.divergences += 0 if gone is None else int(gone.sum())
+            if gone is not None and outcome.diverged:
+                self.divergences += outcome.diverged
+                self._explain(ended_ids[gone])
         if self._held.has_cameras or wanted is not None:
             read = self._rows_to_read(ids, ended_ids, wanted)
             if wanted is not None:
@@ -370,11 +387,18 @@ class BatchEnv(EpisodicEnv):
         obs = self._held.copy() if not restarts or self._observers else {}
         if ended_ids is not None:
             if self.autoreset == "disabled":
-                self._active_set.park(ended_ids)
+                self._active_set.park(host_ids)
             elif self._wants_final_obs:
                 info["final_obs"] = self._held.last(ended_ids)
                 info["_final_obs"] = self._mask_of(ended_ids)
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
+
+    def _explain(self, ids: Tensor) -> None:
+        """Say once why simulations failed, where the user can do something about it."""
+        reason = self.sim.explain(ids)
+        if reason and reason not in self._explained:
+            self._explained.add(reason)
+            _LOG.warning("environments end as diverged: %s", reason)
 
     def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
         """bool (N,), fresh: active and wanted, or at the end of an episode."""

@@ -27,7 +27,11 @@ class StepOutcome(NamedTuple):
     truncated: Tensor
     """bool (N,)."""
     ended: Tensor
-    """int64 (m,): the rows, not environments, whose episode ended."""
+    """int64 (m,), on the host: the rows, not environments, whose episode ended."""
+    diverged: int
+    """How many of them ended because they diverged."""
+    refused: bool = False
+    """Whether a row's action was one that its space does not have; known here only on a GPU."""
 
 
 class EpisodeState:
@@ -91,6 +95,7 @@ class EpisodeState:
         diverged: Tensor | None,
         limit: int = _NO_LIMIT,
         truncated: Tensor | None = None,
+        refused: Tensor | None = None,
     ) -> StepOutcome:
         """Add rewards to returns and decide which episodes end.
 
@@ -101,10 +106,12 @@ class EpisodeState:
             diverged: bool (n,), or None for none.
             limit: steps after which an episode is truncated.
             truncated: bool (n,): episodes that were cut for another reason; None for none.
+            refused: bool (n,): rows whose action was not fit; None for none.
         """
         acted = self.everyone if ids is None else ids
-        judge = self._finish_fused if self._fused else self.finish_reference
-        return judge(acted, reward, terminated, diverged, limit, truncated)
+        if self._fused:
+            return self._finish_fused(acted, reward, terminated, diverged, limit, truncated)
+        return self.finish_reference(acted, reward, terminated, diverged, limit, truncated, refused)
 
     def finish_reference(
         self,
@@ -114,8 +121,9 @@ class EpisodeState:
         diverged: Tensor | None,
         limit: int,
         truncated: Tensor | None = None,
+        refused: Tensor | None = None,
     ) -> StepOutcome:
-        """:meth:`finish` in torch operations."""
+        """:meth:`finish` in torch operations. What the host must know comes in one copy: the one wait of a step."""
         too_long = self.steps.index_select(0, ids) >= limit
         truncated = too_long if truncated is None else truncated | too_long
         if diverged is not None:
@@ -123,12 +131,13 @@ class EpisodeState:
             terminated = terminated & ~diverged
             truncated = truncated | diverged
         self.returns.index_add_(0, ids, reward)
-        return StepOutcome(
-            reward=self._scattered(ids, reward.to(torch.float32)),
-            terminated=self._scattered(ids, terminated),
-            truncated=self._scattered(ids, truncated),
-            ended=(terminated | truncated).nonzero().squeeze(1),
-        )
+        flags = (terminated | truncated).to(torch.uint8)
+        flags = flags if diverged is None else flags + 2 * diverged
+        flags = flags if refused is None else flags + 4 * refused
+        gain, over, cut = (self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated))
+        told = flags.cpu().numpy()
+        ended = torch.from_numpy(np.flatnonzero(told & 1))
+        return StepOutcome(gain, over, cut, ended, int((told & 2 != 0).sum()), bool((told & 4).any()))
 
     def ends(
         self, ids: Tensor, success: Tensor | None, diverged: Tensor | None
@@ -202,7 +211,9 @@ class EpisodeState:
             *self._arrays[2:],
             *(gain, over, cut, ended),
         )
-        return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count])))
+        gained, terminated, truncated, rows_ended = map(torch.from_numpy, (gain, over, cut, ended[:count]))
+        gone = 0 if diverged is None else int(diverged.sum())
+        return StepOutcome(gained, terminated, truncated, rows_ended, gone)
 
     def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
         rows = ids.numpy()

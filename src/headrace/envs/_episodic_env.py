@@ -8,6 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
+from headrace._device import to_device
 from headrace.envs._active_set import ActiveSet
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
@@ -69,7 +70,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
     @property
     def suspended(self) -> Tensor:
         """bool (N,), a copy: suspended by the caller, whether or not their episode has ended."""
-        return self._active_set.suspended.clone()
+        return to_device(self._active_set.suspended.clone(), self.device)
 
     @property
     def episode_ids(self) -> Tensor:

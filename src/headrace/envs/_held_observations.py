@@ -81,7 +81,7 @@ class HeldObservations:
             failed: bool (n,); None for none.
 
         Returns:
-            bool (n,): the diverged rows; None if there are none.
+            bool (n,): the diverged rows; None if it is known that there are none.
         """
         if self._arrays:
             rows, flags = ids.numpy(), _NO_FLAGS if failed is None else failed.numpy()
@@ -103,8 +103,10 @@ class HeldObservations:
             fine &= ~failed
         for name in self._numbers:
             held = self._held[name]
-            held[ids[fine]] = obs[name][fine].to(held.dtype)
-        return None if bool(fine.all()) else ~fine
+            kept = torch.where(fine[:, None], obs[name].to(held.dtype), held.index_select(0, ids))
+            held.index_copy_(0, ids, kept)
+        # whether a row on a GPU is not fine is not asked here: the host would wait for the answer
+        return None if fine.is_cpu and bool(fine.all()) else ~fine
 
     def show(self, ids: Tensor, obs: Obs) -> None:
         """Show the first observation of episodes that begin in ``ids`` (m,), groups of float64 (m, F); as ``post``."""

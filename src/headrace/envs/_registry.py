@@ -151,7 +151,7 @@ def _make_sim(task: Task, num_envs: int, threads: int | None, device: torch.devi
         return MujocoSim(task.model, num_envs, threads=threads, current_positions=task.current_positions)
     from headrace.sim._warp_sim import MujocoWarpSim  # takes seconds to import: only for those who use it
 
-    return MujocoWarpSim(task.model, num_envs, device=device)
+    return MujocoWarpSim(task.model, num_envs, device=device, njmax=task.cfg.njmax, nconmax=task.cfg.nconmax)
 
 
 @functools.cache

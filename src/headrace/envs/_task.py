@@ -28,11 +28,17 @@ class TaskCfg:
     """Physics steps per environment step."""
     episode_length: int
     """Environment steps after which an episode is truncated."""
+    njmax: int | None = None
+    """Constraint rows per environment that ``sim="warp"`` has room for; None for an estimate. An environment with more
+    of them ends its episode as diverged. ``sim="mujoco"`` has no such limit."""
+    nconmax: int | None = None
+    """Contacts per environment, on the average of all, that ``sim="warp"`` has room for; None for an estimate."""
 
     def __post_init__(self) -> None:
-        for name in ("decimation", "episode_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("decimation", "episode_length", "njmax", "nconmax"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ConfigError(f"{name}: expected at least 1, got {size}")
 
 
 Cfg = TypeVar("Cfg", bound=TaskCfg, covariant=True, default=TaskCfg)

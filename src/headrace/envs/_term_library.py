@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace._device import constant
 from headrace.envs._model_names import object_id, position_columns, velocity_columns
 from headrace.envs._rows import Rows
 from headrace.envs._term_task import ACTION, PREVIOUS_ACTION
@@ -270,11 +271,11 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def _scaled(drawn: Tensor, sizes: tuple[float, ...]) -> Tensor:
-    return drawn * torch.tensor(sizes, dtype=torch.float64, device=drawn.device)
+    return drawn * constant(sizes, torch.float64, drawn.device)
 
 
 def _write(rows: Rows, field: str, columns: tuple[int, ...], values: Tensor) -> None:
-    where = torch.tensor(columns, device=values.device)
+    where = constant(columns, torch.int64, values.device)
     rows.set(field, rows.get(field).index_copy(1, where, values))
 
 

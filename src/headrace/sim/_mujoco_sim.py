@@ -117,10 +117,16 @@ class MujocoSim:
         bad = self._bad if rows is None else self._bad[rows]
         if failed is None and not bad.any():
             return None
-        gone = np.flatnonzero(bad.any(axis=1))
-        gone = gone if rows is None else rows[gone]
-        both = gone if failed is None else np.union1d(gone, failed)
-        return torch.from_numpy(both.astype(np.int64))
+        lost = np.zeros(self.num_envs, np.bool_)
+        lost[slice(None) if rows is None else rows] = bad.any(axis=1)
+        if failed is not None:
+            lost[failed] = True
+        return torch.from_numpy(lost)
+
+    def explain(self, ids: Tensor) -> str:
+        """See :meth:`Simulation.explain`."""
+        del ids  # a bad state or action: MuJoCo has no size that would be too small
+        return ""
 
     @property
     def bad_counts(self) -> NDArray[np.int32]:

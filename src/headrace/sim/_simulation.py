@@ -56,8 +56,13 @@ class Simulation(Protocol):
         """Advance by ``substeps`` of ``mj_step``.
 
         Returns:
-            int64 ids of the simulations whose physics failed or went bad (their state is not usable), or None.
+            bool (N,), fresh: the simulations of ``ids`` whose physics failed or went bad (their state is not usable);
+            None where it is known that there are none.
         """
+        ...
+
+    def explain(self, ids: Tensor) -> str:
+        """Why the physics of ``ids`` (m,) failed, and what to do about it; "" where there is nothing to do."""
         ...
 
     def reset(self, ids: Tensor | None) -> None:

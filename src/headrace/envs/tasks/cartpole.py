@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace import rng
+from headrace._device import constant
 from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
@@ -59,7 +60,7 @@ class Cartpole(Task[CartpoleCfg]):
         """Cart anywhere near the middle, pole near upright, both moving a little."""
         cfg = self.cfg
         start = rows.uniform("start", 4, low=-1.0, high=1.0)
-        scale = torch.tensor([cfg.start_position, cfg.start_angle], dtype=torch.float64, device=rows.device)
+        scale = constant((cfg.start_position, cfg.start_angle), torch.float64, rows.device)
         rows.set("qpos", start[:, :2] * scale)
         rows.set("qvel", start[:, 2:] * cfg.start_velocity)
 
