@@ -10,6 +10,7 @@ from headrace._jobs import gpu
 from pretend_cuda import pretend_cuda
 
 
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 def test_every_comparison_holds_on_the_pretend_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.learning._recurrent._triton_seconds", lambda *_: float("inf"))  # no kernels here
     with pretend_cuda(warp=True):

@@ -28,7 +28,7 @@ SCENE = """
 </mujoco>
 """
 # float32 against float64 over 50 physics steps of contact and welds
-TOLERANCE = {"rtol": 1e-3, "atol": 1e-3}
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def pile(count: int) -> str:
