@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.envs import SimName
 
 ENVS, STEPS = 32, 20
 
@@ -113,7 +116,7 @@ def _physics(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """MuJoCo Warp against native MuJoCo, with suspended environments and episodes that end."""
     import headrace
 
-    def play(sim: headrace.envs.SimName, where: torch.device) -> list[Tensor]:
+    def play(sim: SimName, where: torch.device) -> list[Tensor]:
         env = headrace.make("cartpole", ENVS, seed=1, sim=sim, device=where, overrides={"episode_length": 9})
         seen = [env.reset(seed=1)[0]["policy"].cpu()]
         for index in range(STEPS):
