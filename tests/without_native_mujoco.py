@@ -67,7 +67,7 @@ def jobs(place: Path) -> None:
     headrace.runtime("gym:CartPole-v1", num_envs=2, num_steps=3, warmup_steps=1, output=place / "timed")
     headrace.report(place / "timed", output=place / "page.html")
     settings = {"steps": 4, "minibatches": 1, "epochs": 1}
-    headrace.train("gym:CartPole-v1", num_envs=2, iterations=1, settings=settings, output=place / "trained")
+    headrace.train("gym:Pendulum-v1", num_envs=2, iterations=1, settings=settings, output=place / "trained")
     headrace.run("gym:CartPole-v1", num_envs=2, num_steps=60, record=place / "set")
     replays = list(replay_dataset(EpisodeDataset(place / "set")))
     assert replays
