@@ -62,7 +62,7 @@ def demo(
 ) -> DemoResult:
     """Play the three scenes of the demo and put what they show on one page.
 
-    Where gym-aloha's model files are installed, there are two films of a robot more.
+    The robot is ALOHA where gym-aloha's model files are installed, else ``pusher-solid``.
 
     Args:
         output: new directory for the page, the film, journals, evaluations and a dataset.
@@ -74,22 +74,22 @@ def demo(
     from headrace.bench.report import Film, Story
 
     folder = Path(output)
-    episodes, slots = (12, 4) if quick else (96, 32)
+    episodes, slots = (12, 4) if quick else (64, 16)
     on_scene("1 of 3: a chunk policy under three schedulers")
-    recipe = headrace.EnvRecipe("pusher-solid", num_envs=slots, seed=_SEED, overrides={"camera": True})
-    evaluations = schedule(recipe, episodes, folder)
+    recipe, policy = choose_task(slots, show)
+    evaluations = schedule(recipe, policy, episodes, folder)
     show(scheduler_table(recipe, evaluations))
     film = folder / "film.mp4"
-    headrace.evaluate(
-        recipe.replace(num_envs=4), episodes=4 if quick else 8, execute=_EXECUTE, video=film, progress=False
-    )
-    films = [Film(film, f"The policy on {recipe.source}, the first four environments")]
-    films += [Film(path, about) for path, about in film_aloha(folder, show).items()]
+    shown = recipe.replace(num_envs=4)
+    headrace.evaluate(shown, policy, episodes=4, execute=_EXECUTE, video=film, progress=False)
+    films = [Film(film, f"The policy on {recipe.source}, four environments")]
+    if policy is not None:
+        films.append(Film(film_expert(folder / "expert.mp4"), "The scripted expert that it learned from"))
     usual, *_, ours = evaluations.values()
     savings = chunk_savings(usual, ours)
 
     on_scene("2 of 3: the same evaluation killed, resumed and merged")
-    killed_at = cut_and_merge(recipe, episodes, ours, folder)
+    killed_at = cut_and_merge(recipe, policy, episodes, ours, folder)
     same = (
         f"A process that played the {episodes} episodes was killed with SIGKILL after {killed_at}. Resumed from its "
         "journal, and merged with the rest played in another batch size, it gave the same table, bit for bit."
@@ -131,22 +131,24 @@ def warm_up() -> None:
 
     import headrace
 
-    for name, overrides in (("pusher-solid", {"camera": True}), ("ant", {})):
-        env = headrace.make(name, 2, overrides=overrides)
+    for recipe in (choose_task(2, _quiet)[0], headrace.EnvRecipe("ant", num_envs=2)):
+        env = recipe.make()
         env.reset()
         env.step(torch.from_numpy(env.action_space.sample()))
         env.close()
     fill_buffer(1).sample(1)
 
 
-def schedule(recipe: EnvRecipe, episodes: int, folder: Path) -> dict[str, Evaluation]:
+def schedule(recipe: EnvRecipe, policy: str | None, episodes: int, folder: Path) -> dict[str, Evaluation]:
     """The same episodes under each scheduler; the results are saved where the report finds them."""
     import headrace
 
     found: dict[str, Evaluation] = {}
     for name, rule in SCHEDULERS.items():
         saved = folder / rule / "evaluation.json"
-        found[name] = headrace.evaluate(recipe, episodes=episodes, execute=_EXECUTE, admission=rule, output=saved)
+        found[name] = headrace.evaluate(
+            recipe, policy, episodes=episodes, execute=_EXECUTE, admission=rule, output=saved
+        )
     return found
 
 
@@ -165,40 +167,53 @@ def scheduler_table(recipe: EnvRecipe, evaluations: dict[str, Evaluation]) -> Re
     return table
 
 
-def film_aloha(folder: Path, show: Callable[[RenderableType], None]) -> dict[Path, str]:
-    """Film the expert and the shipped policy on a real robot, where its model files are; film → what it shows."""
-    import headrace
-    from headrace.chunking import as_chunk_policy
-    from headrace.envs.tasks.aloha_models import aloha_assets
-    from headrace.rollout.experts import expert_for
+class SeesCube:
+    """The policy that ships for ALOHA without a camera, on the task with one: ``critic`` has what it reads."""
 
-    task = "aloha-transfer-cube-state"
+    obs_steps = 1
+
+    def __init__(self) -> None:
+        from headrace.rollout import load_chunk_policy
+
+        self._policy = load_chunk_policy("aloha-transfer-cube-state")
+        self.horizon, self.action_dim = self._policy.horizon, self._policy.action_dim
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        """Plan as the policy does."""
+        return self._policy({"policy": obs["critic"]}, context)
+
+
+def choose_task(slots: int, show: Callable[[RenderableType], None]) -> tuple[EnvRecipe, str | None]:
+    """What to evaluate, and by which policy: ALOHA where its model files are, else ``pusher-solid``."""
+    from headrace.envs import EnvRecipe
+    from headrace.envs.tasks.aloha_models import aloha_assets
+
     try:
         aloha_assets()
     except MissingExtraError as missing:
-        show(f"No film of ALOHA: {missing}")
-        return {}
+        show(f"pusher-solid instead of ALOHA: {missing}")
+        return EnvRecipe("pusher-solid", num_envs=slots, seed=_SEED, overrides={"camera": True}), None
+    size = {"width": 128, "height": 96}
+    recipe = EnvRecipe("aloha-transfer-cube", num_envs=slots, seed=_SEED, overrides=size)
+    return recipe, "headrace._jobs.demo:SeesCube"
+
+
+def film_expert(path: Path) -> Path:
+    """Film the scripted expert of ALOHA; returns the file."""
+    import headrace
+    from headrace.chunking import as_chunk_policy
+    from headrace.rollout.experts import expert_for
+
+    task = "aloha-transfer-cube-state"
     expert = expert_for(task)
 
     def follow(obs: Obs, context: ChunkContext) -> Tensor:
         del context
         return expert(obs)[:, None]
 
-    films = {
-        folder / "aloha-expert.mp4": as_chunk_policy(follow, horizon=1, action_dim=14),
-        folder / "aloha-policy.mp4": None,
-    }
-    for film, policy in films.items():
-        headrace.evaluate(
-            headrace.EnvRecipe(task, num_envs=2, seed=_SEED),
-            policy,
-            episodes=2,
-            execute=_EXECUTE if policy is None else 1,
-            video=film,
-            progress=False,
-        )
-    about = "The scripted expert", "The policy that was trained on it"
-    return {film: f"{who} on {task}, two environments" for film, who in zip(films, about, strict=True)}
+    recipe = headrace.EnvRecipe(task, num_envs=2, seed=_SEED)
+    headrace.evaluate(recipe, as_chunk_policy(follow, horizon=1, action_dim=14), episodes=2, video=path, progress=False)
+    return path
 
 
 def chunk_savings(usual: Evaluation, ours: Evaluation) -> list[Saving]:
@@ -212,12 +227,12 @@ def chunk_savings(usual: Evaluation, ours: Evaluation) -> list[Saving]:
     ]
 
 
-def cut_and_merge(recipe: EnvRecipe, episodes: int, whole: Evaluation, folder: Path) -> str:
+def cut_and_merge(recipe: EnvRecipe, policy: str | None, episodes: int, whole: Evaluation, folder: Path) -> str:
     """Kill an evaluation in another process, go on with its journal, and merge it with parts; returns when it died."""
     import headrace
 
     journal, cut = folder / "killed.jsonl", folder / "cut.jsonl"
-    _kill_midway(recipe, episodes, journal)
+    _kill_midway(recipe, policy, episodes, journal)
     cut.write_bytes(journal.read_bytes())
     before = headrace.merge(cut)
     done = {row.episode_id for row in before.episodes}
@@ -225,7 +240,9 @@ def cut_and_merge(recipe: EnvRecipe, episodes: int, whole: Evaluation, folder: P
 
     def play(num_envs: int, ids: Sequence[int], journal: Path) -> Evaluation:
         batch = recipe.replace(num_envs=num_envs)
-        return headrace.evaluate(batch, episodes=ids, execute=_EXECUTE, journal=journal, resume=True, progress=False)
+        return headrace.evaluate(
+            batch, policy, episodes=ids, execute=_EXECUTE, journal=journal, resume=True, progress=False
+        )
 
     with warnings.catch_warnings():
         # other sizes of the batch are the point here, and are warned about
@@ -238,8 +255,9 @@ def cut_and_merge(recipe: EnvRecipe, episodes: int, whole: Evaluation, folder: P
     return f"{len(done)} of them"
 
 
-def _kill_midway(recipe: EnvRecipe, episodes: int, journal: Path) -> None:
+def _kill_midway(recipe: EnvRecipe, policy: str | None, episodes: int, journal: Path) -> None:
     settings = [f"--set={path}={value}" for path, value in recipe.overrides.items()]
+    settings += [] if policy is None else ["--policy", policy]
     command: Sequence[str] = (
         *(sys.executable, "-m", "headrace", "evaluate", recipe.source, *settings, "--episodes", str(episodes)),
         *("--num-envs", "3", "--seed", str(recipe.seed), "--execute", str(_EXECUTE), "--journal", str(journal)),
