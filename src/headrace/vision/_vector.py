@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,13 @@ _WHOLE = ""
 """The name of an observation that is one array and not a dict of groups."""
 
 
-class FrameStackVector(VectorWrapper[Any, Any, Any, Any, Any]):
+if TYPE_CHECKING:
+    _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = VectorWrapper  # takes no parameters at run time in Gymnasium 1.2
+
+
+class FrameStackVector(_Wrapper):
     """Stacks the newest K frames of each environment of a vector environment.
 
     Observations are fresh arrays of the kind that the environment gives (numpy or torch); final observations are
