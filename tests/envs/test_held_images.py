@@ -164,6 +164,25 @@ def test_a_step_with_an_end_writes_the_observation_once(monkeypatch: pytest.Monk
     assert rows == [1, NUM_ENVS], "the last observation of the one that ended, then what everybody shows"
 
 
+def test_large_last_observations_are_zeros_where_no_episode_ended() -> None:
+    env, plain = (
+        headrace.make("cartpole-camera", 40, seed=5, overrides={"episode_length": 3, "normalize": normalize})
+        for normalize in (True, False)
+    )
+    for each in (env, plain):
+        each.reset()
+        each.suspend(torch.arange(1, 40, 2))
+    for _ in range(3):
+        step, expected = env.step(torch.zeros(40, 1)), plain.step(torch.zeros(40, 1))
+    last, ended = step.info["final_obs"]["policy"], step.info["_final_obs"]
+    assert ended.tolist() == [True, False] * 20
+    assert last.nbytes > 1 << 20
+    assert not last[~ended].any()
+    assert torch.equal(last[ended], normalize_image(expected.info["final_obs"]["policy"][ended]))
+    last += 1  # the caller's own
+    assert not torch.equal(last, env.observe()["policy"])
+
+
 def test_an_observer_sees_every_row_of_a_step_that_ends_an_episode() -> None:
     class Watcher:
         needs = frozenset[str]()

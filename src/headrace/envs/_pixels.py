@@ -14,6 +14,9 @@ from headrace.envs._image_spec import ImageSpec
 from headrace.ids import EnvRows
 from headrace.vision._stack_output import StackOutput
 
+_SPARSE = 1 << 18
+"""Below this many bytes zeros are written: a process has a limited number of mappings, and callers may keep many."""
+
 
 class Pixels:
     """The newest K frames of N environments as they were last drawn, in the dtype that the camera gives.
@@ -83,8 +86,9 @@ class Pixels:
     def last(self, ids: Tensor) -> Tensor:
         """(N, …), fresh: the stacks of ``ids`` (m,) in their rows, and zeros in all others, which cost nothing."""
         shape, dtype = (self.data.shape[0], *self._output.shape), self._output.dtype
-        if self.data.device.type == "cpu":
-            memory = anonymous(math.prod(shape) * dtype.itemsize, sparse=True)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.data.device.type == "cpu" and nbytes >= _SPARSE:
+            memory = anonymous(nbytes, sparse=True)
             out = torch.from_numpy(memory).view(dtype).view(shape)
         else:
             out = torch.zeros(shape, dtype=dtype, device=self.data.device)
