@@ -128,7 +128,9 @@ def _bridged_picture(
     with closing(cast("BridgeEnv", drawn_recipe(recipe).make(num_envs=1))) as env:
         check_draws(env)
         _rest(env, num_steps)
-        image = np.array((env.render_each() or ())[0])
+        drawn = env.render_each()
+        assert drawn is not None  # checked above
+        image = np.array(drawn[0])
     if path is not None:
         _write(path, image, image)
     return PictureResult(values=image, image=image, path=path)
