@@ -14,12 +14,13 @@ import headrace
 from headrace._cli.main import build_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
-MODULES = [
-    importlib.import_module(found.name)
+PACKAGES = [
+    module
     for found in pkgutil.walk_packages(headrace.__path__, "headrace.")
-    if not any(part.startswith("_") for part in found.name.split(".")[1:])
+    # modules of one foreign simulator each import it
+    if (found.ispkg or found.name.endswith(".terms")) and not any(part[0] == "_" for part in found.name.split("."))
+    if hasattr(module := importlib.import_module(found.name), "__all__")
 ]
-PACKAGES = [module for module in MODULES if hasattr(module, "__all__")]
 OBJECTS = {
     "env": (headrace.make("cartpole", 1),),
     "info": (),  # keys of a dict: tested where they are filled
