@@ -26,6 +26,7 @@ def warp_launches(device: torch.device) -> Generator[Any]:
     """Inside the block Warp launches on :func:`current_stream`; gives Warp's device."""
     import warp
 
+    warp.init()  # a first launch in this process may be ours
     stream = current_stream(device)
     there: Any = warp.device_from_torch(device)
     if stream is None:

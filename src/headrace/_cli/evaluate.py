@@ -79,7 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_option(parser, "--output", otherwise="nowhere")
     add_option(parser, "--set")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
-    parser.add_argument("--resume", action="store_true", help="continue --journal: play only what it lacks")
+    add_option(parser, "--resume")
     parser.add_argument(
         "--policy-id",
         help="what --journal and --output call the policy (default: a hash of its weights, settings and code)",

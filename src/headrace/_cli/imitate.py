@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="a setting of the policy or of its training, for example horizon=100, width=128, batch=64; repeatable",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
+    add_option(parser, "--resume")
     add_option(parser, "--output", required=True)
     add_option(parser, "--num-envs", default=128)
     add_option(parser, "--seed", default=0)

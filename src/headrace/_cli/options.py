@@ -27,6 +27,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": Path, "metavar": "FILE.yaml", "action": "append"},
     ),
     "--renderer": ("what draws: native, gl (MuJoCo's own images) or warp", {"metavar": "NAME"}),
+    "--resume": ("continue what was cut short: do only what its journal or checkpoint lacks", {"action": "store_true"}),
     "--seed": ("seed of episodes and of everything else that is random", _WHOLE),
     "--set": (
         "override a setting of the task, or an argument of a Gymnasium environment; repeatable",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace import rng
+from headrace._device import to_device
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._recipe import Autoreset
 from headrace.envs._reset_options import parse_reset_options
@@ -342,7 +343,7 @@ class BridgeEnv(EpisodicEnv):
         outcome = episodes.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        obs, ended = self._shown(), outcome.ended
+        obs, ended = self._shown(), to_device(outcome.ended, rows.device)
         ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
