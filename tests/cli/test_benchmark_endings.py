@@ -28,6 +28,14 @@ def wait_for(condition: object, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def words(process: psutil.Process) -> str:
+    """The command line of a process; empty when it ended since it was listed."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return ""
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGINT, "Ctrl-C"), pytest.param(signal.SIGTERM, "SIGTERM", marks=pytest.mark.slow)],
@@ -135,7 +143,7 @@ def test_an_interrupted_startup_leaves_no_worker(tmp_path: Path) -> None:
     )
     try:
         known = psutil.Process(process.pid)
-        wait_for(lambda: any("startup_worker" in " ".join(c.cmdline()) for c in known.children()))
+        wait_for(lambda: any("startup_worker" in words(child) for child in known.children()))
         workers = known.children(recursive=True)
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)
