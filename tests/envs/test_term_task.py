@@ -27,8 +27,11 @@ from headrace.envs.terms import (
     ObservationTerm,
     PositionTarget,
     Ramp,
+    ResetEvent,
+    ResetJoints,
     SuccessTerm,
     TermTask,
+    TermTaskCfg,
     level_memory,
 )
 from headrace.errors import ConfigError, DtypeError, ShapeError
@@ -396,3 +399,66 @@ def test_motors_without_gains_are_refused_as_position_targets() -> None:
 def test_an_impossible_interval_is_refused(interval) -> None:
     with pytest.raises(ConfigError, match="interval"):
         IntervalEvent(function=lambda rows, stream: None, interval=interval)
+
+
+TWO_JOINTS = (
+    '<mujoco><worldbody><body name="one"><joint name="a" type="slide"/><geom size="0.1"/>'
+    '<body name="two" pos="1 0 0"><joint name="b" type="slide"/><geom size="0.1"/></body></body>'
+    '<camera name="front" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/></worldbody>'
+    '<actuator><motor name="left" joint="a"/><motor name="right" joint="b"/></actuator></mujoco>'
+)
+
+
+def two_joints(**parts: object) -> TermTaskCfg:
+    plain = dataclasses.replace(
+        cartpole_terms(),
+        model=TWO_JOINTS,
+        actions={"both": PositionTarget(kp=1.0, kd=0.0)},
+        observations={"policy": {"q": ObservationTerm(function=JointPositions())}},
+        rewards={"alive": cartpole_terms().rewards["alive"]},
+        terminations={},
+        events={},
+        success=None,
+    )
+    return dataclasses.replace(plain, **parts)
+
+
+def test_an_action_term_takes_a_number_per_actuator() -> None:
+    servo = PositionTarget(scale=(1.0, 2.0), offset=(0.5, -0.5), kp=(3.0, 4.0), kd=(5.0, 6.0))
+    task = TermTask(two_joints(actions={"both": servo}))
+    assert task.model.actuator_gainprm[:, 0].tolist() == [3.0, 4.0]
+    assert task.model.actuator_biasprm[:, 1:3].tolist() == [[-3.0, -5.0], [-4.0, -6.0]]
+    env = make(task, 1)
+    env.reset()
+    env.step(torch.tensor([[0.5, 0.25]]))
+    assert env.sim.field("ctrl").tolist() == [[1.0, 0.0]]
+    changed = with_overrides(two_joints(), {"actions.both.offset": (1.0, 2.0)})
+    assert changed.actions["both"].offset == (1.0, 2.0)  # a tuple where one number stood
+    motors = make(TermTask(two_joints(actions={"both": Effort(scale=(2.0, 4.0))})), 1)
+    motors.reset()
+    motors.step(torch.tensor([[1.0, 1.0]]))
+    assert motors.sim.field("ctrl").tolist() == [[2.0, 4.0]]
+
+
+@pytest.mark.parametrize("setting", ["scale", "offset", "kp", "kd"])
+def test_a_wrong_number_of_numbers_says_which_actuators_there_are(setting: str) -> None:
+    servo = dataclasses.replace(PositionTarget(kp=1.0, kd=0.0), **{setting: (1.0, 1.0, 1.0)})
+    with pytest.raises(ConfigError, match=rf"PositionTarget\.{setting}: .* 2, one per actuator \(left, right\), got 3"):
+        TermTask(two_joints(actions={"both": servo}))
+
+
+@pytest.mark.parametrize("wrong", ["much", (1.0, None), float("nan"), [1.0, 2.0]])
+def test_what_is_no_number_is_refused_when_the_term_is_written(wrong) -> None:
+    with pytest.raises(ConfigError, match=r"Effort\.offset: expected a number"):
+        Effort(offset=wrong)
+
+
+def test_joints_are_reset_around_a_pose() -> None:
+    start = ResetJoints(joints=("a", "b"), positions=(0.1, 0.0), velocities=(0.0, 0.0), around=(1.0, -2.0))
+    env = make(TermTask(two_joints(events={"start": ResetEvent(function=start)})), 8)
+    places = env.reset()[0]["policy"]
+    assert (places[:, 0] - 1.0).abs().max() <= 0.1
+    assert len(places[:, 0].unique()) == 8
+    assert (places[:, 1] == -2.0).all()
+    with pytest.raises(ConfigError, match=r"ResetJoints\.around"):
+        dataclasses.replace(start, around=(1.0,))

@@ -160,3 +160,15 @@ def test_a_renderer_that_cannot_work_is_refused_before_a_video_or_the_view_begin
             output=tmp_path / "run",
         )
     assert not video.exists()
+
+
+def test_people_see_the_groups_that_the_images_of_the_task_show() -> None:
+    plain = headrace.picture("cartpole-camera-terms", kind="segmentation", **SIZE)
+    nothing = {"images.policy.camera.groups": (5,)}
+    bare = headrace.picture("cartpole-camera-terms", kind="segmentation", overrides=nothing, **SIZE)
+    assert (plain.values >= 0).any()
+    assert (bare.values == -1).all()
+    env = headrace.make("cartpole-camera-terms", 1, overrides=nothing)
+    env.reset()
+    assert len(np.unique(env.render_each()[0].reshape(-1, 3), axis=0)) == 1
+    env.close()

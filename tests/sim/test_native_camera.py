@@ -440,3 +440,22 @@ def test_sites_are_drawn_and_are_no_geoms():
     assert not frames.rgb[0, 4, 4, 1:].any()
     assert frames.segmentation[0, 4, 4] == -1
     assert frames.depth[0, 4, 4] == pytest.approx(1.7)
+
+
+GROUPS = """<mujoco><worldbody><light pos="0 -1 2"/><camera name="front" pos="0 -2 0" xyaxes="1 0 0 0 0 1"/>
+<geom name="collides" type="box" size="0.5 0.1 0.5" group="0"/><geom name="seen" type="sphere" size="0.4" group="1"/>
+<geom name="hidden" type="sphere" pos="0 -0.5 0" size="0.1" group="3"/></worldbody></mujoco>"""
+
+
+@pytest.mark.parametrize(("groups", "seen"), [((0, 1, 2), {-1, 0, 1}), ((1,), {-1, 1}), ((1, 3), {-1, 1, 2})])
+def test_a_camera_shows_the_groups_that_it_is_told(groups, seen) -> None:
+    model = mujoco.MjModel.from_xml_string(GROUPS)
+    spec = CameraSpec(name="front", width=32, height=32, data_types=("segmentation",), groups=groups)
+    frames = NativeCamera(model, spec).render(PoseReader(model).read(model.qpos0[None].copy()))
+    assert set(np.unique(frames.segmentation)) == seen
+
+
+@pytest.mark.parametrize("groups", [(), (6,), (-1,)])
+def test_groups_that_there_are_not_are_refused(groups) -> None:
+    with pytest.raises(ConfigError, match="0 to 5"):
+        CameraSpec(name="front", width=32, height=32, groups=groups)

@@ -122,3 +122,17 @@ def test_mujoco_warp_shows_the_same_scene():
     camera.close()
     with pytest.raises(LifecycleError, match="closed"):
         camera.render(poses)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(GLCamera, marks=pytest.mark.system), pytest.param(WarpCamera, marks=pytest.mark.slow)]
+)
+def test_other_cameras_show_the_groups_that_the_native_one_shows(kind) -> None:
+    text = SCENES["primitives"].replace("<geom ", '<geom group="1" ', 3)
+    model = mujoco.MjModel.from_xml_string(text)
+    poses = PoseReader(model).read(model.qpos0[None].copy())
+    for groups in ((1,), (0, 1, 2)):
+        spec = CameraSpec(name="front", width=64, height=48, data_types=("segmentation",), groups=groups)
+        ours, theirs = NativeCamera(model, spec).render(poses), kind(model, spec).render(poses)
+        assert (ours.segmentation == theirs.segmentation).mean() > 0.99
+        assert set(np.unique(ours.segmentation)) == set(np.unique(theirs.segmentation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -69,6 +69,7 @@ def picture(
         overrides: task settings by path.
     """
     from headrace.envs import ImageSpec
+    from headrace.envs._image_spec import shown_groups
     from headrace.envs._viewer import Viewer
     from headrace.sim import CameraSpec
 
@@ -94,7 +95,7 @@ def picture(
             raise ConfigError(
                 f"camera (--camera): the model of {recipe.source!r} has no camera; add <camera> to its MJCF"
             )
-        spec = CameraSpec(name=camera or names[0], width=width, height=height, data_types=(kind,))
+        spec = replace(wanted, name=camera or names[0], groups=shown_groups(env.task.images))
         with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
             _rest(env, num_steps)
             values = _values(viewer.frames(), kind)

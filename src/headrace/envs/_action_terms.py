@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,8 @@ _FIXED_GAIN = 0
 _NO_BIAS, _AFFINE_BIAS = 0, 1
 
 Bounds = tuple[NDArray[np.float64], NDArray[np.float64]]
+PerActuator = float | tuple[float, ...]
+"""One number for all actuators of a term, or one for each."""
 
 
 class ActionTerm(Protocol):
@@ -41,18 +44,20 @@ class Effort:
 
     actuators: tuple[str, ...] | None = None
     """Names, in the order of the columns; None for all of the model."""
-    scale: float = 1.0
-    offset: float = 0.0
+    scale: PerActuator = 1.0
+    """One number, or one per actuator; so is ``offset``."""
+    offset: PerActuator = 0.0
 
     def __post_init__(self) -> None:
-        _check_scale("Effort", self.scale)
+        _check_numbers("Effort", scale=self.scale, offset=self.offset)
 
     def prepare(self, model: Model) -> Bounds:
         """The actions that reach the ends of the actuators' control ranges; infinite where they have none."""
         ids = _actuator_ids(model, self.actuators)
         limited = model.actuator_ctrllimited[ids][:, None]
         controls = np.where(limited, model.actuator_ctrlrange[ids], (-np.inf, np.inf))
-        ends = (controls - self.offset) / self.scale
+        scale = _for_each(model, ids, "Effort.scale", self.scale)
+        ends = (controls - _for_each(model, ids, "Effort.offset", self.offset)[:, None]) / scale[:, None]
         return ends.min(axis=1), ends.max(axis=1)
 
     def apply(self, rows: Rows, actions: Tensor) -> None:
@@ -71,14 +76,15 @@ class PositionTarget:
 
     actuators: tuple[str, ...] | None = None
     """Names, in the order of the columns; None for all of the model."""
-    scale: float = 1.0
-    """Radians or meters per unit of action."""
-    offset: float = 0.0
-    kp: float | None = None
-    kd: float | None = None
+    scale: PerActuator = 1.0
+    """Radians or meters per unit of action; one number, or one per actuator. So are the others."""
+    offset: PerActuator = 0.0
+    """The target of action 0, such as the pose that the robot starts in."""
+    kp: PerActuator | None = None
+    kd: PerActuator | None = None
 
     def __post_init__(self) -> None:
-        _check_scale("PositionTarget", self.scale)
+        _check_numbers("PositionTarget", scale=self.scale, offset=self.offset, kp=self.kp, kd=self.kd)
         if (self.kp is None) != (self.kd is None):
             raise ConfigError(
                 f"PositionTarget: expected kp and kd both, or neither for the model's own gains, got kp={self.kp}, "
@@ -88,14 +94,20 @@ class PositionTarget:
     def prepare(self, model: Model) -> Bounds:
         """-1 to 1; installs the servos."""
         ids = _actuator_ids(model, self.actuators)
-        for actuator in ids:
+        gains = None
+        if self.kp is not None and self.kd is not None:
+            kp, kd = (_for_each(model, ids, f"PositionTarget.{name}", getattr(self, name)) for name in ("kp", "kd"))
+            gains = np.stack((kp, kd), axis=1)
+        for name in ("scale", "offset"):
+            _for_each(model, ids, f"PositionTarget.{name}", getattr(self, name))
+        for place, actuator in enumerate(ids):
             name = model.actuator(actuator).name
             if int(model.actuator_trntype[actuator]) != _BY_JOINT:
                 raise ConfigError(
                     f"PositionTarget: expected actuator {name!r} to drive a joint, got another transmission"
                 )
-            if self.kp is not None and self.kd is not None:
-                _install_servo(model, actuator, self.kp, self.kd)
+            if gains is not None:
+                _install_servo(model, actuator, *gains[place].tolist())
             elif int(model.actuator_biastype[actuator]) != _AFFINE_BIAS:
                 raise ConfigError(
                     f"PositionTarget: expected actuator {name!r} to be a servo, got a motor; give kp and kd"
@@ -130,8 +142,24 @@ def _actuator_ids(model: Model, names: tuple[str, ...] | None) -> list[int]:
     return list(range(model.nu)) if names is None else [object_id(model, "actuator", name) for name in names]
 
 
-def _transformed(actions: Tensor, scale: float, offset: float) -> Tensor:
-    return actions if scale == 1.0 and offset == 0.0 else actions * scale + offset
+def _transformed(actions: Tensor, scale: PerActuator, offset: PerActuator) -> Tensor:
+    if scale == 1.0 and offset == 0.0:
+        return actions
+    return actions * _factor(scale, actions.device) + _factor(offset, actions.device)
+
+
+def _factor(numbers: PerActuator, device: torch.device) -> float | Tensor:
+    return constant(numbers, torch.float64, device) if isinstance(numbers, tuple) else numbers
+
+
+def _for_each(model: Model, ids: list[int], setting: str, numbers: PerActuator) -> NDArray[np.float64]:
+    """A number for each actuator, float64 (k,)."""
+    if isinstance(numbers, tuple) and len(numbers) != len(ids):
+        names = ", ".join(model.actuator(actuator).name for actuator in ids)
+        raise ConfigError(
+            f"{setting}: expected one number, or {len(ids)}, one per actuator ({names}), got {len(numbers)}"
+        )
+    return np.broadcast_to(np.asarray(numbers, dtype=np.float64), (len(ids),))
 
 
 def _write_controls(rows: Rows, names: tuple[str, ...] | None, values: Tensor) -> None:
@@ -142,6 +170,11 @@ def _write_controls(rows: Rows, names: tuple[str, ...] | None, values: Tensor) -
     rows.set("ctrl", rows.get("ctrl").index_copy(1, columns, values))
 
 
-def _check_scale(term: str, scale: float) -> None:
-    if scale == 0.0:
-        raise ConfigError(f"{term}.scale: expected a number other than 0, got 0")
+def _check_numbers(term: str, **settings: PerActuator | None) -> None:
+    for name, numbers in settings.items():
+        each: tuple[object, ...] = numbers if isinstance(numbers, tuple) else (numbers,)
+        is_number = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
+        if numbers is not None and not is_number:
+            raise ConfigError(f"{term}.{name}: expected a number, or a tuple with one per actuator, got {numbers!r}")
+        if name == "scale" and 0.0 in each:
+            raise ConfigError(f"{term}.scale: expected numbers other than 0, got {numbers!r}")

@@ -496,7 +496,7 @@ class BatchEnv(EpisodicEnv):
         if self._viewer is None or self._viewer.renderer != renderer:
             from headrace.envs._viewer import Viewer  # loads a renderer: only for those who look
 
-            viewer = Viewer(self.sim, renderer=renderer)
+            viewer = Viewer(self.sim, images=self.task.images, renderer=renderer)
             if self._viewer is not None:
                 self._viewer.close()
             self._viewer = viewer

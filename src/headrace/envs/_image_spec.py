@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,3 +97,9 @@ class ImageSpec:
         low = 0.0 if self.normalize or self.kind == "depth" else -1.0
         high = np.inf if self.kind == "depth" and not self.normalize else 1.0
         return spaces.Box(min(low, self.missing or 0.0), high, shape, np.float32)
+
+
+def shown_groups(images: Mapping[str, ImageSpec]) -> tuple[int, ...]:
+    """The groups of geoms that pictures for people show: those of the first image, else MuJoCo's own."""
+    cameras = [image.camera for image in images.values()] or [CameraSpec(name="", width=1, height=1)]
+    return cameras[0].groups

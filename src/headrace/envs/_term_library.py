@@ -213,26 +213,30 @@ class BodiesNear:
 
 @dataclass(frozen=True, kw_only=True)
 class ResetJoints:
-    """Hinges and slides somewhere around the model's own positions, moving a little. Uniform, one draw per number."""
+    """Hinges and slides somewhere around a pose, moving a little. Uniform, one draw per number."""
 
     joints: tuple[str, ...]
     positions: tuple[float, ...]
-    """Per joint: the largest distance from the model's own position."""
+    """Per joint: the largest distance from its position in ``around``."""
     velocities: tuple[float, ...]
     """Per joint: the largest velocity."""
+    around: tuple[float, ...] | None = None
+    """Per joint: its position in the middle; None for the model's own (``qpos0``)."""
 
     def __post_init__(self) -> None:
         _check_per_joint("ResetJoints.positions", self.joints, self.positions)
         _check_per_joint("ResetJoints.velocities", self.joints, self.velocities)
+        if self.around is not None:
+            _check_per_joint("ResetJoints.around", self.joints, self.around)
 
     def __call__(self, rows: Rows, stream: str) -> None:
         """See :data:`headrace.envs._terms.RowChange`."""
         count = len(self.joints)
         drawn = rows.uniform(stream, 2 * count, low=-1.0, high=1.0, draw=rows.steps * 2 * count)
-        nominal = torch.from_numpy(rows.model.qpos0).to(rows.device)[list(position_columns(rows.model, self.joints))]
-        _write(
-            rows, "qpos", position_columns(rows.model, self.joints), nominal + _scaled(drawn[:, :count], self.positions)
-        )
+        columns = position_columns(rows.model, self.joints)
+        middle = tuple(rows.model.qpos0[list(columns)].tolist()) if self.around is None else self.around
+        nominal = constant(middle, torch.float64, rows.device)
+        _write(rows, "qpos", columns, nominal + _scaled(drawn[:, :count], self.positions))
         _write(rows, "qvel", velocity_columns(rows.model, self.joints), _scaled(drawn[:, count:], self.velocities))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.envs._image_spec import ImageSpec, shown_groups
 from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
 from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation, make_camera
@@ -23,17 +25,27 @@ class Viewer:
     Args:
         sim: the simulation to look at.
         spec: what to take; None for a color picture of the first camera.
+        images: the task's images: without ``spec``, the groups of geoms that the first of them shows are shown.
         renderer: ``native``, ``gl``, ``warp`` or a name of ``headrace.sim.register_camera``.
     """
 
-    def __init__(self, sim: Simulation, *, spec: CameraSpec | None = None, renderer: str = "native") -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        *,
+        spec: CameraSpec | None = None,
+        images: Mapping[str, ImageSpec] | None = None,
+        renderer: str = "native",
+    ) -> None:
         model = sim.model
         if model.ncam == 0:
             raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
         self._poses = PoseReader(model)
         self._state = SceneState(sim)
         if spec is None:
-            spec = CameraSpec(name=model.camera(0).name, width=_PIXELS, height=_PIXELS)
+            spec = CameraSpec(
+                name=model.camera(0).name, width=_PIXELS, height=_PIXELS, groups=shown_groups(images or {})
+            )
         self.renderer = renderer
         self._camera = make_camera(renderer, model, spec)
 

@@ -28,6 +28,7 @@ FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
 }
 """Kind of image → axes after height and width, dtype."""
 _MOST_PIXELS = 32766
+_GROUPS = 6  # MuJoCo's mjNGROUP
 
 F64: TypeAlias = NDArray[np.float64]
 
@@ -47,6 +48,8 @@ class CameraSpec:
     """Native renderer: shadows of directional lights that cast them. OpenGL draws them always."""
     specular: bool = False
     """Native renderer: highlights. OpenGL draws them always."""
+    groups: tuple[int, ...] = (0, 1, 2)
+    """Groups of geoms and sites that are shown, 0 to 5. Models keep shapes that only collide in one of their own."""
 
     def __post_init__(self) -> None:
         for side, pixels in (("width", self.width), ("height", self.height)):
@@ -54,6 +57,8 @@ class CameraSpec:
                 raise ConfigError(
                     f"CameraSpec.{side}: expected at least 1 pixel and at most {_MOST_PIXELS}, got {pixels}"
                 )
+        if not self.groups or not set(self.groups) <= set(range(_GROUPS)):
+            raise ConfigError(f"CameraSpec.groups: expected some of the numbers 0 to 5, got {self.groups}")
         if not self.data_types or len(set(self.data_types)) != len(self.data_types):
             raise ConfigError(
                 f"CameraSpec.data_types: expected some of {tuple(FRAME_KINDS)}, once each, got {self.data_types}"

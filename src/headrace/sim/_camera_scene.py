@@ -34,8 +34,6 @@ from headrace.sim._camera_shapes import Shape, build_triangles, shape_of
 from headrace.sim._camera_textures import TextureTables
 from headrace.sim._mujoco_api import Model, mujoco
 
-SHOWN_GROUPS = 3  # MuJoCo shows geoms and sites of groups 0, 1 and 2 unless told otherwise
-
 
 @dataclass(frozen=True, slots=True)
 class SceneTables:
@@ -75,14 +73,14 @@ class _Shown:
     pose: int
 
 
-def _shown(model: Model) -> list[_Shown]:
+def _shown(model: Model, groups: tuple[int, ...]) -> list[_Shown]:
     """What cameras show, that which never moves first."""
     raw: Any = model
     found: list[_Shown] = []
     for kind, count, start in (("geom", raw.ngeom, 0), ("site", raw.nsite, raw.ngeom)):
         rgba = base_colors(model, kind)
         for k in range(count):
-            if getattr(raw, f"{kind}_group")[k] >= SHOWN_GROUPS:
+            if getattr(raw, f"{kind}_group")[k] not in groups:
                 continue
             shown = _Shown(
                 kind=int(getattr(raw, f"{kind}_type")[k]),
@@ -97,10 +95,10 @@ def _shown(model: Model) -> list[_Shown]:
     return sorted(found, key=lambda shown: not shown.static)
 
 
-def build_tables(model: Model) -> SceneTables:
-    """Collect geoms, sites, materials, textures and lights."""
+def build_tables(model: Model, groups: tuple[int, ...]) -> SceneTables:
+    """Collect geoms and sites of ``groups``, materials, textures and lights."""
     raw: Any = model
-    shown = _shown(model)
+    shown = _shown(model, groups)
     count = len(shown)
     textures = TextureTables(raw)
     scale = np.zeros((count, 5), np.float32)

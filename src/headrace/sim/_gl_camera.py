@@ -48,6 +48,8 @@ class GLCamera:
         self._data: Any = mujoco.MjData(self._drawn)
         self._scene: Any = mujoco.MjvScene(self._drawn, maxgeom=10_000)
         self._option: Any = mujoco.MjvOption()
+        for shown in (self._option.geomgroup, self._option.sitegroup):
+            shown[:] = [group in spec.groups for group in range(len(shown))]
         self._view: Any = mujoco.MjvCamera()
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._view.fixedcamid = self._camera

@@ -30,7 +30,7 @@ _FEW_PIXELS = 64 * 64
 class NativeCamera:
     """A :class:`~headrace.sim.Camera` in numba, parallel over rows.
 
-    Draws geoms and sites of groups 0–2 with their materials, textures, transparency, sky and lights; shadows of
+    Draws geoms and sites of ``spec.groups`` with their materials, textures, transparency, sky and lights; shadows of
     directional lights and highlights where the spec asks for them; no reflections and no antialiasing. A frame depends
     on its row of poses alone: not on the other rows, on their number, on threads or on what was drawn before.
 
@@ -46,7 +46,7 @@ class NativeCamera:
         self._camera = camera_id(model, spec.name)
         self._layout = pose_layout(model)
         self._threads = threads
-        self._tables = build_tables(model)
+        self._tables = build_tables(model, spec.groups)
         frame = build_frame(model, spec)
         casters = self._tables.casters if spec.shadows else ()
         self._painter = Painter(model, self._tables, frame, specular=spec.specular, casters=casters)

@@ -105,6 +105,7 @@ class WarpCamera:
             # the background of a depth picture is told by the segmentation
             render_seg="segmentation" in want or "depth" in want,
             cam_active=[self.spec.name],
+            enabled_geom_groups=list(self.spec.groups),
             render_skybox=self._sky,
         )
         self._capacity = rows
