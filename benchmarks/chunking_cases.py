@@ -27,7 +27,7 @@ from headrace.chunking import (
     WholeBatchOnAny,
     as_chunk_policy,
 )
-from headrace.envs import Rows
+from headrace.envs._rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import evaluate
 from headrace.types import Obs, Step

@@ -46,8 +46,9 @@ from headrace.distributed._evaluate import _driver, _spec
 from headrace.distributed._opening import open_evaluator
 from headrace.distributed._worker import Opened
 from headrace.envs.bridges import BridgeEnv
-from headrace.rollout import Counters, EpisodeResult
+from headrace.rollout import EpisodeResult
 from headrace.rollout import _journal as journal_module
+from headrace.rollout._evaluation import Counters
 from headrace.rollout._journal import Header
 from headrace.rollout._policy_source import load_policy_source
 from headrace.types import Obs

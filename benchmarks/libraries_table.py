@@ -57,7 +57,8 @@ def read_rows(folder: Path, *, quick: bool) -> Found:
 
 def _bundles(folder: Path) -> dict[str, Any]:
     """Part and name → bundle."""
-    from headrace.bench import bundle_paths, read_bundle
+    from headrace.bench import read_bundle
+    from headrace.bench._bundle_files import bundle_paths
     from headrace.errors import DataError
 
     try:

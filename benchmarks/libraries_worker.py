@@ -101,7 +101,8 @@ def _benchmark(
     builder: Any, folder: Path, task: str, num_envs: int, *, library: str, seed: int = 0, **more: Any
 ) -> Generator[None]:
     """A run that writes a bundle when its block ends."""
-    from headrace.bench import Benchmark, RunConfig, RunSettings, environment_variables
+    from headrace.bench import Benchmark, RunConfig, RunSettings
+    from headrace.bench._capture import environment_variables
 
     config = RunConfig(
         physics_backend="none" if task == "nothing" else "mujoco",
@@ -270,8 +271,9 @@ def _play(name: str, folder: Path, *, whole: bool) -> Section:
     from headrace._jobs.play import roll
     from headrace._published import published, published_file
     from headrace.adapters._policies import inspect_file, load_policy
-    from headrace.bench import CheckpointInfo, EpisodePlan, PlayBuilder, PolicyDescriptor
-    from headrace.chunking import has_memory
+    from headrace.bench import PlayBuilder
+    from headrace.bench._learning_schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
+    from headrace.chunking._policy import has_memory
 
     entry = published()[name]
     task = entry["task"]

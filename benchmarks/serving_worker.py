@@ -182,7 +182,8 @@ class OneByOne:
     def submit(self, request: Any) -> None:
         import torch
 
-        from headrace.chunking import Answer, Reply, Request
+        from headrace.chunking import Reply, Request
+        from headrace.chunking._batching import Answer
 
         parts = []
         for row in torch.arange(len(request.context)).split(1):

@@ -50,6 +50,17 @@ def test_every_stage_has_an_export_list_of_names_that_exist(stage: str) -> None:
     assert all(getattr(module, name) is not None for name in module.__all__)
 
 
+def test_every_object_is_exported_in_one_place() -> None:
+    packages = [headrace, *(importlib.import_module(f"headrace.{stage}") for stage in STAGES)]
+    places: dict[int, list[str]] = {}
+    for package in packages:
+        for name in package.__all__:
+            places.setdefault(id(getattr(package, name)), []).append(f"{package.__name__}.{name}")
+    twice = [names for names in places.values() if len(names) > 1]
+    assert twice == []
+    assert sum(len(package.__all__) for package in packages) < 260  # add a name only if users call it
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'ReplayBufer'"):
         _ = headrace.ReplayBufer  # pyright: ignore[reportAttributeAccessIssue]  # wrong on purpose

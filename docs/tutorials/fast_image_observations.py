@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.envs import ImageSpec, Rows, Task, TaskCfg, TaskEntry, register_task
+from headrace import Rows, Task, TaskCfg, TaskEntry, register_task
+from headrace.envs import ImageSpec
 from headrace.sim import CameraSpec, load_model
 from headrace.types import StackSpec
 from headrace.vision import FrameStack, normalize_image

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.envs import Rows, Task, TaskCfg, TaskEntry, register_task
+from headrace import Rows, Task, TaskCfg, TaskEntry, TermTask, TermTaskCfg, register_task
 from headrace.envs.terms import (
     ActionL2,
     Effort,
@@ -27,8 +27,6 @@ from headrace.envs.terms import (
     ResetEvent,
     RewardTerm,
     SuccessTerm,
-    TermTask,
-    TermTaskCfg,
     Uniform,
     Upright,
 )

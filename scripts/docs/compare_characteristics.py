@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 from examples import play_bundle, runtime_bundle, training_bundle  # noqa: E402  # the path is set above
 
-from headrace.bench import Bundle, PerEpisode  # noqa: E402
 from headrace.bench._comparison import CompareCfg, Comparison, compare  # noqa: E402
+from headrace.bench._learning_schema import PerEpisode  # noqa: E402
+from headrace.bench._schema import Bundle  # noqa: E402
 
 Order = Literal["sweep", "alternating", "random", "block"]
 METRIC = "frametime.environment_step_time_s"

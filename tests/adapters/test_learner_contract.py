@@ -10,9 +10,10 @@ import torch
 
 import headrace
 from headrace.adapters import library as spec_of
-from headrace.adapters import library_names, make_learner
+from headrace.adapters import make_learner
 from headrace.adapters._checkpoint import read_meta, recognize
 from headrace.adapters._learner import CheckpointMeta, Learner
+from headrace.adapters._library import library_names
 from headrace.adapters._step_policy import RecurrentStepPolicy, as_steps
 from headrace.adapters._torch_state import library_run
 from headrace.chunking import ChunkContext, EpisodeRows
@@ -173,19 +174,19 @@ def test_training_reaches_95_percent_of_the_best_return(library: str) -> None:
 
 
 def test_rsl_rl_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.adapters.rsl_rl import RslRlLearner
+    from headrace.adapters.rsl_rl._learner import RslRlLearner
 
     _library_loads_it("rsl_rl", tmp_path, lambda learner, path: _as(RslRlLearner, learner).runner.load(str(path)))
 
 
 def test_skrl_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.adapters.skrl import SkrlLearner
+    from headrace.adapters.skrl._learner import SkrlLearner
 
     _library_loads_it("skrl", tmp_path, lambda learner, path: _as(SkrlLearner, learner).agent.load(str(path)))
 
 
 def test_rl_games_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.adapters.rl_games import RlGamesLearner
+    from headrace.adapters.rl_games._learner import RlGamesLearner
 
     def load(learner: Learner, path: Path) -> None:
         state = torch.load(path, weights_only=True)  # its own loader reads numpy.core, which numpy 2 warns of

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters import libraries, library, library_names, library_run, make_learner
-from headrace.adapters._library import BUILT_IN
+from headrace.adapters import libraries, library, library_run, make_learner
+from headrace.adapters._library import BUILT_IN, library_names
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.rollout import PPOCfg
 
@@ -165,7 +165,7 @@ def test_an_installed_package_adds_a_library_that_trains_and_plays_from_the_comm
     install(site, "dummy = headrace_dummy:SPEC")
     code = """
 from headrace._cli.main import main
-from headrace.adapters import library_names
+from headrace.adapters._library import library_names
 from headrace.bench import read_bundle
 assert "dummy" in library_names()
 quick = ["--num-envs", "4", "--threads", "1", "--ppo", "steps=8", "--ppo", "minibatches=2"]

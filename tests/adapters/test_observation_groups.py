@@ -10,8 +10,9 @@ import torch
 
 import headrace
 from adapters.group_envs import reach, seen_cartpole
-from headrace.adapters import CheckpointMeta, LearnerEnv, library_names, library_run, make_learner
+from headrace.adapters import CheckpointMeta, LearnerEnv, library_run, make_learner
 from headrace.adapters import library as spec_of
+from headrace.adapters._library import library_names
 from headrace.errors import ConfigError, UnsupportedError
 from headrace.rollout import PPOCfg
 from headrace.testing import check_learner

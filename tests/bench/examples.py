@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from headrace.bench import (
-    Bundle,
-    CheckpointInfo,
-    EpisodePlan,
-    LibraryDescriptor,
-    PlayBuilder,
-    PolicyDescriptor,
-    RunConfig,
-    RuntimeBuilder,
-    StartupBuilder,
-    Statistic,
-    SuccessRule,
-    TrainingBuilder,
-)
-from headrace.bench._builders import Provenance
+from headrace.bench import PlayBuilder, RunConfig, RuntimeBuilder, SuccessRule, TrainingBuilder
+from headrace.bench._builders import Provenance, StartupBuilder
+from headrace.bench._learning_schema import CheckpointInfo, EpisodePlan, LibraryDescriptor, PolicyDescriptor
 from headrace.bench._schema import (
+    Bundle,
     GpuDeviceInfo,
     Hardware,
     ProfiledFunction,
@@ -32,6 +21,7 @@ from headrace.bench._schema import (
     Versions,
     Warmup,
 )
+from headrace.bench._statistic import Statistic
 from headrace.bench._step_times import StepTimes
 
 

@@ -10,10 +10,11 @@ import pytest
 from examples import play_bundle, runtime_bundle, startup_bundle, training_bundle
 from rich.console import Console
 
-from headrace.bench import Bundle, PerEpisode, Proportion
 from headrace.bench._comparison import CompareCfg, Comparison, compare
 from headrace.bench._comparison_output import all_notes, change, table
-from headrace.bench._schema import ResumedFrom
+from headrace.bench._learning_schema import PerEpisode
+from headrace.bench._schema import Bundle, ResumedFrom
+from headrace.bench._statistic import Proportion
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 STEP = "frametime.environment_step_time_s"

@@ -10,6 +10,7 @@ import pytest
 
 import headrace
 from headrace._cli import main
+from headrace._jobs.comparing import ComparisonResult
 from headrace.bench import read_bundle
 from headrace.errors import ConfigError, DataError
 from headrace.rollout import Evaluation
@@ -62,7 +63,7 @@ BAD = [i % 5 < 3 for i in range(400)]
 """60 %."""
 
 
-def success_of(found: headrace.ComparisonResult):
+def success_of(found: ComparisonResult):
     (comparison,) = found.comparisons
     return next(row for row in comparison.rows if row.path == "play.success_rate")
 

@@ -9,11 +9,12 @@ import jsonschema
 import pytest
 from examples import EXAMPLES, play_bundle, runtime_bundle
 
-from headrace.bench import BUNDLES, SCHEMA_VERSION, parse_bundle, read_bundle
 from headrace.bench import _json_schema as json_schema
-from headrace.bench._bundle_files import bundle_paths, bundle_text, read_bundles
+from headrace.bench import read_bundle
+from headrace.bench._bundle_files import bundle_paths, bundle_text, parse_bundle, read_bundles
+from headrace.bench._formatters._isaaclab import isaaclab_text
 from headrace.bench._json_schema import VERSIONS, digest, json_schemas, write_schemas
-from headrace.bench.formatters._isaaclab import isaaclab_text
+from headrace.bench._schema import BUNDLES, SCHEMA_VERSION
 from headrace.errors import ConfigError, DataError
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"

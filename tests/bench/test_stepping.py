@@ -15,7 +15,7 @@ from headrace._jobs.request import rendering_backend
 from headrace.bench import RuntimeBuilder
 from headrace.bench._step_times import StepTimes
 from headrace.bench._stepping import Stepper, WarmupRule, action_maker, warm_up
-from headrace.envs import EnvRecipe
+from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, UnsupportedError
 
 CPU = torch.device("cpu")

@@ -37,8 +37,9 @@ from transformers import (  # noqa: E402
 
 import headrace  # noqa: E402
 from headrace._cli import main  # noqa: E402
-from headrace.chunking import Batching, ChunkContext, as_chunk_policy, has_memory, load_lerobot_policy  # noqa: E402
-from headrace.envs import Rows  # noqa: E402
+from headrace.chunking import Batching, ChunkContext, as_chunk_policy, load_lerobot_policy  # noqa: E402
+from headrace.chunking._policy import has_memory  # noqa: E402
+from headrace.envs._rows import Rows  # noqa: E402
 from headrace.envs.tasks.pusher import PusherCamera, PusherCameraCfg  # noqa: E402
 from headrace.errors import ConfigError, DataError  # noqa: E402
 from headrace.rollout import EpisodeResult, evaluate  # noqa: E402

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.chunking import ChunkLengths, Cursors
+from headrace.chunking._cursors import ChunkLengths, Cursors
 from headrace.errors import LifecycleError
 from headrace.types import Chunk
 

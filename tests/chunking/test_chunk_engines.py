@@ -16,16 +16,8 @@ import torch
 from chunk_policies import Attention, Broken, CannotBeMade, SlowStart, Stubborn
 from script_env import Planner, ScriptEnv, length_of
 
-from headrace.chunking import (
-    Batching,
-    ChunkContext,
-    ProcessEngine,
-    Request,
-    ThreadEngine,
-    _engines,
-    as_chunk_policy,
-    make_engine,
-)
+from headrace.chunking import Batching, ChunkContext, ProcessEngine, Request, _engines, as_chunk_policy
+from headrace.chunking._engines import ThreadEngine, make_engine
 from headrace.errors import ConfigError, LifecycleError, PolicyError
 from headrace.rollout import Evaluation, evaluate
 

@@ -12,8 +12,9 @@ from script_env import Planner, ScriptEnv
 from torch import Tensor, nn
 
 import headrace
-from headrace.chunking import Batching, ChunkContext, TemporalEnsemble, as_chunk_policy
+from headrace.chunking import Batching, ChunkContext, as_chunk_policy
 from headrace.chunking._batching import ask
+from headrace.chunking._blending import TemporalEnsemble
 from headrace.errors import ConfigError, PolicyError
 from headrace.rollout import evaluate
 from headrace.types import Obs

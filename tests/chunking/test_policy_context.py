@@ -17,23 +17,23 @@ from headrace.chunking import (
     Admission,
     Batching,
     ChunkContext,
-    ChunkLengths,
     EpisodeRows,
     Greedy,
     Immediate,
     Synchronized,
     WholeBatchOnAny,
-    admission_names,
     as_chunk_policy,
-    make_admission,
-    make_engine,
     register_admission,
 )
+from headrace.chunking._admission import admission_names, make_admission
 from headrace.chunking._batching import ask
 from headrace.chunking._context import TENSOR_FIELDS
+from headrace.chunking._cursors import ChunkLengths
+from headrace.chunking._engines import make_engine
 from headrace.errors import ConfigError, UnknownNameError
-from headrace.rollout import EpisodePlan, evaluate
+from headrace.rollout import evaluate
 from headrace.rollout._chunk_loop import ChunkLoop
+from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._progress import EpisodeProgress
 from headrace.types import Obs
 

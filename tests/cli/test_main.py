@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace._cli import main
-from headrace.envs import task_names
+from headrace.envs._registry import task_names
 from headrace.errors import MissingExtraError
 
 

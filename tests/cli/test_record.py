@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace._cli import record
-from headrace.envs import make
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, IdError
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
@@ -123,7 +123,7 @@ def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_pat
 
 
 OWN_TASK = """
-from headrace.envs import TaskEntry, register_task
+from headrace import TaskEntry, register_task
 register_task(TaskEntry(
     name="own-pole",
     task="headrace.envs.tasks.cartpole:Cartpole",

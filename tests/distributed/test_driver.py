@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import EvaluationError
-from headrace.rollout import Counters, EpisodeResult, Evaluation
+from headrace.rollout import EpisodeResult, Evaluation
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluate import play_plan
+from headrace.rollout._evaluation import Counters
 from headrace.rollout._journal import Header, read_journal
 
 pytest.importorskip("ray")

@@ -40,7 +40,7 @@ BEFORE = {
     ),
 }
 MY_TASKS = """
-from headrace.envs import TaskEntry, register_task
+from headrace import TaskEntry, register_task
 from headrace.envs._registry import task_entry
 
 cartpole = task_entry("cartpole")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from headrace.envs._terms import TermTaskCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
 from headrace.envs.terms import (
     ActionL2,
@@ -17,7 +18,6 @@ from headrace.envs.terms import (
     Ramp,
     Randomization,
     RewardTerm,
-    TermTaskCfg,
     Time,
     Uniform,
     Upright,

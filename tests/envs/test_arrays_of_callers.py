@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.envs import Rows, Task, TaskCfg
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, DtypeError
 from headrace.sim._mujoco_api import load_model
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import headrace
 from headrace import errors
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.envs.tasks.inverted_pendulum import InvertedPendulum, InvertedPendulumCfg
 from headrace.testing._comparing import require_same_tensors

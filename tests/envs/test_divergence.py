@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import BatchEnv, task_names
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._registry import task_names
 from headrace.testing._comparing import require_rows_equal
 from headrace.testing._playing import actions_of, next_actions
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs import BatchEnv, ImageSpec, Rows, Task, TaskCfg
+from headrace.envs import ImageSpec
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.sim import CameraSpec, MujocoSim
 from headrace.sim._mujoco_api import load_model

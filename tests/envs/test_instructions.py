@@ -14,11 +14,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import headrace
-from headrace.envs import BatchEnv, Rows
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._rows import Rows
+from headrace.envs._term_task import TermTask
+from headrace.envs.bridges import BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
-from headrace.envs.terms import TermTask
 from headrace.errors import ConfigError, EnvError, LifecycleError, ShapeError
 from headrace.sim import MujocoSim
 

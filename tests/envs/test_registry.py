@@ -14,7 +14,7 @@ from headrace import errors
 from headrace.envs import make_task
 
 MODULE = """
-from headrace.envs import TaskEntry, register_task
+from headrace import TaskEntry, register_task
 home = "headrace.envs.tasks.cartpole"
 REACH = TaskEntry(name="reach", task=f"{home}:Cartpole", cfg=f"{home}:CartpoleCfg", summary="a task of a package")
 register_task(TaskEntry(name="push", task=f"{home}:Cartpole", cfg=f"{home}:CartpoleCfg", summary="registered"))
@@ -48,7 +48,7 @@ def package(tmp_path):
 def test_a_task_of_an_installed_package_is_found_by_its_name(package) -> None:
     code = """
     import headrace, sys
-    from headrace.envs import task_cfg
+    from headrace.envs._registry import task_cfg
     assert "reach" in headrace.task_names() and "my_robots" not in sys.modules
     print(task_cfg("reach").episode_length, headrace.make("reach", 2).recipe.source)
     """

@@ -13,7 +13,7 @@ from headrace.envs._sources import resolve_source
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 OWN = (
-    "from headrace.envs import TaskEntry, register_task\n"
+    "from headrace import TaskEntry, register_task\n"
     "home = 'headrace.envs.tasks.cartpole'\n"
     "register_task(TaskEntry(name='mine', task=f'{home}:Cartpole', cfg=f'{home}:CartpoleCfg', summary=''))\n"
 )

@@ -12,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from term_examples import eventful_cartpole
 
-from headrace.envs import BatchEnv, Rows, make, task_cfg
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
+from headrace.envs._registry import make, task_cfg
+from headrace.envs._rows import Rows
+from headrace.envs._term_task import TermTask
+from headrace.envs._terms import TermTaskCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
 from headrace.envs.terms import (
     BodiesNear,
@@ -30,8 +34,6 @@ from headrace.envs.terms import (
     ResetEvent,
     ResetJoints,
     SuccessTerm,
-    TermTask,
-    TermTaskCfg,
     level_memory,
 )
 from headrace.errors import ConfigError, DtypeError, ShapeError

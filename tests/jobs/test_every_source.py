@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from headrace.envs import TaskEntry, register_task
+from headrace import TaskEntry, register_task
 
 HOME = "headrace.envs.tasks.cartpole"
 MINE = TaskEntry(name="source-mine", task=f"{HOME}:Cartpole", cfg=f"{HOME}:CartpoleCfg", summary="by its place")

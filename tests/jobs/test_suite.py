@@ -10,6 +10,7 @@ from torch import Tensor
 
 import headrace
 from headrace._cli import main
+from headrace._jobs.suite import SuiteResult
 from headrace.chunking import ChunkContext
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.rollout import Evaluation
@@ -85,7 +86,7 @@ def test_a_suite_is_resumed_and_an_unfinished_one_has_no_rates(suite: Path, tmp_
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]))
     again = headrace.evaluate_suite(suite, Listener(), resume=True, **settings)
     assert {key: part.episodes for key, part in again.parts.items()} == {k: p.episodes for k, p in whole.parts.items()}
-    part = headrace.SuiteResult(tasks=whole.tasks, parts={("cartpole", 0): whole.parts["cartpole", 0]})
+    part = SuiteResult(tasks=whole.tasks, parts={("cartpole", 0): whole.parts["cartpole", 0]})
     assert part.unfinished == 5
     assert part.total.mean_reward is part.of_task("cartpole").mean_reward is part.of_task("left").mean_reward is None
 
@@ -117,7 +118,7 @@ def test_the_command_prints_a_row_per_task_and_a_total(suite: Path, capsys: pyte
 def test_a_bad_suite_is_refused_by_name(change: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(change)
     with pytest.raises(HeadraceError, match=message) as caught:
-        headrace.read_suite(tmp_path / "bad.toml")
+        headrace.evaluate_suite(tmp_path / "bad.toml")
     assert "bad.toml" in str(caught.value)
 
 

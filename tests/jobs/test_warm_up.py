@@ -9,7 +9,7 @@ import torch
 
 import headrace
 from headrace.adapters._training import read_index
-from headrace.bench import CompareCfg, compare
+from headrace.bench._comparison import CompareCfg, compare
 from headrace.errors import ConfigError
 from headrace.rollout import PPOCfg
 

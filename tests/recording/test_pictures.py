@@ -13,16 +13,9 @@ from PIL import Image
 
 import headrace
 from headrace.errors import ConfigError, DataError, ShapeError
-from headrace.recording import (
-    DatasetInfo,
-    EpisodeDataset,
-    EpisodeRecorder,
-    TiledVideo,
-    VideoObserver,
-    contact_sheet,
-    episode_table,
-)
-from headrace.recording._video import Mp4Writer, frame_times, read_frames
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, VideoObserver
+from headrace.recording._show import contact_sheet, episode_table
+from headrace.recording._video import Mp4Writer, TiledVideo, frame_times, read_frames
 
 
 def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
@@ -44,7 +37,7 @@ def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
 def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_path):
     import torch
 
-    from headrace.envs import make
+    from headrace.envs._registry import make
     from headrace.types import StackSpec
 
     ant = make("ant", 3, threads=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.envs import EnvRecipe, make
+from headrace.envs._recipe import EnvRecipe
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, EnvError
 from headrace.replay import ReplayBuffer
 from headrace.replay._compact import reconstruct_next

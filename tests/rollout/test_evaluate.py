@@ -256,7 +256,7 @@ def test_a_second_evaluation_counts_from_zero() -> None:
 
 
 def test_a_bridged_environment_can_be_evaluated() -> None:
-    from headrace.envs.bridges import bridge
+    from headrace.envs.bridges._make import bridge
 
     env = bridge("Pendulum-v1", 3, autoreset="disabled")
     policy = as_chunk_policy(lambda obs, context: context.noise(10, 1), horizon=10, action_dim=1)

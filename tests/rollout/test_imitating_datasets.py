@@ -15,12 +15,13 @@ from torch import Tensor
 import headrace
 from headrace._cli import main
 from headrace._interrupts import SignalInterrupt
-from headrace.envs import make
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, LeRobotDataset, RecorderCfg, export_dataset
-from headrace.rollout import CloneCfg, CloneTraining, load_chunk_policy, load_demonstrations
+from headrace.rollout import CloneCfg, load_chunk_policy
 from headrace.rollout._act_policy import ActCfg, ActPolicy, PolicyInputs
-from headrace.rollout._cloning import act_cfg
+from headrace.rollout._cloning import CloneTraining, act_cfg
+from headrace.rollout._demonstrations import load_demonstrations
 from headrace.rollout.experts import expert_for
 
 TINY = {"horizon": 4, "width": 16, "hidden": 16}

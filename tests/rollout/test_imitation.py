@@ -17,8 +17,8 @@ import headrace
 from headrace._cli import imitate
 from headrace._interrupts import SignalInterrupt
 from headrace.chunking import ChunkContext
-from headrace.envs import BatchEnv, make
-from headrace.envs._registry import make_task
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._registry import make, make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
 from headrace.rollout._act_policy import ActCfg, ActPolicy, load_chunk_policy, save_policy
 from headrace.rollout._cloning import CloneCfg, MeanAction, clone, untrained

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs import EnvRecipe, make, make_task
+from headrace.envs import make_task
+from headrace.envs._recipe import EnvRecipe
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.rollout import make_replay_env, replay_dataset, replay_episode

@@ -15,7 +15,6 @@ from headrace.chunking import (
     Admission,
     Batching,
     ChunkPolicy,
-    EngineName,
     Greedy,
     Immediate,
     Periodic,
@@ -23,7 +22,8 @@ from headrace.chunking import (
     Threshold,
     WholeBatchOnAny,
 )
-from headrace.envs import make
+from headrace.chunking._engines import EngineName
+from headrace.envs._registry import make
 from headrace.errors import DataError
 from headrace.rollout import evaluate, load_chunk_policy
 from headrace.rollout._act_policy import ActPolicy, shipped_policies

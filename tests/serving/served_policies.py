@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import headrace
 from headrace.chunking import Batching, ChunkContext
-from headrace.envs import Rows
+from headrace.envs._rows import Rows
 from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
 from headrace.rollout import evaluate
 from headrace.serving import RemoteEngine

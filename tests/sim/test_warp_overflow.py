@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import Rows, Task, TaskCfg
+from headrace.envs._rows import Rows
+from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim, load_model
 from headrace.sim._warp_sim import MujocoWarpSim

@@ -9,6 +9,7 @@ import torch
 
 import headrace
 from headrace.envs import make_task
+from headrace.envs._recipe import SimName
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim
 from headrace.sim._warp_sim import MujocoWarpSim
@@ -31,7 +32,7 @@ def test_suspended_warp_worlds_are_frozen_bit_for_bit() -> None:
 
 
 def test_warp_agrees_with_native_mujoco_to_single_precision() -> None:
-    native, warp = (headrace.make("cartpole", 3, sim=cast("headrace.envs.SimName", sim)) for sim in ("mujoco", "warp"))
+    native, warp = (headrace.make("cartpole", 3, sim=cast("SimName", sim)) for sim in ("mujoco", "warp"))
     native.reset(seed=3)
     warp.reset(seed=3)
     for step in range(20):

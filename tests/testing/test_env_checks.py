@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from headrace import testing
-from headrace.envs import BatchEnv, make_task, task_cfg
+from headrace.envs import make_task
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._registry import task_cfg
 from headrace.errors import UnknownNameError
 from headrace.sim import MujocoSim
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from headrace._cli.options import add_option, add_task, values
 
 if TYPE_CHECKING:
-    from headrace.bench import Bundle
+    from headrace.bench._schema import Bundle
 
 USUAL_ENVS = 64
 """Environments in a batch where nobody says how many."""
@@ -87,7 +87,7 @@ def progress_bar(description: str, total: int) -> Generator[Callable[[int], None
 
 def show_bundle(bundle: Bundle, paths: Sequence[Path]) -> None:
     """Print the summary box of a bundle, and the files it was written to."""
-    from headrace.bench.formatters._summary import summary_table
+    from headrace.bench._formatters._summary import summary_table
 
     console = Console()
     console.print(summary_table(bundle))

@@ -56,7 +56,7 @@ def bash_script(commands: dict[str, argparse.ArgumentParser]) -> str:
 
     Tasks are those of this installation, with what other packages add by entry points.
     """
-    from headrace.envs import task_names
+    from headrace.envs._registry import task_names
 
     cases: list[str] = []
     values: list[str] = []
@@ -79,7 +79,7 @@ def bash_script(commands: dict[str, argparse.ArgumentParser]) -> str:
 def _known_values() -> dict[str, Sequence[str]]:
     """What the options take whose values are names, by the name of the option."""
     from headrace.adapters._library import library_names
-    from headrace.bench import FORMATTERS
+    from headrace.bench._formatters import FORMATTERS
     from headrace.envs._recipe import SIMS
     from headrace.sim._camera import FRAME_KINDS
     from headrace.sim._camera_names import camera_names

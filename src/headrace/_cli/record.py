@@ -196,8 +196,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from headrace.recording import EpisodeDataset, contact_sheet, episode_table
-    from headrace.recording._show import field_table
+    from headrace.recording import EpisodeDataset
+    from headrace.recording._show import contact_sheet, episode_table, field_table
 
     dataset = EpisodeDataset(arguments.dataset)
     console = Console()

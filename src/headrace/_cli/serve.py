@@ -15,7 +15,8 @@ from headrace._cli.options import add_option, values
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.serving import PolicyServer, ServingStats
+    from headrace.serving import PolicyServer
+    from headrace.serving._batcher import ServingStats
 
 _KEY = "HEADRACE_API_KEY"
 

@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from headrace.envs import Task
+    from headrace.envs._task import Task
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -28,8 +28,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _tasks(arguments: argparse.Namespace) -> int:
     del arguments
-    from headrace.envs import make_task, task_names
-    from headrace.envs._registry import task_entry
+    from headrace.envs import make_task
+    from headrace.envs._registry import task_entry, task_names
 
     caption = "numbers are float32 unless they say otherwise; --set NAME=VALUE changes a setting on every command"
     table = Table(title="Tasks", caption=caption, box=box.SIMPLE_HEAD)

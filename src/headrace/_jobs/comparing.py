@@ -18,8 +18,8 @@ from headrace.errors import ConfigError, HeadraceError, UnknownNameError
 from headrace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
+    from headrace.bench._report import Story
     from headrace.bench._sweep import Outcome, Side, Sweep
-    from headrace.bench.report import Story
     from headrace.rollout import Evaluation
 
 Runs: TypeAlias = "str | Path | Bundle | Evaluation | Iterable[str | Path | Bundle | Evaluation]"
@@ -80,6 +80,10 @@ def compare(
         metrics: patterns of the metrics to compare, such as ``runtime.*``; all if empty.
         accept_drift: judge times although one side ran before the other, or a warm-up did not become steady.
         names: of the sides, for tables.
+
+    Returns:
+        ``comparisons`` (one per kind and task), ``notes``, ``regressed``, ``inconclusive``, and the verdicts as
+        ``markdown()`` and ``junit()``.
     """
     cfg = CompareCfg(
         min_effect=min_effect,
@@ -124,8 +128,12 @@ def report(
         allow: as for :func:`compare`.
         accept_drift: as for :func:`compare`.
         story: what the page begins with.
+
+    Returns:
+        ``path`` of the page, ``runs`` on it, and ``notes``: files that could not be read, sides that could not be
+        compared.
     """
-    from headrace.bench.report import report_page
+    from headrace.bench._report import report_page
 
     output = Path(output)
     if output.suffix not in (".html", ".htm"):
@@ -198,6 +206,10 @@ def sweep(
         metrics: patterns of metrics.
         accept_drift: judge times of runs that did not become steady.
         progress: called with how many runs are done, and of how many.
+
+    Returns:
+        ``directory`` of the bundles, ``outcomes`` of the runs, ``comparisons`` of every side with the first,
+        ``regressed``.
     """
     from headrace.bench._sweep import Sweep, run_sweep
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import Tensor
 
-    from headrace.bench.report import Saving
+    from headrace.bench._report import Saving
     from headrace.chunking import ChunkContext
-    from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import EnvRecipe
     from headrace.replay import ReplayBuffer
     from headrace.rollout import Evaluation
     from headrace.types import Obs
@@ -69,9 +69,12 @@ def demo(
         quick: fewer episodes, to see what it shows.
         on_scene: called with the title of each scene as it begins.
         show: called with what a scene has to show: rich tables and text.
+
+    Returns:
+        ``page`` and ``film`` (files), ``evaluations`` by policy, and ``savings``: what the library did not compute.
     """
     import headrace
-    from headrace.bench.report import Film, Story
+    from headrace.bench._report import Film, Story
 
     folder = Path(output)
     episodes, slots = (12, 4) if quick else (64, 16)
@@ -185,7 +188,7 @@ class SeesCube:
 
 def choose_task(slots: int, show: Callable[[RenderableType], None]) -> tuple[EnvRecipe, str | None]:
     """What to evaluate, and by which policy: ALOHA where its model files are, else ``pusher-solid``."""
-    from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import EnvRecipe
     from headrace.envs.tasks.aloha_models import aloha_assets
 
     try:
@@ -218,7 +221,7 @@ def film_expert(path: Path) -> Path:
 
 def chunk_savings(usual: Evaluation, ours: Evaluation) -> list[Saving]:
     """What the last scheduler saved compared with the first."""
-    from headrace.bench.report import Saving
+    from headrace.bench._report import Saving
 
     names = {"model_calls": "model calls", "rows_inferred": "rows inferred", "frames_drawn": "images drawn"}
     way = next(iter(SCHEDULERS))
@@ -299,7 +302,7 @@ def fill_buffer(steps: int) -> ReplayBuffer:
 
 def replay_saving(buffer: ReplayBuffer) -> Saving:
     """Bytes per transition, compared with keeping ``obs`` and ``next_obs``."""
-    from headrace.bench.report import Saving
+    from headrace.bench._report import Saving
 
     sample = buffer.sample(min(32, len(buffer)))
     usual = sum(2 * sample["observation", group][0].nbytes for group in ("policy", "critic"))

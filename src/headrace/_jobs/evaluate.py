@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from headrace._jobs.request import check_video, film_env, recipe_of
-from headrace.envs import EnvRecipe
+from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable
 
 if TYPE_CHECKING:
-    from headrace.chunking import Admission, Batching, Engine, PolicyLike
+    from headrace.chunking import Admission, Batching, Engine
+    from headrace.chunking._policy import PolicyLike
     from headrace.rollout import EpisodeResult, Evaluation
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import Evaluator, OnEpisodes
     from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.rollout._hold_action import HoldAction
-    from headrace.serving import ImageCoding, WireMapping
+    from headrace.serving import WireMapping
+    from headrace.serving._images import ImageCoding
 
 _NUM_ENVS = 16
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.envs import SimName
+    from headrace.envs._recipe import SimName
 
 ENVS, STEPS = 32, 20
 

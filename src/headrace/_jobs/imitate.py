@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headrace._jobs.request import recipe_of
-from headrace.envs import EnvRecipe
+from headrace.envs._recipe import EnvRecipe
 from headrace.envs._sources import check_told
 from headrace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.chunking import ChunkPolicy
     from headrace.envs._recipe import AnyEnv
-    from headrace.rollout import CloneCfg, CloneLoss, CloneTraining, Demonstrations, Evaluation
+    from headrace.rollout import CloneCfg, Demonstrations, Evaluation
     from headrace.rollout._act_policy import ActCfg, ActPolicy
+    from headrace.rollout._cloning import CloneLoss, CloneTraining
 
 _HELD_OUT_SEED = 1_000_003
 _STATE = ".training"
@@ -106,8 +107,13 @@ def imitate(
         episodes: to evaluate with; 0 for no evaluation.
         execute: actions that are played of each chunk there; None for all.
         on_progress: called with a stage (``recording``; ``training, loss …``), what is done of it, and its total.
+
+    Returns:
+        ``path`` and ``sha256`` of the policy, ``policy``, ``demonstrations``, ``attempted``, ``held_out``, ``losses``,
+        and ``evaluations`` by name.
     """
-    from headrace.rollout import CloneCfg, CloneTraining
+    from headrace.rollout import CloneCfg
+    from headrace.rollout._cloning import CloneTraining
 
     path = _checked_path(output)
     share = (0.0 if dataset is None else 0.1) if held_out is None else held_out
@@ -207,8 +213,9 @@ def _demonstrations(
     seed: int,
     on_progress: OnProgress,
 ) -> Demonstrations:
-    from headrace.envs import BatchEnv
-    from headrace.rollout import load_demonstrations, record_demonstrations
+    from headrace.envs._batch_env import BatchEnv
+    from headrace.rollout import record_demonstrations
+    from headrace.rollout._demonstrations import load_demonstrations
     from headrace.rollout.experts import disturbance_for, expert_for
 
     if dataset is not None:

@@ -17,8 +17,8 @@ from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
 
 if TYPE_CHECKING:
-    from headrace.envs import BatchEnv, EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._batch_env import BatchEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.sim import CameraFrames
     from headrace.sim._camera import DataType
@@ -67,6 +67,9 @@ def picture(
         num_steps: steps of zero actions to take before.
         seed: of the episode (0).
         overrides: task settings by path.
+
+    Returns:
+        ``values`` as the camera measured them, ``image`` in colors, and ``path`` of the file, None without ``output``.
     """
     from headrace.envs import ImageSpec
     from headrace.envs._image_spec import shown_groups

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from headrace.bench import PlayBuilder, PlayBundle
     from headrace.bench._stepping import WarmupRule
     from headrace.chunking import ChunkPolicy
-    from headrace.envs import EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.rollout._chunk_loop import ChunkLoop
     from headrace.rollout._episode_plan import EndlessPlan
     from headrace.rollout._episode_plan import EpisodePlan as PlannedEpisodes
@@ -82,7 +81,8 @@ def play(
             that the policy was trained with.
     """
     from headrace.adapters import library as library_of
-    from headrace.bench import Benchmark, EpisodePlan, PlayBuilder
+    from headrace.bench import Benchmark, PlayBuilder
+    from headrace.bench._learning_schema import EpisodePlan
     from headrace.bench._stepping import WarmupRule
     from headrace.rollout._evaluated_env import frames_drawn
 
@@ -236,7 +236,8 @@ def _loop(
     plan: PlannedEpisodes | EndlessPlan,
     on_step: Callable[[Step, float, int], None],
 ) -> ChunkLoop:
-    from headrace.chunking import Batching, ChunkLengths, Immediate, InlineEngine
+    from headrace.chunking import Batching, Immediate, InlineEngine
+    from headrace.chunking._cursors import ChunkLengths
     from headrace.rollout._chunk_loop import ChunkLoop
 
     return ChunkLoop(
@@ -288,8 +289,9 @@ def _describe(
     found: FoundCheckpoint | None,
     file: PolicyFile | None,
 ) -> None:
-    from headrace.bench import CheckpointInfo, PolicyDescriptor, describe_library
-    from headrace.chunking import has_memory
+    from headrace.bench import describe_library
+    from headrace.bench._learning_schema import CheckpointInfo, PolicyDescriptor
+    from headrace.chunking._policy import has_memory
     from headrace.files import hash_file
 
     recurrent = has_memory(policy)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
 from headrace._gymnasium_ids import FOREIGN
 from headrace._interrupts import delayed
-from headrace.envs import EnvRecipe
-from headrace.envs._recipe import is_recipe_file
+from headrace.envs._recipe import EnvRecipe, is_recipe_file
 from headrace.errors import ConfigError, UnknownNameError, require_extra
 
 if TYPE_CHECKING:
@@ -132,7 +131,8 @@ class RunRequest:
             framework: the RL library.
             **known: further fields of ``RunSettings``.
         """
-        from headrace.bench import RunConfig, RunSettings, environment_variables
+        from headrace.bench import RunConfig, RunSettings
+        from headrace.bench._capture import environment_variables
 
         overrides = {path: _plain(value) for path, value in sorted(recipe.overrides.items())}
         config = RunConfig(
@@ -222,7 +222,7 @@ def imports_phase(startup: StartupClock, recipe: EnvRecipe) -> Generator[None]:
 
 def rendering_backend(env: AnyEnv) -> str | None:
     """Which renderers draw the images of an environment; None where it has none, or does not tell."""
-    from headrace.envs import BatchEnv
+    from headrace.envs._batch_env import BatchEnv
 
     if not isinstance(env, BatchEnv) or not env.task.images:
         return None
@@ -243,7 +243,7 @@ def check_video(path: Path | None, renderer: str = "native") -> None:
 
 def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:
     """Film the first environments until ``stack`` is closed; returns what films them."""
-    from headrace.envs import BatchEnv
+    from headrace.envs._batch_env import BatchEnv
     from headrace.recording import VideoObserver
 
     if not isinstance(env, BatchEnv):

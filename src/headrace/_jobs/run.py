@@ -16,8 +16,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headrace.envs import EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.types import Obs
 
 StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
@@ -94,6 +93,10 @@ def run(
         threads: physics threads; None for all cores.
         overrides: task settings by path.
         on_progress: called with the steps that are done.
+
+    Returns:
+        ``num_steps``, ``seconds``, ``steps_per_second``, ``stages`` (seconds in each), ``episodes`` and their means,
+        ``divergences``, ``suspended`` and what suspension cost.
     """
     if not 0.0 <= suspend_fraction <= 1.0:
         raise ConfigError(
@@ -147,7 +150,8 @@ def step_function(policy: str | StepFunction, env: AnyEnv, seed: int) -> StepFun
 
 def _stack_settings(task: str, frames: int) -> dict[str, object]:
     """What sets the frame stack of a camera task, whether it is written as a class or as a table."""
-    from headrace.envs import TermTaskCfg, task_cfg
+    from headrace.envs._registry import task_cfg
+    from headrace.envs._terms import TermTaskCfg
 
     cfg = task_cfg(task)
     if isinstance(cfg, TermTaskCfg):

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from headrace.bench import RuntimeBuilder, RuntimeBundle, StartupBundle
     from headrace.bench._schema import TimingMode
     from headrace.bench._stepping import WarmupRule
-    from headrace.envs import EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Makes a bar of a description and a total; within the block it is called with what is done."""
@@ -85,7 +84,8 @@ def startup(
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
-    from headrace.bench import Benchmark, StartupBuilder
+    from headrace.bench import Benchmark
+    from headrace.bench._builders import StartupBuilder
     from headrace.bench._profiling import checked_whitelist, read_whitelist
     from headrace.bench._schema import StartupConfig
     from headrace.bench._startup import profile_startup

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.chunking import PolicyLike
+    from headrace.chunking._policy import PolicyLike
     from headrace.serving import PolicyServer, ServeCfg
 
 

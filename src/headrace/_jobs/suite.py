@@ -18,7 +18,7 @@ from headrace.rollout import EpisodeResult, Evaluation
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headrace.chunking import PolicyLike
+    from headrace.chunking._policy import PolicyLike
     from headrace.statistics import Interval
 
 _NUM_ENVS = 16
@@ -152,6 +152,9 @@ def evaluate_suite(
         resume: go on with those that are there.
         output: new directory; the evaluation of each task and seed is saved in it, where ``headrace report`` finds it.
         **settings: further arguments of :func:`headrace.evaluate`.
+
+    Returns:
+        ``parts`` (an Evaluation per task and seed), ``of_task(name)``, ``total``, ``unfinished``, ``summary()``.
     """
     tasks = suite if isinstance(suite, tuple) else read_suite(suite)
     saved = None if output is None else Path(output)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
     from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
     from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
-    from headrace.envs import EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.recording import VideoObserver
     from headrace.rollout import PPOCfg
 
@@ -199,7 +198,7 @@ class _Training:
     ) -> CheckpointKeeper:
         from headrace.adapters import library_run, make_learner
         from headrace.adapters._training import CheckpointKeeper, resume_from, train_iterations
-        from headrace.envs import BatchEnv
+        from headrace.envs._batch_env import BatchEnv
 
         self._check_success_measure()
         with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
@@ -221,7 +220,7 @@ class _Training:
         return keeper
 
     def _check_success_measure(self) -> None:
-        from headrace.envs import BatchEnv
+        from headrace.envs._batch_env import BatchEnv
 
         if self.builder.rule is None or not isinstance(self.env, BatchEnv):
             return  # a bridged environment says with its first ended episode whether it has one
@@ -245,7 +244,7 @@ class _Training:
 
     def _name_checkpoint(self, keeper: CheckpointKeeper) -> None:
         """Let the bundle name the newest checkpoint."""
-        from headrace.bench import CheckpointInfo
+        from headrace.bench._learning_schema import CheckpointInfo
 
         kept = keeper.kept
         if kept is not None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace._jobs.view_page import Screen
-    from headrace.envs import BatchEnv, EnvRecipe
-    from headrace.envs._recipe import AnyEnv
+    from headrace.envs._batch_env import BatchEnv
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.envs.bridges._bridge_env import BridgeEnv
 
 Picture: TypeAlias = "NDArray[np.uint8]"
@@ -86,7 +86,7 @@ def view(
 
 def _drawing(env: AnyEnv, renderer: str) -> tuple[Callable[[], Sequence[Picture]], float]:
     """What draws every environment, and the seconds of a step. One that cannot work says so now, not to a viewer."""
-    from headrace.envs import BatchEnv
+    from headrace.envs._batch_env import BatchEnv
 
     if isinstance(env, BatchEnv):
         env.open_renderer(renderer)

@@ -11,24 +11,21 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.adapters._curves import LoggedCurves, read_curves
-    from headrace.adapters._learner import CheckpointMeta, InferencePolicy, Learner, Times
-    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, library_names, make_learner
+    from headrace.adapters._curves import read_curves
+    from headrace.adapters._learner import CheckpointMeta, Learner, Times
+    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, make_learner
     from headrace.adapters._stepping import LearnerEnv
     from headrace.adapters._torch_state import library_run
 
 __all__ = [
     "CheckpointMeta",
     "CurveTags",
-    "InferencePolicy",
     "Learner",
     "LearnerEnv",
     "LibrarySpec",
-    "LoggedCurves",
     "Times",
     "libraries",
     "library",
-    "library_names",
     "library_run",
     "make_learner",
     "read_curves",
@@ -38,9 +35,9 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
-        "._curves": ("LoggedCurves", "read_curves"),
-        "._learner": ("CheckpointMeta", "InferencePolicy", "Learner", "Times"),
-        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "library_names", "make_learner"),
+        "._curves": ("read_curves",),
+        "._learner": ("CheckpointMeta", "Learner", "Times"),
+        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "make_learner"),
         "._stepping": ("LearnerEnv",),
         "._torch_state": ("library_run",),
     },

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs.bridges import BridgeEnv
 from headrace.rollout import PPOCfg
 from headrace.types import EpisodeEnds, Obs, StateDict

@@ -19,9 +19,11 @@ from headrace.adapters._learner import CheckpointMeta, Memory
 from headrace.adapters._library import library as library_of
 from headrace.adapters._library import make_learner, read_policy
 from headrace.adapters._step_policy import as_steps
-from headrace.chunking import ChunkPolicy, PolicyLike, as_chunk_policy
-from headrace.envs import BatchEnv, make
+from headrace.chunking import ChunkPolicy, as_chunk_policy
+from headrace.chunking._policy import PolicyLike
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs._recipe import AnyEnv
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
 from headrace.rollout._evaluated_env import action_size

@@ -21,9 +21,9 @@ from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._bundle_files import bundle_text
 from headrace.bench._capture import git_state, hardware, load_average, versions
+from headrace.bench._formatters import checked_formatters, output_path, write_formats
 from headrace.bench._monitor import ResourceMonitor
 from headrace.bench._schema import Bundle, Kind, ResumedFrom, RunConfig, RunError, RunIdentity, Status
-from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, check_writable, lock, write_whole
 
@@ -79,7 +79,7 @@ class Benchmark(Generic[B]):
             builder: collects the measurements.
             settings: what the run is.
             output: directory for the files, made if needed. A file of the same name in it is not overwritten.
-            formatters: names of :data:`headrace.bench.FORMATTERS`; ``schema`` is the bundle itself.
+            formatters: names as in ``--formatter``; ``schema`` is the bundle itself.
             monitor_interval: seconds between samples of CPU, memory and GPU.
         """
         if settings.num_envs < 1:

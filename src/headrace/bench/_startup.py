@@ -17,7 +17,7 @@ from headrace.errors import EnvError
 
 if TYPE_CHECKING:
     from headrace.bench._builders import StartupBuilder
-    from headrace.envs import EnvRecipe
+    from headrace.envs._recipe import EnvRecipe
 
 _LAST_WORDS = 12
 

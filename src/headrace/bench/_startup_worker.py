@@ -63,7 +63,7 @@ def main() -> None:
             return result
 
         def imports() -> Any:
-            from headrace.envs import EnvRecipe
+            from headrace.envs._recipe import EnvRecipe
 
             recipe = EnvRecipe.from_json(request["recipe"]).resolve()  # imports the user's module, if it names one
             importlib.import_module(recipe.maker)

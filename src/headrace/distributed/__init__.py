@@ -8,15 +8,13 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.distributed._evaluate import collect, evaluate
-    from headrace.distributed._opening import EvaluationSettings
 
-__all__ = ["EvaluationSettings", "collect", "evaluate"]
+__all__ = ["collect", "evaluate"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
         "headrace.distributed._evaluate": ("collect", "evaluate"),
-        "headrace.distributed._opening": ("EvaluationSettings",),
     },
 )

@@ -19,7 +19,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from headrace.distributed._worker import Opened
 from headrace.errors import EvaluationError, HeadraceError
-from headrace.rollout import Counters, EpisodeResult, Evaluation
+from headrace.rollout import EpisodeResult, Evaluation
+from headrace.rollout._evaluation import Counters
 from headrace.rollout._evaluation_files import common_values, total_counters
 from headrace.rollout._journal import Header, check_same
 from headrace.rollout._progress import EpisodeProgress

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.distributed._opening import EvaluationSettings, check_remote, remote_address
 from headrace.distributed._worker import Worker, WorkerSpec
-from headrace.envs import EnvRecipe
-from headrace.envs._recipe import check_count
+from headrace.envs._recipe import EnvRecipe, check_count
 from headrace.errors import ConfigError, require_extra
 from headrace.files import check_writable
 from headrace.rollout import Evaluation

@@ -15,12 +15,14 @@ from headrace._named import load_made
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.chunking import Admission, Batching, ChunkPolicy, Engine, PolicyLike
-    from headrace.envs import EnvRecipe
+    from headrace.chunking import Admission, Batching, ChunkPolicy, Engine
+    from headrace.chunking._policy import PolicyLike
+    from headrace.envs._recipe import EnvRecipe
     from headrace.rollout._evaluate import Evaluator
     from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.rollout._hold_action import HoldAction
-    from headrace.serving import ImageCoding, RemoteEngine, WireMapping
+    from headrace.serving import RemoteEngine, WireMapping
+    from headrace.serving._images import ImageCoding
 
     PolicySource: TypeAlias = PolicyLike | str | Path | None
 
@@ -94,7 +96,7 @@ def check_remote(policy: PolicySource, settings: EvaluationSettings) -> None:
 
 def _rule(admission: Admission | str) -> Admission:
     """A rule, by its registered name, or from ``module:name``: an object, or a class made without arguments."""
-    from headrace.chunking import admission_names, make_admission
+    from headrace.chunking._admission import admission_names, make_admission
 
     if not isinstance(admission, str):
         return admission

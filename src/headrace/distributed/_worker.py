@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.distributed._opening import EvaluationSettings, open_evaluator
-from headrace.envs import EnvRecipe
-from headrace.rollout import Counters, EpisodeResult
+from headrace.envs._recipe import EnvRecipe
+from headrace.rollout import EpisodeResult
+from headrace.rollout._evaluation import Counters
 
 if TYPE_CHECKING:
-    from headrace.envs import BatchEnv
+    from headrace.envs._batch_env import BatchEnv
     from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.recording import EpisodeRecorder, RecorderCfg
     from headrace.rollout._evaluate import Evaluator

@@ -23,8 +23,9 @@ from headrace.envs._image_spec import ImageSpec
 from headrace.envs._pixels import Pixels
 from headrace.envs._scene_state import SceneState
 from headrace.errors import DataError
-from headrace.sim import PoseReader, ScenePoses, Simulation, make_camera
+from headrace.sim import PoseReader, ScenePoses, Simulation
 from headrace.sim._appearance import AS_MODELLED, Appearance
+from headrace.sim._camera_names import make_camera
 from headrace.types import StateDict
 from headrace.vision import image_observation
 

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.buffers import OrderedFrames, anonymous
+from headrace.buffers._ordered import OrderedFrames
+from headrace.buffers._pool import anonymous
 from headrace.envs._image_spec import ImageSpec
 from headrace.ids import EnvRows
 from headrace.vision._stack_output import StackOutput

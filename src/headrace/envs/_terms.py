@@ -21,7 +21,7 @@ from headrace.envs._task import TaskCfg
 from headrace.errors import ConfigError
 
 RowFunction: TypeAlias = Callable[[Rows], Tensor]
-"""Numbers of each row, float64 (n,) or (n, k). Pure: see :class:`headrace.envs.Task`."""
+"""Numbers of each row, float64 (n,) or (n, k). Pure: see :class:`headrace.Task`."""
 RowCondition: TypeAlias = Callable[[Rows], Tensor]
 """Something that is so or not, bool (n,)."""
 RowTexts: TypeAlias = Callable[[Rows], Sequence[str]]

@@ -14,7 +14,8 @@ from torch import Tensor
 from headrace.envs._image_spec import ImageSpec, shown_groups
 from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
-from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation, make_camera
+from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation
+from headrace.sim._camera_names import make_camera
 
 _PIXELS = 240
 

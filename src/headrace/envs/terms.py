@@ -24,20 +24,8 @@ from headrace.envs._term_library import (
     Time,
     Upright,
 )
-from headrace.envs._term_task import TermTask, level_memory
-from headrace.envs._terms import (
-    IntervalEvent,
-    ObservationTerm,
-    Ramp,
-    ResetEvent,
-    RewardTerm,
-    RowChange,
-    RowCondition,
-    RowFunction,
-    Schedule,
-    SuccessTerm,
-    TermTaskCfg,
-)
+from headrace.envs._term_task import level_memory
+from headrace.envs._terms import IntervalEvent, ObservationTerm, Ramp, ResetEvent, RewardTerm, SuccessTerm
 
 __all__ = [
     "ActionL2",
@@ -65,14 +53,8 @@ __all__ = [
     "ResetEvent",
     "ResetJoints",
     "RewardTerm",
-    "RowChange",
-    "RowCondition",
-    "RowFunction",
-    "Schedule",
     "SitePosition",
     "SuccessTerm",
-    "TermTask",
-    "TermTaskCfg",
     "Time",
     "Uniform",
     "Upright",

@@ -2,29 +2,24 @@
 
 from headrace.replay._compact import reconstruct_next
 from headrace.replay._delta import delta_error_bound, from_delta, to_delta
-from headrace.replay._estimate import StoreEstimate, estimate
+from headrace.replay._estimate import estimate
 from headrace.replay._priorities import PrioritizedSampler, PrioritizedSliceSampler
 from headrace.replay._replay import ReplayBuffer
-from headrace.replay._rollout import DistinctObservations, Rollout, RolloutBuffer
+from headrace.replay._rollout import RolloutBuffer
 from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
 from headrace.replay._slices import SliceSampler, TrajectorySampler
 from headrace.replay._spec import ArraySpec
-from headrace.replay._view import SamplerView
 
 __all__ = [
     "ArraySpec",
-    "DistinctObservations",
     "Picked",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "ReplayBuffer",
-    "Rollout",
     "RolloutBuffer",
     "Sampler",
-    "SamplerView",
     "SamplerWithoutReplacement",
     "SliceSampler",
-    "StoreEstimate",
     "TrajectorySampler",
     "UniformSampler",
     "delta_error_bound",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.gather import Int64s
-from headrace.buffers import OutputPool
+from headrace.buffers._pool import OutputPool
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import Float32s
 from headrace.replay._pool import FramePool

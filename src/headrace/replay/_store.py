@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from headrace._kernels.gather import Bools, Bytes, Int64s
-from headrace.buffers import OutputPool
+from headrace.buffers._pool import OutputPool
 from headrace.errors import LifecycleError
 from headrace.replay._batches import assemble
 from headrace.replay._checks import Transition

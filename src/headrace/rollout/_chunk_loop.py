@@ -16,23 +16,22 @@ from torch import Tensor
 from headrace.chunking import (
     Admission,
     ChunkContext,
-    ChunkLengths,
     ChunkPolicy,
-    Cursors,
     Engine,
     EpisodeRows,
     Greedy,
     Immediate,
-    ObsHistory,
     QueueState,
     Reply,
     Request,
     Synchronized,
-    TemporalEnsemble,
     WholeBatchOnAny,
-    has_memory,
 )
+from headrace.chunking._blending import TemporalEnsemble
+from headrace.chunking._cursors import ChunkLengths, Cursors
 from headrace.chunking._engines import SECONDS_TO_END
+from headrace.chunking._history import ObsHistory
+from headrace.chunking._policy import has_memory
 from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from headrace.envs import BatchEnv, EnvRecipe
+from headrace.envs._batch_env import BatchEnv
+from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError
 from headrace.replay._delta import difference
 from headrace.types import Obs

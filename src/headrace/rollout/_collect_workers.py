@@ -17,7 +17,7 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from headrace._interrupts import ignore_interrupts
-from headrace.envs import EnvRecipe
+from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, EnvError
 from headrace.rollout._collect import Entry, Form, as_tensordict, checked_form, collect_steps, new_batch
 from headrace.types import Obs

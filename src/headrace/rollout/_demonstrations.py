@@ -14,7 +14,8 @@ from torch import Tensor
 
 from headrace import rng
 from headrace.errors import ConfigError, DataError, UnknownNameError
-from headrace.recording import EpisodeDataset, EpisodeMeta, LeRobotDataset
+from headrace.recording import EpisodeDataset, LeRobotDataset
+from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._fields import Array, Field, is_image
 from headrace.recording._lerobot_dataset import is_lerobot
 from headrace.rollout._act_policy import PolicyInputs

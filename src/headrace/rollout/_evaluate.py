@@ -11,19 +11,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 from torch import nn
 
-from headrace.chunking import (
-    Admission,
-    Batching,
-    ChunkLengths,
-    Engine,
-    InlineEngine,
-    PolicyLike,
-    ProcessEngine,
-    ThreadEngine,
-    as_chunk_policy,
-    make_admission,
-    make_engine,
-)
+from headrace.chunking import Admission, Batching, Engine, InlineEngine, ProcessEngine, as_chunk_policy
+from headrace.chunking._admission import make_admission
+from headrace.chunking._cursors import ChunkLengths
+from headrace.chunking._engines import ThreadEngine, make_engine
+from headrace.chunking._policy import PolicyLike
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.rollout._background_resets import background_resets
 from headrace.rollout._chunk_loop import ChunkLoop
@@ -77,7 +69,7 @@ def evaluate(
         seed: of the episodes and of the policy's noise.
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
-        admission: when to infer, and whom: a rule, or its name as in :func:`headrace.chunking.make_admission`.
+        admission: when to infer, and whom: a rule, or its name (``greedy``, ``immediate``, …).
         engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), the
             name of a registered engine, or an engine of your own, which you close.
         batching: ``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode

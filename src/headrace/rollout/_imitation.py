@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace import rng
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.errors import ConfigError
 from headrace.rollout._demonstrations import Demonstrations
 from headrace.rollout.experts import Expert
@@ -33,7 +33,7 @@ def record_demonstrations(
 
     Args:
         env: made with ``autoreset="disabled"``: an episode that has ended costs nothing while the others finish.
-        expert: see :data:`headrace.rollout.experts.Expert`.
+        expert: see :func:`headrace.rollout.experts.expert_for`.
         count: demonstrations wanted.
         seed: of the episodes and of the disturbance.
         noise: spread of the disturbance of the played actions, in actions' own units. A learner that has seen how the

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.chunking import ChunkContext, Cursors
+from headrace.chunking import ChunkContext
+from headrace.chunking._cursors import Cursors
 
 
 class LineUp:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import cast
 
 from headrace._named import load_made
-from headrace.chunking import PolicyLike, load_lerobot_policy
+from headrace.chunking import load_lerobot_policy
+from headrace.chunking._policy import PolicyLike
 from headrace.errors import ConfigError
 from headrace.rollout._act_policy import load_chunk_policy, shipped_policies
 from headrace.rollout._words_policy import PusherWordsPolicy

@@ -16,11 +16,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs.bridges import BridgeEnv
 from headrace.errors import ConfigError, LifecycleError, UnknownNameError
 from headrace.learning import Estimate, gae, rollout_values
-from headrace.replay import ArraySpec, Rollout, RolloutBuffer
+from headrace.replay import ArraySpec, RolloutBuffer
+from headrace.replay._rollout import Rollout
 from headrace.rollout._actor_critic import Memory, NetworkCfg, Policy
 from headrace.rollout._groups import read_groups
 from headrace.types import Step, StepInfo

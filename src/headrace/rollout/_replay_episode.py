@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from headrace._leaves import flatten
-from headrace.envs import EnvRecipe, Task, make
-from headrace.envs._recipe import AnyEnv, is_recipe_file
+from headrace.envs._recipe import AnyEnv, EnvRecipe, is_recipe_file
+from headrace.envs._registry import make
 from headrace.envs._sources import check_told
+from headrace.envs._task import Task
 from headrace.errors import ConfigError, DataError
 from headrace.recording import DatasetInfo, Episode, EpisodeDataset
 from headrace.recording._fields import Array, as_array, is_image

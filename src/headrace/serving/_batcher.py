@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.chunking import Answer, Batching, ChunkContext, ChunkPolicy, EpisodeRows, Request
-from headrace.chunking._batching import ask
+from headrace.chunking import Batching, ChunkContext, ChunkPolicy, EpisodeRows, Request
+from headrace.chunking._batching import Answer, ask
 from headrace.chunking._context import TENSOR_FIELDS
 from headrace.errors import LifecycleError, PolicyError
 from headrace.types import Obs

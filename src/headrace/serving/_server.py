@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any
 
 from headrace import __version__
-from headrace.chunking import Batching, ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
+from headrace.chunking import Batching, ChunkPolicy, as_chunk_policy
+from headrace.chunking._policy import PolicyLike, has_memory
 from headrace.errors import DataError, LifecycleError, StorageError, require_extra
 from headrace.serving._batcher import Batcher, ServedRows, ServingStats
 from headrace.serving._dialects import PROTOCOL

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
 from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader, ScenePoses
-from headrace.sim._camera_names import CameraFactory, make_camera, register_camera
-from headrace.sim._mujoco_api import Model, load_model
+from headrace.sim._camera_names import make_camera, register_camera
+from headrace.sim._mujoco_api import load_model
 from headrace.sim._mujoco_sim import MujocoSim
 from headrace.sim._simulation import Simulation
 
@@ -21,11 +21,9 @@ __all__ = [
     "Appearance",
     "AppearanceSpec",
     "Camera",
-    "CameraFactory",
     "CameraFrames",
     "CameraSpec",
     "GLCamera",
-    "Model",
     "MujocoSim",
     "NativeCamera",
     "PoseReader",

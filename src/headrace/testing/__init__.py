@@ -9,21 +9,16 @@ from headrace.testing._boundaries import (
     check_gymnasium_spaces,
     check_returned_tensors_are_owned,
 )
-from headrace.testing._contract import CheckResult, ContractEnv, MakeEnv, Tolerance
+from headrace.testing._contract import Tolerance
 from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
 from headrace.testing._learners import check_learner
-from headrace.testing._rows import MakeRows, check_row_simulator
-from headrace.testing._simulation import MakeSim, check_simulation
+from headrace.testing._rows import check_row_simulator
+from headrace.testing._simulation import check_simulation
 from headrace.testing._snapshots import check_snapshot_round_trip
 from headrace.testing._suite import check_env
 from headrace.testing._suspension import check_resume_continues_exactly, check_suspend_is_exact
 
 __all__ = [
-    "CheckResult",
-    "ContractEnv",
-    "MakeEnv",
-    "MakeRows",
-    "MakeSim",
     "Tolerance",
     "check_autoreset",
     "check_bad_input_changes_nothing",

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs.bridges import BridgeEnv
 from headrace.testing._contract import CheckResult
 from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace._kernels.normalize import normalize_cpu
 from headrace._kernels.normalize_torch import normalize_torch
-from headrace.buffers import OutputPool
+from headrace.buffers._pool import OutputPool
 from headrace.errors import DeviceError, DtypeError, ShapeError, UnknownNameError
 
 Channels: TypeAlias = Literal["last", "first", "none"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.buffers import OrderedFrames
+from headrace.buffers._ordered import OrderedFrames
 from headrace.buffers._storage import carried, carrier, lasting_zeros, load_tensors
 from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from headrace.adapters._stepping import LearnerEnv
 from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._replay import FrameReplayBuffer
-from headrace.envs import make
+from headrace.envs._registry import make
 from headrace.errors import ConfigError
 from headrace.rollout import PPOCfg
 from headrace.types import StackSpec

@@ -20,7 +20,7 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
 from headrace.adapters.torchrl import ReplayStorage, TorchRLEnv
-from headrace.envs import make
+from headrace.envs._registry import make
 from headrace.errors import ConfigError, LifecycleError, ShapeError, StorageError
 from headrace.replay import ArraySpec, ReplayBuffer
 

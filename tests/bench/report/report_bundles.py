@@ -6,7 +6,8 @@ import json
 import math
 from pathlib import Path
 
-from headrace.bench import Bundle, parse_bundle
+from headrace.bench._bundle_files import parse_bundle
+from headrace.bench._schema import Bundle
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 

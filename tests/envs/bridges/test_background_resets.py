@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from toy_envs import DictEnv, PlainEnv
 
 from headrace.chunking import ChunkContext, as_chunk_policy
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder
 from headrace.rollout import Evaluation, evaluate

@@ -10,7 +10,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from toy_envs import DictEnv
 
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.testing import check_env
 
 

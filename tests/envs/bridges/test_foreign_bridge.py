@@ -23,8 +23,9 @@ import torch
 from gymnasium import spaces
 
 import headrace.testing
-from headrace.envs.bridges import CHILD_FILE, BridgeEnv, bridge, child
+from headrace.envs.bridges import CHILD_FILE, BridgeEnv, child
 from headrace.envs.bridges._frames import Channel, space_from_json
+from headrace.envs.bridges._make import bridge
 from headrace.errors import ConfigError, DataError, EnvError, LifecycleError, UnsupportedError
 
 TOY = Path(__file__).parent / "foreign" / "toy_simulator.py"

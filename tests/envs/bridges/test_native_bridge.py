@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import CountingPainter, DictEnv, PlainEnv, SpacesEnv
 
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import BridgeEnv
 from headrace.envs.bridges._bridge_env import episode_seeds
+from headrace.envs.bridges._make import bridge
 from headrace.errors import (
     ActionError,
     DtypeError,

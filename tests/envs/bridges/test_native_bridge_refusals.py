@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from toy_envs import DictEnv, PlainEnv, SpacesEnv
 
-from headrace.envs.bridges import bridge
+from headrace.envs.bridges._make import bridge
 from headrace.errors import (
     ConfigError,
     DataError,

@@ -16,7 +16,8 @@ import torch
 from test_native_bridge import _episodes
 from toy_envs import DictEnv, PlainEnv
 
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.errors import ConfigError, EnvError, LifecycleError, UnsupportedError
 
 

@@ -15,7 +15,8 @@ import torch
 import headrace
 from headrace.chunking import as_chunk_policy
 from headrace.envs._recipe import EnvRecipe
-from headrace.envs.bridges import CHILD_FILE, BridgeEnv, bridge
+from headrace.envs.bridges import CHILD_FILE, BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.errors import ConfigError, EnvError, ShapeError, UnknownNameError, UnsupportedError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.rollout import Evaluation, evaluate

@@ -15,7 +15,8 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from test_native_bridge import _episodes
 from toy_envs import DictEnv, PlainEnv
 
-from headrace.envs.bridges import BridgeEnv, bridge
+from headrace.envs.bridges import BridgeEnv
+from headrace.envs.bridges._make import bridge
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 MODES = list(AutoresetMode)

@@ -18,7 +18,8 @@ import torch
 
 import headrace
 from headrace import testing
-from headrace.envs import BatchEnv, make_task
+from headrace.envs import make_task
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs.tasks import aloha_models
 from headrace.envs.tasks.aloha import ACTIONS, START
 from headrace.errors import ConfigError, DataError, MissingExtraError, UnknownNameError

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.envs import ImageSpec, Rows, Task, TaskCfg, TaskEntry
+from headrace import Rows, Task, TaskCfg, TaskEntry
+from headrace.envs import ImageSpec
 from headrace.sim import CameraSpec, load_model
 from headrace.types import Obs
 

@@ -8,10 +8,10 @@ from headrace._lazy import lazy_exports
 from headrace.adapters._library import OWN_CURVES, LibrarySpec
 
 if TYPE_CHECKING:
-    from headrace.adapters.own._learner import OwnLearner, OwnPolicy
+    from headrace.adapters.own._learner import OwnLearner
     from headrace.rollout._groups import GroupKind
 
-__all__ = ["LIBRARY", "OwnLearner", "OwnPolicy"]
+__all__ = ["OwnLearner"]
 
 _ANYTHING: frozenset[GroupKind] = frozenset({"vector", "image", "several", "critic"})
 
@@ -34,4 +34,4 @@ LIBRARY = LibrarySpec(
 )
 """What the commands need to know of it."""
 
-__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._learner": ("OwnLearner", "OwnPolicy")})
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._learner": ("OwnLearner",)})

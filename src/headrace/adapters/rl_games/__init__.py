@@ -10,9 +10,8 @@ from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.rl_games._env import RlGamesEnv
-    from headrace.adapters.rl_games._learner import RlGamesLearner
 
-__all__ = ["LIBRARY", "RlGamesEnv", "RlGamesLearner"]
+__all__ = ["RlGamesEnv"]
 
 LIBRARY = LibrarySpec(
     name="rl_games",

@@ -9,16 +9,15 @@ from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.rsl_rl._env import RslRlEnv
-    from headrace.adapters.rsl_rl._learner import RslRlLearner
 
-__all__ = ["LIBRARY", "RslRlEnv", "RslRlLearner"]
+__all__ = ["RslRlEnv"]
 
 LIBRARY = LibrarySpec(
     name="rsl_rl",
     distribution="rsl-rl-lib",
     module="rsl_rl",
     extra="rsl-rl",
-    learner="headrace.adapters.rsl_rl:RslRlLearner",
+    learner="headrace.adapters.rsl_rl._learner:RslRlLearner",
     suffix=".pt",
     marks=frozenset({"actor_state_dict", "critic_state_dict"}),
     meta_key=("infos", "headrace"),
@@ -35,4 +34,4 @@ LIBRARY = LibrarySpec(
 )
 """What the commands need to know of it."""
 
-__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("RslRlEnv",), "._learner": ("RslRlLearner",)})
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("RslRlEnv",)})

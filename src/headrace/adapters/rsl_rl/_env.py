@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from headrace.adapters._stepping import LearnerEnv
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 
 _UNKNOWN = 2**31 - 1
 """What a bridge says of the length of its episodes: nothing."""

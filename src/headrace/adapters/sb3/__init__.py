@@ -9,17 +9,16 @@ from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.sb3._env import Sb3Env
-    from headrace.adapters.sb3._learner import Sb3Learner
     from headrace.adapters.sb3._replay import FrameReplayBuffer
 
-__all__ = ["LIBRARY", "FrameReplayBuffer", "Sb3Env", "Sb3Learner"]
+__all__ = ["FrameReplayBuffer", "Sb3Env"]
 
 LIBRARY = LibrarySpec(
     name="sb3",
     distribution="stable-baselines3",
     module="stable_baselines3",
     extra="sb3",
-    learner="headrace.adapters.sb3:Sb3Learner",
+    learner="headrace.adapters.sb3._learner:Sb3Learner",
     suffix=".zip",
     marks=frozenset({"policy.pth", "policy.optimizer.pth"}),
     curves=CurveTags("rollout/ep_rew_mean", "rollout/ep_len_mean", "frames"),
@@ -29,6 +28,4 @@ LIBRARY = LibrarySpec(
 )
 """What the commands need to know of it."""
 
-__getattr__, __dir__ = lazy_exports(
-    __name__, __all__, {"._env": ("Sb3Env",), "._learner": ("Sb3Learner",), "._replay": ("FrameReplayBuffer",)}
-)
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("Sb3Env",), "._replay": ("FrameReplayBuffer",)})

@@ -9,16 +9,15 @@ from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.skrl._env import SkrlEnv
-    from headrace.adapters.skrl._learner import SkrlLearner
 
-__all__ = ["LIBRARY", "SkrlEnv", "SkrlLearner"]
+__all__ = ["SkrlEnv"]
 
 LIBRARY = LibrarySpec(
     name="skrl",
     distribution="skrl",
     module="skrl",
     extra="skrl",
-    learner="headrace.adapters.skrl:SkrlLearner",
+    learner="headrace.adapters.skrl._learner:SkrlLearner",
     suffix=".pt",
     marks=frozenset({"policy", "value"}),
     curves=CurveTags("Reward / Total reward (mean)", "Episode / Total timesteps (mean)", "steps"),
@@ -28,4 +27,4 @@ LIBRARY = LibrarySpec(
 )
 """What the commands need to know of it."""
 
-__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("SkrlEnv",), "._learner": ("SkrlLearner",)})
+__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("SkrlEnv",)})

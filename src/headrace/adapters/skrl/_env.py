@@ -23,7 +23,7 @@ class SkrlEnv(Wrapper):
 
     Several groups are one flat row, images float32 with channels first, as skrl keeps every observation. ``infos``
     has the true last observations of ended episodes as ``final_observations`` and ``final_states``. skrl's trainer
-    leaves them unused; :class:`headrace.adapters.skrl.SkrlLearner` bootstraps from them.
+    leaves them unused; our learner bootstraps from them.
     """
 
     def __init__(self, core: LearnerEnv) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from headrace.envs import BatchEnv
+from headrace.envs._batch_env import BatchEnv
 from headrace.errors import ConfigError
 from headrace.types import Obs
 

@@ -9,11 +9,10 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.envs.bridges._foreign import CHILD_FILE
-    from headrace.envs.bridges._make import bridge
     from headrace.envs.bridges._row_bridge import MJLAB_ENTRY
     from headrace.envs.bridges._rows import RowSimulator
 
-__all__ = ["CHILD_FILE", "MJLAB_ENTRY", "BridgeEnv", "RowSimulator", "bridge"]
+__all__ = ["CHILD_FILE", "MJLAB_ENTRY", "BridgeEnv", "RowSimulator"]
 
 # loaded on use: a worker process imports this package for its environments, and has no need of torch
 __getattr__, __dir__ = lazy_exports(
@@ -22,7 +21,6 @@ __getattr__, __dir__ = lazy_exports(
     {
         "._bridge_env": ("BridgeEnv",),
         "._foreign": ("CHILD_FILE",),
-        "._make": ("bridge",),
         "._row_bridge": ("MJLAB_ENTRY",),
         "._rows": ("RowSimulator",),
     },

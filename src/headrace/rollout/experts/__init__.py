@@ -38,4 +38,4 @@ def _known(task: str) -> tuple[Expert, float]:
     return _EXPERTS[task]
 
 
-__all__ = ["Expert", "disturbance_for", "expert_for"]
+__all__ = ["disturbance_for", "expert_for"]

@@ -10,10 +10,10 @@ from typing import cast
 
 from headrace.bench._comparison import Comparison
 from headrace.bench._comparison_output import all_notes, cells
+from headrace.bench._report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
 from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
 from headrace.bench._statistic import Spread
 from headrace.bench._verdicts import MetricComparison
-from headrace.bench.report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
 
 _NONE = "–"
 _POINTS = 200

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from headrace.bench._formatters._isaaclab import Fields, isaaclab_fields, version_fields
 from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, StartupTime, TrainingBundle
-from headrace.bench.formatters._isaaclab import Fields, isaaclab_fields, version_fields
 
 _STARTUP_NAMES = {
     "app_launch": "App Launch Time",

@@ -8,9 +8,9 @@ from html import escape
 from importlib.resources import files
 
 from headrace.bench._comparison import Comparison
+from headrace.bench._report import _sections as sections
+from headrace.bench._report._story import Film, Saving, Story
 from headrace.bench._schema import Bundle, Hardware
-from headrace.bench.report import _sections as sections
-from headrace.bench.report._story import Film, Saving, Story
 from headrace.errors import DataError
 
 
@@ -38,7 +38,7 @@ def report_page(
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
     bundles = [_on_side(bundle, (sides or {}).get(bundle.run.run_id)) for bundle in bundles]
-    resources = files("headrace.bench.report")
+    resources = files("headrace.bench._report")
     style, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     parts = {
         ("story", "In short"): story and _told(story),
