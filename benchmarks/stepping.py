@@ -2,14 +2,18 @@
 
 Contestants, one process each, measured in turn:
   headrace     headrace.make(task), 2 physics threads
-  half, tenth  the same with half, or 90 %, of the environments suspended: milliseconds per step of the batch
+  half, tenth  the same with half, or 90 %, of the environments suspended: milliseconds per step of the batch. Each
+               environment acts in one of the two halves, or ten tenths, so that the same bodies are stepped as by all
   raw          mujoco.batch.Batch.step alone, over the very same states and controls: the physical limit
   envpool      EnvPool 1.2.5, 2 threads, without contact forces, as ours
   sync, async  Gymnasium's vector environments. Async runs a process per environment and is measured with 16.
 
+Every measurement begins in the same states: those after 60 steps.
+
   python benchmarks/stepping.py            the whole table, about 12 minutes
   python benchmarks/stepping.py --sizes 16 only batches of 16, about two minutes
-  python benchmarks/stepping.py --quick    two tasks at 256, under a minute
+  python benchmarks/stepping.py --sizes 1024 --tasks ant     a part of it, in about a minute
+  python benchmarks/stepping.py --quick    the three tasks at 256, without Gymnasium's, under a minute
   python benchmarks/stepping.py --check    exit 1 and name each bar that falls short
 """
 
@@ -39,16 +43,17 @@ ENVPOOL = {
 ACTION = {"inverted-pendulum": (1, 3.0), "ant": (8, 1.0), "humanoid": (17, 0.4)}
 SIZES = (1, 16, 256, 1024)
 FIXED = {"inverted-pendulum": 100.0, "ant": 100.0, "humanoid": 130.0}  # most µs per step of 16, beside the physics
-SUSPENDED = {"half": 0.5, "tenth": 0.9}
+SUSPENDED = {"half": 2, "tenth": 10}  # the environments act in so many parts, one at a time
 SETTLE = 60  # steps before measuring, so that bodies have fallen and episodes are out of phase
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under a minute: pendulum and ant at 256, short rounds")
+    parser.add_argument("--quick", action="store_true", help="under a minute: batches of 256, short rounds")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=SIZES, help="how many environments; 1, 16, 256 and 1024"
     )
+    parser.add_argument("--tasks", nargs="+", choices=list(ACTION), default=list(ACTION))
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -67,20 +72,19 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     console = Console(width=None if sys.stdout.isatty() else 160)
-    plan = [(task, size) for task in ACTION for size in arguments.sizes]
-    count, seconds = 5, 0.8
-    if arguments.quick:
-        plan, count, seconds = [("inverted-pendulum", 256), ("ant", 256)], 3, 0.5
+    quick = arguments.quick
+    plan = [(task, size) for task in arguments.tasks for size in ((256,) if quick else arguments.sizes)]
+    count, seconds = (3, 0.5) if quick else (5, 0.8)
     results: dict[tuple[str, int], dict[str, list[float]]] = {}
     missing: list[str] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("measuring", total=len(plan))
         for task, size in plan:
             progress.update(bar, description=f"{task} × {size}")
-            results[task, size] = _measured(task, size, count, seconds, missing)
+            results[task, size] = _measured(task, size, count, seconds, missing, quick)
             progress.advance(bar)
     imports = _import_seconds()
-    memory = _memory_per_env()
+    memory = {} if quick else {task: _memory_per_env(task) for task in arguments.tasks}
     table, markdown = _tables(results, imports, memory)
     console.print(table)
     if arguments.markdown:
@@ -95,12 +99,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(task: str, size: int, count: int, seconds: float, missing: list[str]) -> dict[str, list[float]]:
+def _measured(
+    task: str, size: int, count: int, seconds: float, missing: list[str], quick: bool
+) -> dict[str, list[float]]:
     ours, envpool = sys.executable, str(python_of(".venv-envpool"))
     contestants = {"headrace": ours, "raw": ours, "envpool": envpool, "sync": ours, "async": ours}
     if size >= 256:
         contestants |= {"half": ours, "tenth": ours}
-    if size > 256:
+    if size > 256 or quick:
         del contestants["sync"]  # a Python loop is no faster with more of them; 1,024 models take minutes to load
     if size != 16:
         del contestants["async"]
@@ -140,7 +146,12 @@ def _shortfalls(results: dict[tuple[str, int], dict[str, list[float]]], imports:
             if name in values:
                 whole = [size / rate for rate in values["headrace"]]
                 part = [1 / rate for rate in values[name]]
-                bar(f"{where}, {SUSPENDED[name]:.0%} suspended, time", median_ratio(part, whole), most, at_most=True)
+                bar(
+                    f"{where}, {1 - 1 / SUSPENDED[name]:.0%} suspended, time",
+                    median_ratio(part, whole),
+                    most,
+                    at_most=True,
+                )
     bar("import headrace after torch, seconds", imports, 0.2, at_most=True)
     return failures
 
@@ -184,7 +195,7 @@ def _tables(
                 row.append("–")
         table.add_row(*row)
         lines.append("| " + " | ".join(row) + " |")
-    held = ", ".join(f"{task} {size / 1024:.1f} KiB" for task, size in memory.items())
+    held = ", ".join(f"{task} {size / 1024:.1f} KiB" for task, size in memory.items()) or "not measured"
     table.caption = f"memory per environment: {held}; import headrace after torch: {imports:.3f} s"
     return table, "\n".join(
         lines
@@ -211,7 +222,7 @@ def _import_seconds() -> float:
     return statistics.median(float(run.stdout) for run in runs)
 
 
-def _memory_per_env() -> dict[str, float]:
+def _memory_per_env(task: str) -> float:
     """Bytes of resident memory that one more environment takes, from 64 and 2,112 of them."""
     code = (
         "import sys, torch, psutil, headrace; task, few, many = sys.argv[1], 64, 2112\n"
@@ -221,11 +232,8 @@ def _memory_per_env() -> dict[str, float]:
         "    return env, psutil.Process().memory_info().rss\n"
         "a, first = held(few); b, second = held(many); print((second - first) / many)"
     )
-    found: dict[str, float] = {}
-    for task in ACTION:
-        run = subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True, check=True)
-        found[task] = max(0.0, float(run.stdout))
-    return found
+    run = subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True, check=True)
+    return max(0.0, float(run.stdout))
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------
@@ -248,7 +256,8 @@ def _numpy_actions(task: str, size: int) -> list[Any]:
     return [generator.uniform(-reach, reach, (size, width)).astype(np.float32) for _ in range(64)]
 
 
-def _headrace_worker(task: str, size: int, seconds: float, suspended: float = 0.0) -> None:
+def _headrace_worker(task: str, size: int, seconds: float, parts: int = 1) -> None:
+    """Env-steps per second; with several parts, of which one acts at a time, steps of the batch per second."""
     import torch
 
     import headrace
@@ -266,11 +275,20 @@ def _headrace_worker(task: str, size: int, seconds: float, suspended: float = 0.
 
     for _ in range(SETTLE):
         step()
-    # spread over the batch, so that the environments that act are a fair sample of all
-    if suspended:
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
-        env.suspend(order[: round(suspended * size)])
-    serve({}, lambda: _timed(step, 1 if suspended else size, seconds))
+    begin = env.state_dict()
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+
+    def measure() -> float:
+        nonlocal at
+        spent = 0.0
+        for part in range(parts):
+            env.load_state_dict(begin)
+            at = SETTLE
+            env.suspend(order[torch.arange(size) % parts != part])
+            spent += 1 / _timed(step, 1, seconds / parts)
+        return (size if parts == 1 else 1) * parts / spent
+
+    serve({}, measure)
 
 
 def _raw_worker(task: str, size: int, seconds: float) -> None:
@@ -306,7 +324,12 @@ def _raw_worker(task: str, size: int, seconds: float) -> None:
         batch.state[ended] = states
         at = (at + 1) % len(script)
 
-    serve({}, lambda: _timed(step_physics, size, seconds))
+    def measure() -> float:
+        nonlocal at
+        at = 0
+        return _timed(step_physics, size, seconds)
+
+    serve({}, measure)
 
 
 def _envpool_worker(task: str, size: int, seconds: float) -> None:

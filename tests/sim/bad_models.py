@@ -57,7 +57,8 @@ def bad_model(seed: int) -> tuple[mujoco.MjModel, np.ndarray]:
         material = materials[rng.integers(4)]
         rgba = [*rng.random(3), rng.choice([0.0, 0.3, 1.0])]
         shape = {"meshname": f"mesh_{k}"} if k < 3 else {"size": 10.0 ** rng.uniform(-6, 0, 3)}
-        body.add_geom(type=kind, material=material, rgba=rgba, **shape)
+        # what is only looked at may be flat: MuJoCo makes no convex hull of it
+        body.add_geom(type=kind, material=material, rgba=rgba, contype=0, conaffinity=0, **shape)
         body.add_site(pos=rng.normal(size=3) * 0.1, size=[0.02, 0.02, 0.02], rgba=rgba)
     spec.worldbody.add_geom(type=types.mjGEOM_HFIELD, hfieldname="field", material=materials[rng.integers(4)])
     spec.worldbody.add_geom(type=types.mjGEOM_PLANE, size=[0, 0, 0.1], material=materials[rng.integers(4)])

@@ -74,15 +74,14 @@ class OrderedFrames:
                     rows = full.index_copy_(0, where.ids, rows)
             self._move(self.data, rows, by, fill, mask)
             return
-        ids = torch.arange(where.num_envs) if where.ids is None else where.ids
-        source = torch.arange(ids.shape[0]) if where.mask is None else ids
+        ids = np.arange(where.num_envs) if where.ids is None else where.ids.numpy()
         run(
             _push,
-            ids.shape[0],
+            len(ids),
             _as_bytes(self.data),
             _as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8),
-            ids.numpy(),
-            source.numpy(),
+            ids,
+            np.arange(len(ids)) if where.mask is None else ids,
             by.numpy(),
             fill.numpy(),
             self._groups,
@@ -91,16 +90,21 @@ class OrderedFrames:
             min_rows=_SHARE_BYTES // max(self._env_bytes, 1) + 1,
         )
 
-    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Put frames (m, *frame_shape) into slots, int64 (m,), of environments, int64 (m,); no slot twice."""
+    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor, source: Tensor | None = None) -> None:
+        """Put frames into slots, int64 (m,), of environments, int64 (m,); no slot twice.
+
+        ``rows`` are m frames (m, *frame_shape), or those that ``source``, int64 (m,), picks: one frame may go into
+        several slots.
+        """
         if self.data.device.type != "cpu":
-            self.frames[env_ids, slots] = rows
+            self.frames[env_ids, slots] = rows if source is None else rows.index_select(0, source)
             return
         run(
             _write,
-            rows.shape[0],
+            env_ids.shape[0],
             _as_bytes(self.data),
             _as_bytes(rows),
+            np.arange(env_ids.shape[0]) if source is None else source.numpy(),
             env_ids.numpy(),
             slots.numpy(),
             self._groups,
@@ -263,6 +267,7 @@ def _write(
     stop: int,
     data: _Bytes,
     rows: _Bytes,
+    source: _Longs,
     ids: _Longs,
     slots: _Longs,
     groups: int,
@@ -270,4 +275,4 @@ def _write(
     length: int,
 ) -> None:
     for n in range(start, stop):
-        _write_slot(data[ids[n]], rows[n], groups, inner, length, int(slots[n]))
+        _write_slot(data[ids[n]], rows[source[n]], groups, inner, length, int(slots[n]))

@@ -106,11 +106,8 @@ class EnvImages:
         ids_of = episodes.episode_ids.cpu().numpy()[wanted // self._length]
         frames = self._render(self._rows.reshape(-1, self._rows.shape[-1])[wanted], episodes.seed, ids_of)
         self.frames_drawn += len(wanted)
-        # unique places come sorted, the missing ones oldest first: the same order only without a wrap of the ring
-        in_order = np.array_equal(wanted, places)
         for name, pixels in self.pixels.items():
-            frame = frames[name] if in_order else frames[name][torch.from_numpy(where)]
-            pixels.update(late, behind, envs, self._length - 1 - lags, frame)
+            pixels.update(late, behind, envs, self._length - 1 - lags, frames[name], where)
         self._behind[late] = 0
 
     def state_dict(self) -> StateDict:

@@ -54,31 +54,33 @@ class Pixels:
         envs: NDArray[np.int64],
         slots: NDArray[np.int64],
         new: Tensor,
+        source: NDArray[np.int64],
     ) -> None:
         """Bring stacks up to date.
 
         Args:
             ids: (n,): whose stacks.
             by: (n,), at least 1: how many frames each is behind; so many of its newest slots are empty then.
-            envs: (m,): the environment of each new frame.
-            slots: (m,): the slot of each new frame, 0 = oldest. Empty slots without one become zero.
-            new: (m, *frame_shape) on the CPU.
+            envs: (m,): the environment of each empty slot that gets a frame; the others become zero.
+            slots: (m,): that slot, 0 = oldest.
+            new: (k, *frame_shape) on the CPU.
+            source: (m,): which of ``new`` goes there.
         """
         device = self.data.device
         new = new.to(device)
         rows = torch.from_numpy(ids).to(device)
         where = EnvRows(len(self._by), rows, None)
-        if len(new) == len(ids) and (by == 1).all() and np.array_equal(envs, ids):
+        if (by == 1).all() and np.array_equal(envs, ids) and np.array_equal(source, np.arange(len(new))):
             # one new frame each, as in every step that is read: move and write in one pass
             self._frames.push(new, where, by=self._one, fill=self._still)
             return
         places = torch.from_numpy(envs).to(device)
-        if len(new) < by.sum():
+        if len(envs) < by.sum():
             lacking = ids[by > np.bincount(envs, minlength=len(self._by))[ids]]
             self.data.index_fill_(0, torch.from_numpy(lacking).to(device), 0)
         self._by.index_copy_(0, rows, torch.from_numpy(by).to(device))
         self._frames.push(None, where, by=self._by, fill=self._still)
-        self._frames.write(places, torch.from_numpy(slots).to(device), new)
+        self._frames.write(places, torch.from_numpy(slots).to(device), new, torch.from_numpy(source).to(device))
 
     def observe(self, ids: Tensor | None) -> Tensor:
         """The stacks of ``ids`` (n,), or of all, as last drawn: fresh."""
