@@ -62,7 +62,7 @@ def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str])
         (["run", "ant", "--policy", "nowhere:nothing"], "cannot be imported"),
         (["run", "ant", "--policy", ":nothing"], "expected module:name"),
         (["run", "ant", "--policy", ".here:nothing"], "cannot be imported"),
-        (["run", "ant", "--policy", "often"], "expected random, zero or module:function"),
+        (["run", "ant", "--policy", "often"], "expected random, zero, module:function, latest"),
     ],
 )
 def test_a_request_that_cannot_be_met_says_what_to_write_instead(

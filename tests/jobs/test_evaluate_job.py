@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import headrace
 from headrace.chunking import Batching, ChunkContext, Greedy
-from headrace.errors import ConfigError, PolicyError
-from headrace.rollout import Evaluation
+from headrace.errors import ConfigError, HeadraceError, PolicyError
+from headrace.rollout import Evaluation, PPOCfg
 from headrace.rollout import evaluate as play_plan
 from headrace.rollout._act_policy import ActCfg, ActPolicy, save_policy
 from headrace.types import Obs
@@ -181,3 +181,53 @@ def test_a_name_with_a_namespace_and_play_after_it_finds_the_policy_that_we_ship
     found = headrace.evaluate("headrace/pusher-solid-Play", episodes=1, num_envs=1, policy_id="ours", progress=False)
     assert found.identity is not None
     assert found.identity["source"] == "pusher-solid"
+
+
+def test_what_was_trained_is_evaluated_with_the_settings_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = PPOCfg(steps=8, epochs=1, minibatches=2)
+    made = headrace.train("cartpole", iterations=1, num_envs=4, threads=1, settings=small, overrides=SHORT)
+    threads = torch.get_num_threads()
+    plan = {"episodes": 5, "num_envs": 2, "threads": 1, "progress": False}
+    found = headrace.evaluate("cartpole", made.directory, journal=tmp_path / "a.jsonl", **plan)
+    assert len(found.episodes) == 5
+    assert max(row.length for row in found.episodes) <= SHORT["episode_length"]
+    assert torch.get_num_threads() == threads
+    last = made.directory / "checkpoints" / "last.pt"
+    for policy in (last, str(last), "latest"):
+        again = headrace.evaluate("cartpole", policy, **{**plan, "num_envs": 3})
+        assert again.episodes == found.episodes
+    played = headrace.play("cartpole", policy=made.directory, episodes=5, num_envs=2, threads=1, output="played")
+    assert played.bundle.reward is not None
+    rewards = [row.reward for row in found.episodes]
+    assert played.bundle.reward.mean == pytest.approx(sum(rewards) / 5, rel=1e-4)
+    resumed = headrace.evaluate("cartpole", last, journal=tmp_path / "a.jsonl", resume=True, **plan)
+    assert resumed.episodes == found.episodes
+    shown = headrace.run("cartpole", policy="latest", num_envs=2, num_steps=50, threads=1)
+    assert shown.episodes >= 2
+    with pytest.raises(ConfigError, match="of task 'ant', got one of 'cartpole'"):
+        headrace.evaluate("ant", last, **plan)
+
+
+@pytest.mark.parametrize("missing", ["nothing.pt", "runs/nothing", "pusher-sold"])
+def test_a_policy_that_is_not_there_is_refused_before_anything_is_made(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headrace.EnvRecipe, "make", _never)
+    with pytest.raises(HeadraceError, match=missing):
+        headrace.evaluate("cartpole", missing)
+    with pytest.raises(HeadraceError, match=missing):
+        headrace.run("cartpole", policy=missing)
+
+
+def _never(*_: object, **__: object) -> None:
+    raise AssertionError("an environment was made")
+
+
+def test_a_chunk_policy_is_not_run_but_the_error_says_how_to_see_it(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+    save_policy(ActPolicy(ActCfg(obs_dim=4, action_dim=1, horizon=8)), file, task="cartpole")
+    with pytest.raises(ConfigError, match=r"plans chunks; 'headrace evaluate cartpole --policy .* --video"):
+        headrace.run("cartpole", policy=str(file))

@@ -35,9 +35,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_task(parser, more=", or a suite: FILE.toml")
     parser.add_argument(
         "--policy",
-        help="a checkpoint that 'headrace imitate' wrote; module:name of a policy object, class or function; "
-        "lerobot:DIR; the address of a server: openpi://HOST:8000, gr00t://HOST:5555 (default: the policy that we ship "
-        "for TASK)",
+        help="a checkpoint of 'headrace imitate' or 'headrace train', or a training's directory; module:name of a "
+        "policy object, class or function; lerobot:DIR; the address of a server: openpi://HOST:8000, gr00t://HOST:5555 "
+        "(default: the policy that we ship for TASK)",
     )
     which = parser.add_mutually_exclusive_group()
     add_option(which, "--episodes", otherwise="100")

@@ -34,7 +34,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--policy",
         default="random",
-        help="random, zero, or module:name of a function of the observation groups (default: random)",
+        help="random, zero, module:name of a function of the observation groups, a checkpoint of 'headrace train', its "
+        "run's directory, or latest (default: random)",
     )
     parser.add_argument(
         "--suspend-fraction", type=float, default=0.0, help="share of environments to suspend, 0 to 1 (default: 0)"

@@ -25,7 +25,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--policy",
         default="random",
-        help="random, zero, or module:name of a function of the observation groups (default: random)",
+        help="random, zero, module:name of a function of the observation groups, a checkpoint of 'headrace train', its "
+        "run's directory, or latest (default: random)",
     )
     add_option(parser, "--port", default=8765)
     add_option(parser, "--num-steps", otherwise="run until Ctrl-C")

@@ -73,10 +73,11 @@ def evaluate(
         env: a task name, ``module:NAME``, ``gym:ID``; a recipe, which then says everything about the environments, so
             that an argument that says something else is refused; or an environment with ``autoreset="disabled"``,
             which stays open.
-        policy: whatever :func:`headrace.chunking.as_chunk_policy` takes; a checkpoint that ``headrace imitate`` wrote;
-            ``module:name`` of a policy object, class or function; ``lerobot:DIR``; the address of a server, such as
-            ``openpi://HOST:8000``, whose API key is in the variable ``HEADRACE_API_KEY``. None for the policy that we
-            ship for the task.
+        policy: whatever :func:`headrace.chunking.as_chunk_policy` takes; a checkpoint that ``headrace imitate`` or
+            ``headrace train`` wrote, the directory of a training, ``latest`` or ``best`` of ``runs/``, a TorchScript or
+            ONNX file; ``module:name`` of a policy object, class or function; ``lerobot:DIR``; the address of a
+            server, such as ``openpi://HOST:8000``, whose API key is in the variable ``HEADRACE_API_KEY``. None for the
+            policy that we ship for the task.
         episodes: how many (ids from 0), or the ids.
         num_envs: environments in the batch; None for the recipe's, else 16.
         seed: of the episodes and of the policy's noise; None for that of the recipe or environment, else 0.
@@ -121,7 +122,7 @@ def evaluate(
         ConfigError: the request cannot be met.
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
-    from headrace.distributed._opening import EvaluationSettings, check_remote, open_evaluator
+    from headrace.distributed._opening import EvaluationSettings, check_remote, open_evaluator, trained_policy
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import play_plan
 
@@ -145,6 +146,9 @@ def evaluate(
         images=images,
     )
     check_remote(policy, settings)
+    trained = None if recipe is None else trained_policy(policy, recipe)
+    if recipe is not None and trained is not None:  # with the settings that it was trained with, as play does
+        recipe = recipe.replace(overrides=trained.overrides | dict(recipe.overrides))
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
     whole = None if video is None else Path(video)

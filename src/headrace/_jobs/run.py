@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headrace.adapters._policies import PolicyFile
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.types import Obs
 
@@ -83,7 +84,8 @@ def run(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
             the environments.
-        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function; a
+            checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file.
         num_steps: steps of the batch.
         suspend_fraction: share of the environments to freeze, 0 to 1.
         frame_stack: frames in an observation of a camera task.
@@ -113,9 +115,10 @@ def run(
         if recipe.bridged:
             raise ConfigError(f"frame_stack (--frame-stack): expected a task of ours, got {recipe.source!r}")
         recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
+    recipe, file = trained_recipe(recipe, policy)
     with ExitStack() as stack:
         env = stack.enter_context(closing(recipe.make()))
-        act = step_function(policy, env, recipe.seed)
+        act = step_function(policy, env, recipe.seed, file)
         recorder = None
         if record is not None:
             from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
@@ -134,8 +137,33 @@ def run(
     return replace(found, recorded=recorder.committed, abandoned=recorder.report.abandoned)
 
 
-def step_function(policy: str | StepFunction, env: AnyEnv, seed: int) -> StepFunction:
-    """What acts in every step: random or zero actions of the right kind, or the user's own function."""
+def trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRecipe, PolicyFile | None]:
+    """The recipe with the settings that a policy was trained with, and its file; None where it is no file.
+
+    Refuses a policy that is not there before anything is made.
+    """
+    if not isinstance(policy, str) or policy in ("random", "zero"):
+        return recipe, None
+    from headrace.adapters._policies import trained_file
+
+    file = trained_file(policy, recipe.source)
+    if file is not None:
+        return recipe.replace(overrides=file.overrides | dict(recipe.overrides)), file
+    if Path(policy).exists():
+        raise ConfigError(
+            f"policy (--policy): expected one action per observation, got {policy}, which plans chunks; "
+            f"'headrace evaluate {recipe.source} --policy {policy} --video FILE.mp4' plays and films it"
+        )
+    if ":" not in policy:
+        raise ConfigError(
+            "policy (--policy): expected random, zero, module:function, latest, or a training's checkpoint or "
+            f"directory, got {policy!r}, which is none of them"
+        )
+    return recipe, None
+
+
+def step_function(policy: str | StepFunction, env: AnyEnv, seed: int, file: PolicyFile | None = None) -> StepFunction:
+    """What acts in every step: random or zero actions of the right kind, the policy of a file, or a function."""
     from headrace.bench._stepping import action_maker
 
     if not isinstance(policy, str):
@@ -143,9 +171,24 @@ def step_function(policy: str | StepFunction, env: AnyEnv, seed: int) -> StepFun
     if policy == "random" or policy == "zero":
         draw = action_maker(policy, env.single_action_space, env.num_envs, env.device, seed=seed)
         return lambda _: draw()
-    if ":" not in policy:
-        raise ConfigError(f"policy (--policy): expected random, zero or module:function, got {policy!r}")
+    if file is not None:
+        return _trained_function(file, env, seed)
     return cast("StepFunction", load(policy, "--policy"))
+
+
+def _trained_function(file: PolicyFile, env: AnyEnv, seed: int) -> StepFunction:
+    from headrace.adapters._policies import load_policy
+    from headrace.adapters._step_policy import RecurrentStepPolicy, StepPolicy
+    from headrace.adapters._torch_state import library_run
+
+    with library_run(seed=seed):
+        loaded = load_policy(file, env, deterministic=True)
+    assert isinstance(loaded, StepPolicy)
+    if isinstance(loaded, RecurrentStepPolicy):
+        raise ConfigError(
+            f"policy (--policy): expected a policy without memory, got {file.path}; 'headrace play' plays and films it"
+        )
+    return loaded.policy
 
 
 def _stack_settings(task: str, frames: int) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace._jobs.request import recipe_of
-from headrace._jobs.run import StepFunction, step_function
+from headrace._jobs.run import StepFunction, step_function, trained_recipe
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def view(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
             the environments. A bridged environment draws itself; ``gym:ID`` is made with ``render_mode="rgb_array"``.
-        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function; a
+            checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file.
         num_steps: stop after so many steps of the batch; None to go on until Ctrl-C, or until the window is closed.
         port: of the page; 0 for any free one.
         window: show environment 0 in MuJoCo's viewer instead, which needs a display.
@@ -75,8 +76,9 @@ def view(
             f"window, renderer (--window, --renderer): expected a task of ours with them, got {recipe.source!r}, which "
             "draws itself"
         )
+    recipe, file = trained_recipe(recipe, policy)
     with closing(recipe.make()) as env:
-        act = step_function(policy, env, recipe.seed)
+        act = step_function(policy, env, recipe.seed, file)
         if window:
             _window(cast("BatchEnv", env), act, num_steps)
         else:

@@ -43,8 +43,8 @@ def find_checkpoint(
     """The checkpoint to play.
 
     Args:
-        wanted: a path, a URI, ``latest`` or ``best`` of earlier runs, or ``published``; None for the latest of earlier
-            runs, and the published one where there are none.
+        wanted: a file, a training's directory (its last one), a URI, ``latest`` or ``best`` of earlier runs, or
+            ``published``; None for the latest of earlier runs, and the published one where there are none.
         task: what it must be of.
         library: what it must be of; None for any.
         runs: the folder of earlier runs.
@@ -63,7 +63,8 @@ def find_checkpoint(
         return published_checkpoint(task, library)
     if "://" in wanted:
         return FoundCheckpoint(path=fetched(wanted), source="explicit", uri=wanted)
-    return FoundCheckpoint(path=Path(wanted), source="explicit")
+    path = Path(wanted)
+    return FoundCheckpoint(path=read_index(path).last if path.is_dir() else path, source="explicit")
 
 
 def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoint:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace._named import load_made
 from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
+from headrace.adapters._finding import find_checkpoint
 from headrace.adapters._learner import CheckpointMeta, Memory
 from headrace.adapters._library import library as library_of
 from headrace.adapters._library import make_learner, read_policy
@@ -26,6 +27,7 @@ from headrace.envs._recipe import AnyEnv
 from headrace.envs._registry import make
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
+from headrace.rollout._act_policy import shipped_policies
 from headrace.rollout._evaluated_env import action_size
 from headrace.types import Obs
 
@@ -64,6 +66,22 @@ def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bo
         raise ConfigError(f"{path}: expected a checkpoint of task {task!r}, got one of {said!r}; play that task")
     overrides = dict(meta.overrides) if meta is not None else dict(content.get("overrides") or {})
     return PolicyFile(path=path, kind=kind, library=own, meta=meta, overrides=overrides)
+
+
+def trained_file(policy: object, task: str) -> PolicyFile | None:
+    """The file of one action per observation that ``policy`` names; None for chunk policies and all that is no file.
+
+    Args:
+        policy: a checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX
+            file; anything else is not looked at.
+        task: what it must be of.
+    """
+    if not isinstance(policy, (str, Path)) or str(policy) in shipped_policies():
+        return None
+    if str(policy) not in ("latest", "best") and not Path(policy).exists():
+        return None
+    path = find_checkpoint(str(policy), task).path
+    return None if recognize(path).kind == "chunk" else inspect_file(path, task)
 
 
 def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:

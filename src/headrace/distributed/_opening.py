@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from headrace._named import load_made
 from headrace.errors import ConfigError
+from headrace.files import hash_file
 
 if TYPE_CHECKING:
+    from headrace.adapters._policies import PolicyFile
     from headrace.chunking import Admission, Batching, ChunkPolicy, Engine
     from headrace.chunking._policy import PolicyLike
-    from headrace.envs._recipe import EnvRecipe
+    from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.rollout._evaluate import Evaluator
     from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.rollout._hold_action import HoldAction
@@ -67,7 +69,13 @@ def open_evaluator(
             fitted, played["engine"] = remote.policy, remote
             played.pop("timeout", None)
         else:
-            fitted = _fitted(policy, env, found["horizon"], action_size(env.single_action_space))
+            file = trained_policy(policy, env)
+            if file is None:
+                fitted = _fitted(policy, env, found["horizon"], action_size(env.single_action_space))
+            else:
+                fitted = stack.enter_context(_trained(file, env, seed))
+                if played.get("policy_id") is None:
+                    played["policy_id"] = hash_file(file.path)
         execute = found["execute"]
         if execute is None:
             blended = played.get("ensemble_decay") is not None
@@ -92,6 +100,31 @@ def check_remote(policy: PolicySource, settings: EvaluationSettings) -> None:
             )
     elif settings.get("engine", "inline") != "inline" or settings.get("batching") is not None:
         raise ConfigError(f"engine, batching: expected none with {address}: a server has its own")
+
+
+def trained_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> PolicyFile | None:
+    """What ``policy`` names, if it is the file of a training. One of another task, or nothing at all, is refused."""
+    from headrace.adapters._policies import trained_file
+    from headrace.envs._recipe import EnvRecipe
+    from headrace.rollout._act_policy import missing_policy, shipped_policies
+
+    if isinstance(policy, (str, Path)) and ":" not in str(policy):
+        known = str(policy) in ("latest", "best", *shipped_policies())
+        if not known and not Path(policy).exists():
+            raise missing_policy(str(policy))
+
+    recipe = env if isinstance(env, EnvRecipe) else cast("EnvRecipe | None", getattr(env, "recipe", None))
+    return None if recipe is None else trained_file(policy, recipe.source)
+
+
+@contextmanager
+def _trained(file: PolicyFile, env: EvaluatedEnv, seed: int) -> Generator[ChunkPolicy]:
+    """The policy of a training, of horizon 1. Torch has one thread within the block, as in ``play``."""
+    from headrace.adapters._policies import load_policy
+    from headrace.adapters._torch_state import library_run
+
+    with library_run(seed=seed):
+        yield load_policy(file, cast("AnyEnv", env), deterministic=True)
 
 
 def _rule(admission: Admission | str) -> Admission:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headrace._published import published, published_file
 from headrace.chunking import ChunkContext
 from headrace.chunking._context import PADDING
-from headrace.errors import ConfigError, DataError, ShapeError, UnknownNameError
+from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
 from headrace.files import hash_file, write_whole
 from headrace.rollout._groups import as_float_rows, channels_first
 from headrace.types import Obs, as_device
@@ -244,9 +244,17 @@ def load_chunk_policy(path_or_task: str | Path, *, device: torch.device | str = 
     path = Path(path_or_task)
     if path.is_file():
         return _read(path).to(target)
+    raise missing_policy(name)
+
+
+def missing_policy(name: str) -> HeadraceError:
+    """The error of a name that is neither a file nor a task with a shipped policy."""
+    path = Path(name)
     if path.suffix or len(path.parts) > 1:
-        raise ConfigError(f"load_chunk_policy: expected a checkpoint file or a task's name, got {name!r}: no such file")
-    raise UnknownNameError("chunk policy", name, shipped)
+        return ConfigError(
+            f"policy (--policy): expected a file, or a task that ships with one, got {name!r}: no such file"
+        )
+    return UnknownNameError("chunk policy", name, shipped_policies())
 
 
 def shipped_policies() -> dict[str, dict[str, object]]:
@@ -262,7 +270,7 @@ def _read(path: Path) -> ActPolicy:
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: expected a checkpoint written by 'headrace imitate', got {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise DataError(f"{path}: expected a checkpoint of format {_FORMAT!r}; write one with 'headrace imitate'")
+        raise DataError(f"{path}: expected a chunk policy that 'headrace imitate' wrote, got another file")
     try:
         policy = ActPolicy(ActCfg(**content["cfg"]))
     except (TypeError, ConfigError) as error:
