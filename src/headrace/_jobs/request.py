@@ -226,7 +226,7 @@ def rendering_backend(env: AnyEnv) -> str | None:
 
     if not isinstance(env, BatchEnv) or not env.task.images:
         return None
-    return ", ".join(sorted({spec.renderer for spec in env.task.images.values()}))
+    return ", ".join(sorted({spec.renderer_on(env.device) for spec in env.task.images.values()}))
 
 
 def check_video(path: Path | None, renderer: str = "native") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import to_device
@@ -28,6 +29,7 @@ class ActiveSet:
         # views: numpy is quicker than torch on a handful of flags
         self._masks = self.suspended.numpy(), self.parked.numpy()
         self._anyone_parked = self._stale = False
+        self._everyone = np.arange(num_envs)
         self._ids: Tensor | None = None
         self._host_ids: Tensor | None = None
 
@@ -41,6 +43,13 @@ class ActiveSet:
             self._ids = None if self._host_ids is None else to_device(self._host_ids, self._device)
             self._anyone_parked, self._stale = bool(parked.any()), False
         return self._ids
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """:attr:`ids` on the host, also when all are active. Do not write into it."""
+        if self.ids is None or self._host_ids is None:
+            return self._everyone
+        return self._host_ids.numpy()
 
     def rows_to_envs(self, rows: Tensor) -> Tensor:
         """The environments of active rows, both int64 (m,) on the host."""

@@ -158,9 +158,9 @@ class BatchEnv(EpisodicEnv):
             if not len(ids):
                 obs = self._held.copy()
             elif request.ids is not None and self._usable() is not None:
-                obs = self._begin_next(ids, request.episode_ids)
+                obs = self._begin_next(ids, ids.cpu(), request.episode_ids)
             else:
-                obs = self._begin(ids, request.episode_ids, request.observe)
+                obs = self._begin(ids, ids.cpu(), request.episode_ids, request.observe)
         finally:
             self._busy = False
         self._ready, self._failure = True, ""
@@ -195,8 +195,10 @@ class BatchEnv(EpisodicEnv):
             self._fail(error)
             raise
         if done is not None:
+            step, ended = done
+            host = ended
             if wanted is not None:
-                done[0].info["observed"] = self._rows_to_read(ids, done[1], wanted)
+                step.info["observed"] = self._rows_to_read(ids, ended, wanted)
         else:
             at_once = False
             refused: Tensor | None = None
@@ -207,18 +209,17 @@ class BatchEnv(EpisodicEnv):
             if ids is not None and not ids.shape[0]:
                 return self._idle_step(wanted)
             try:
-                done = self._step_rows(ids, actions, chosen, refused, wanted)
+                step, ended, host = self._step_rows(ids, actions, chosen, refused, wanted)
             except BaseException as error:  # also Ctrl-C; raised again
                 self._fail(error)
                 raise
-        step, ended = done
         try:
             if self._observers:
                 self._show(ids, actions.detach(), step)
         finally:
             # also when an observer raised: an ended episode must not go on
-            if ended is not None and restarts and not at_once:
-                step = step._replace(obs=self._begin_next(ended))
+            if ended is not None and host is not None and restarts and not at_once:
+                step = step._replace(obs=self._begin_next(ended, host))
             self.timer.stop()
         return step
 
@@ -231,8 +232,8 @@ class BatchEnv(EpisodicEnv):
 
     def _step_rows(
         self, ids: Tensor | None, actions: Tensor, chosen: Tensor, refused: Tensor | None, wanted: Tensor | None
-    ) -> tuple[Step, Tensor | None]:
-        """The step by the functions of the task, and the environments whose episodes ended."""
+    ) -> tuple[Step, Tensor | None, Tensor | None]:
+        """The step by the functions of the task, and the environments whose episodes ended, on device and host."""
         rows = Rows(self.sim, self._episodes, ids)
         self.timer.start("task")
         self.task.apply_action(rows, chosen)
@@ -257,7 +258,7 @@ class BatchEnv(EpisodicEnv):
         rows = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         if self._held.has_cameras:
             with self.timer.measure("render"):
-                self._held.draw(rows, self._episodes)
+                self._held.draw(rows.cpu().numpy(), self._episodes)
         return self._held.rows(rows)
 
     def rows(self, ids: Ids | None = None) -> Rows:
@@ -336,8 +337,8 @@ class BatchEnv(EpisodicEnv):
         episode_ids = self._episodes.episode_ids.index_select(0, env_ids)
         failed: Tensor | None = None
         for index in range(count):
-            # one that failed stays as it is, as within one call for all substeps
-            going = ids if failed is None else env_ids[~failed.index_select(0, env_ids)]
+            # one that failed stays as it is, as within one call for all substeps; on a GPU it goes on in both
+            going = ids if failed is None or not failed.is_cpu else env_ids[~failed.index_select(0, env_ids)]
             lost = self.sim.step(going, 1)
             if lost is not None:
                 failed = lost if failed is None else failed | lost
@@ -359,11 +360,17 @@ class BatchEnv(EpisodicEnv):
         diverged = self._held.post(rows.ids, obs, reward, unfit)
         limit = self.task.cfg.episode_length
         outcome = self._episodes.finish(ids, reward, terminated, diverged, limit, refused=refused)
+        if self._held.has_cameras:
+            seen, there = self._active_set.rows, rows.ids
+            if outcome.diverged.shape[0]:
+                seen = np.delete(seen, outcome.diverged.numpy())
+                there = to_device(torch.from_numpy(seen), self.device)
+            self._held.note_poses(seen, there)
         return outcome, diverged
 
     def _close(
         self, ids: Tensor | None, outcome: StepOutcome, diverged: Tensor | None, wanted: Tensor | None
-    ) -> tuple[Step, Tensor | None]:
+    ) -> tuple[Step, Tensor | None, Tensor | None]:
         """Draw what will be read and put the step together; the episodes that ended have not been restarted yet."""
         info: StepInfo = {}
         ended_ids, host_ids = None, outcome.ended
@@ -374,14 +381,13 @@ class BatchEnv(EpisodicEnv):
             gone = None if diverged is None else diverged.index_select(0, ended)
             ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
             info = {"ends": ends, "episode": totals, "_episode": mask}
-            if gone is not None and outcome.diverged:
-                self.divergences += outcome.diverged
+            if gone is not None and outcome.diverged.shape[0]:
+                self.divergences += outcome.diverged.shape[0]
                 self._explain(ended_ids[gone])
-        if self._held.has_cameras or wanted is not None:
-            read = self._rows_to_read(ids, ended_ids, wanted)
-            if wanted is not None:
-                info["observed"] = read
-            self._draw(read, ended_ids)
+        if wanted is not None:
+            info["observed"] = self._rows_to_read(ids, ended_ids, wanted)
+        if self._held.has_cameras:
+            self._draw(info.get("observed"), host_ids)
         restarts = ended_ids is not None and self.autoreset == "same_step"
         # where episodes begin in this step, what is shown now is replaced at once: only observers see all of it
         obs = self._held.copy() if not restarts or self._observers else {}
@@ -391,7 +397,7 @@ class BatchEnv(EpisodicEnv):
             elif self._wants_final_obs:
                 info["final_obs"] = self._held.last(ended_ids)
                 info["_final_obs"] = self._mask_of(ended_ids)
-        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
+        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids, host_ids
 
     def _explain(self, ids: Tensor) -> None:
         """Say once why simulations failed, where the user can do something about it."""
@@ -400,25 +406,27 @@ class BatchEnv(EpisodicEnv):
             self._explained.add(reason)
             _LOG.warning("environments end as diverged: %s", reason)
 
-    def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor | None) -> Tensor:
+    def _rows_to_read(self, ids: Tensor | None, ended_ids: Tensor | None, wanted: Tensor) -> Tensor:
         """bool (N,), fresh: active and wanted, or at the end of an episode."""
-        if wanted is None or self._needs("frames"):
+        if self._needs("frames"):
             wanted = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         read = wanted.clone() if ids is None else wanted & self._mask_of(ids)
         if ended_ids is not None:
             self._mark(read, ended_ids)
         return read
 
-    def _draw(self, read: Tensor, ended_ids: Tensor | None) -> None:
-        """Render the rows that will be read; a last observation only if somebody asked for final observations."""
-        if not self._held.has_cameras:
-            return
+    def _draw(self, read: Tensor | None, ended: Tensor) -> None:
+        """Render the rows that will be read; a last observation only if somebody asked for final observations.
+
+        Args:
+            read: bool (N,): whose observation; None for all that act.
+            ended: int64 (m,), on the host: whose episode ended.
+        """
         self.timer.start("render")
-        shown = read
-        if ended_ids is not None and not (self._wants_final_obs or self._needs("frames")):
-            shown = read.clone()
-            shown[ended_ids] = False
-        self._held.draw(shown.nonzero().squeeze(1), self._episodes)
+        shown = self._active_set.rows if read is None else np.flatnonzero(read.cpu().numpy())
+        if ended.shape[0] and not (self._wants_final_obs or self._needs("frames")):
+            shown = np.setdiff1d(shown, ended.numpy(), assume_unique=True)
+        self._held.draw(shown, self._episodes)
         self.timer.start("task")
 
     def _show(self, ids: Tensor | None, actions: Tensor, step: Step) -> None:
@@ -434,10 +442,11 @@ class BatchEnv(EpisodicEnv):
         for observer in self._observers:
             observer.after_step(record)
 
-    def _begin(self, everyone: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> Obs:
+    def _begin(self, everyone: Tensor, host: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> Obs:
         """Start an episode in each of ``everyone`` (m,), with the given identities or their next ones.
 
-        Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all) names. Returns all rows, fresh.
+        ``host`` is ``everyone`` on the host. Cameras are drawn for those of them that ``observe`` (int64 (k,); None:
+        all) names. Returns all rows, fresh.
         """
         self.timer.start("reset")
         ids = None if everyone is self._episodes.everyone else everyone
@@ -448,33 +457,35 @@ class BatchEnv(EpisodicEnv):
             self.task.reset(rows)
             self.sim.forward(ids)
             rows.renew()
-            self._instruct(everyone, self.task.instructions(rows))
-            self._held.begin(everyone)
+            self._instruct(host, self.task.instructions(rows))
             self._held.show(everyone, self.task.observe(rows))
             if self._held.has_cameras:
-                read = everyone if observe is None or self._needs("frames") else everyone[torch.isin(everyone, observe)]
-                self._held.draw(read, self._episodes)
-            self._active_set.unpark(everyone)
+                shown = host.numpy()
+                self._held.note_poses(shown, everyone, begins=True)
+                if observe is not None and not self._needs("frames"):
+                    shown = shown[np.isin(shown, observe.cpu().numpy())]
+                self._held.draw(shown, self._episodes)
+            self._active_set.unpark(host)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(everyone, self._held.copy())
+        return self._show_beginning(everyone, host, self._held.copy())
 
-    def _begin_next(self, ids: Tensor, episode_ids: Tensor | None = None) -> Obs:
+    def _begin_next(self, ids: Tensor, host: Tensor, episode_ids: Tensor | None = None) -> Obs:
         """What :meth:`_begin` does to some, by the task's compiled form where it has one; all rows, fresh."""
         compiled = self._usable()
         if compiled is None:
-            return self._begin(ids, episode_ids, None)
+            return self._begin(ids, host, episode_ids, None)
         self.timer.start("reset")
         try:
             obs = compiled.begin(ids, episode_ids)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(ids, obs)
+        return self._show_beginning(ids, host, obs)
 
-    def _show_beginning(self, everyone: Tensor, obs: Obs) -> Obs:
-        """Let the observers see episodes that begin in ``everyone`` (m,); returns ``obs``."""
+    def _show_beginning(self, everyone: Tensor, host: Tensor, obs: Obs) -> Obs:
+        """Let the observers see episodes that begin in ``everyone`` (m,), on the host ``host``; returns ``obs``."""
         if self._observers:
             record = ResetRecord(
                 env_ids=everyone,
@@ -482,7 +493,7 @@ class BatchEnv(EpisodicEnv):
                 seed=self._episodes.seed,
                 obs=obs,
                 states=self.sim.states(everyone) if self._needs("states") else None,
-                instructions=tuple([self._instructions[slot] for slot in everyone.tolist()]),
+                instructions=tuple([self._instructions[slot] for slot in host.tolist()]),
             )
             for observer in self._observers:
                 observer.after_reset(record)

@@ -28,8 +28,8 @@ class StepOutcome(NamedTuple):
     """bool (N,)."""
     ended: Tensor
     """int64 (m,), on the host: the rows, not environments, whose episode ended."""
-    diverged: int
-    """How many of them ended because they diverged."""
+    diverged: Tensor
+    """int64 (k,), on the host: those of them that ended because they diverged."""
     refused: bool = False
     """Whether a row's action was one that its space does not have; known here only on a GPU."""
 
@@ -136,8 +136,8 @@ class EpisodeState:
         flags = flags if refused is None else flags + 4 * refused
         gain, over, cut = (self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated))
         told = flags.cpu().numpy()
-        ended = torch.from_numpy(np.flatnonzero(told & 1))
-        return StepOutcome(gain, over, cut, ended, int((told & 2 != 0).sum()), bool((told & 4).any()))
+        ended, gone = (torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2))
+        return StepOutcome(gain, over, cut, ended, gone, bool((told & 4).any()))
 
     def ends(
         self, ids: Tensor, success: Tensor | None, diverged: Tensor | None
@@ -212,7 +212,7 @@ class EpisodeState:
             *(gain, over, cut, ended),
         )
         gained, terminated, truncated, rows_ended = map(torch.from_numpy, (gain, over, cut, ended[:count]))
-        gone = 0 if diverged is None else int(diverged.sum())
+        gone = torch.from_numpy(_NOTHING if diverged is None else np.flatnonzero(diverged.numpy()))
         return StepOutcome(gained, terminated, truncated, rows_ended, gone)
 
     def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:

@@ -69,7 +69,7 @@ class HeldObservations:
         return sum(camera.frames_drawn for camera in self._cameras)
 
     def post(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
-        """Show the rows that acted, and note their poses for the cameras, without drawing.
+        """Show the rows that acted, but for what cameras see.
 
         A row is diverged if its simulation failed or if it has a number that float32 cannot hold: it keeps what it
         showed before.
@@ -87,15 +87,11 @@ class HeldObservations:
             rows, flags = ids.numpy(), _NO_FLAGS if failed is None else failed.numpy()
             diverged = np.empty(len(rows), np.bool_)
             count = self._kernels.post_rows(rows, self._values(obs), self._lines, reward.numpy(), flags, diverged)
-            gone = torch.from_numpy(diverged) if count else None
-        else:
-            gone = self.post_reference(ids, obs, reward, failed)
-        if self._cameras:
-            self._note_poses(ids if gone is None else ids[~gone])
-        return gone
+            return torch.from_numpy(diverged) if count else None
+        return self.post_reference(ids, obs, reward, failed)
 
     def post_reference(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
-        """:meth:`post` in torch operations, without the poses."""
+        """:meth:`post` in torch operations."""
         fine = reward.abs() <= FLOAT32_MAX
         for name in self._numbers:
             fine &= (obs[name].abs() <= FLOAT32_MAX).all(dim=1)
@@ -115,20 +111,26 @@ class HeldObservations:
         else:
             for name in self._numbers:
                 self._held[name][ids] = obs[name].to(self._held[name].dtype)
-        if self._cameras:
-            self._note_poses(ids)
 
-    def begin(self, ids: Tensor) -> None:
-        """Forget the camera history of environments that begin an episode."""
+    def note_poses(self, rows: NDArray[np.int64], ids: Tensor, *, begins: bool = False) -> None:
+        """Note for the cameras what is to be seen of environments ``rows`` (n,), without drawing.
+
+        Args:
+            rows: the environments, on the host.
+            ids: the same on the device.
+            begins: whether they begin an episode: what was seen of the last one is forgotten.
+        """
         for camera in self._cameras:
-            camera.begin(ids)
+            if begins:
+                camera.begin(rows)
+            camera.push(rows, ids)
 
-    def draw(self, ids: Tensor, episodes: EpisodeState) -> None:
-        """Render the pictures of ``ids`` (n,), which are in the episodes of ``episodes``."""
-        if not len(ids):
+    def draw(self, rows: NDArray[np.int64], episodes: EpisodeState) -> None:
+        """Render the pictures of environments ``rows`` (n,), on the host, which are in the episodes of ``episodes``."""
+        if not len(rows):
             return
         for camera in self._cameras:
-            camera.draw(ids, episodes)
+            camera.draw(rows, episodes)
 
     def array(self) -> NDArray[np.float32]:
         """The memory itself, (N, F), of a task on the CPU with the one group ``policy`` of numbers."""
@@ -182,7 +184,3 @@ class HeldObservations:
 
     def _values(self, obs: Obs) -> tuple[NDArray[np.float64], ...]:
         return tuple([np.ascontiguousarray(obs[name].numpy()) for name in self._numbers])
-
-    def _note_poses(self, ids: Tensor) -> None:
-        for camera in self._cameras:
-            camera.push(ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from headrace.errors import ConfigError, UnknownNameError
@@ -14,6 +15,8 @@ from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
 from headrace.sim._camera import FRAME_KINDS, CameraSpec, DataType
 from headrace.sim._camera_names import check_camera_name
 from headrace.types import StackSpec
+
+_AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +37,9 @@ class ImageSpec:
     camera: CameraSpec
     """Which camera, and how large; ``data_types`` follows from the kind."""
     kind: DataType = "rgb"
-    renderer: str = "native"
+    renderer: str = "auto"
     """What draws: ``native``, ``gl`` (MuJoCo's own picture, needs EGL), ``warp`` (an extra), or a name of
-    ``headrace.sim.register_camera``."""
+    ``headrace.sim.register_camera``; ``auto`` is ``native`` on the CPU and ``warp`` on a GPU."""
     frames: int = 1
     """K: how many frames are stacked, oldest first, along the channel axis."""
     layout: Literal["channels_last", "channels_first"] = "channels_last"
@@ -53,7 +56,8 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if self.kind not in FRAME_KINDS:
             raise UnknownNameError("kind of image", self.kind, FRAME_KINDS)
-        check_camera_name(self.renderer)
+        if self.renderer != _AUTO:
+            check_camera_name(self.renderer)
         if self.kind != "depth" and (self.missing is not None or self.max_depth is not None):
             raise ConfigError(f"ImageSpec: missing and max_depth belong to depth, got kind {self.kind!r}")
         if self.kind == "depth" and self.normalize != (self.max_depth is not None):
@@ -62,6 +66,12 @@ class ImageSpec:
             raise ConfigError("ImageSpec: geom ids cannot be normalized; leave normalize out")
         if self.renderer in ("gl", "warp") and self.kind == "normals":
             raise ConfigError(f"ImageSpec: the {self.renderer} renderer has no normals; use renderer='native'")
+
+    def renderer_on(self, device: torch.device) -> str:
+        """The name of the camera that draws for environments on ``device``."""
+        if self.renderer != _AUTO:
+            return self.renderer
+        return "warp" if device.type == "cuda" else "native"
 
     @property
     def source(self) -> ImageSpec:

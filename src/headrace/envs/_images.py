@@ -18,14 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._device import to_device
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._pixels import Pixels
 from headrace.envs._scene_state import SceneState
-from headrace.errors import DataError
+from headrace.errors import ConfigError, DataError
 from headrace.sim import PoseReader, ScenePoses, Simulation
 from headrace.sim._appearance import AS_MODELLED, Appearance
 from headrace.sim._camera_names import make_camera
+from headrace.sim._warp_camera import WarpCamera
 from headrace.types import StateDict
 from headrace.vision import image_observation
 
@@ -41,7 +43,11 @@ def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: in
 class EnvImages:
     """The camera of some observation groups over N environments.
 
-    Owns a ring of rows, float64 (N, K, S), and the :class:`Pixels` of each group.
+    Owns a ring of rows, float64 (N, K, S), and the :class:`Pixels` of each group. Which row stands where is kept on the
+    host. The rows are there, too, unless the camera draws from positions on the device, as Warp's does: then neither
+    rows nor frames leave it.
+
+    Environments are int64 (n,) arrays of the host.
     """
 
     def __init__(self, specs: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> None:
@@ -52,7 +58,18 @@ class EnvImages:
         self._looks_spec, self._length, self._repeats = first.looks, first.frames, first.reset == "repeat"
         kinds = tuple(dict.fromkeys(spec.kind for spec in specs.values()))
         self._reader = PoseReader(sim.model, threads=threads)
-        self._camera = make_camera(first.renderer, sim.model, replace(first.camera, data_types=kinds), threads=threads)
+        self._camera = make_camera(
+            first.renderer_on(sim.device),
+            sim.model,
+            replace(first.camera, data_types=kinds),
+            threads=threads,
+            device=sim.device,
+        )
+        if isinstance(self._camera, WarpCamera) and self._looks_spec != AS_MODELLED:
+            raise ConfigError(
+                "ImageSpec: the warp renderer, which auto means on a GPU, draws the model's own looks; leave looks "
+                "out, or use renderer='native', which draws on the host"
+            )
         raw: Any = sim.model
         self._far = float(raw.vis.map.zfar * raw.stat.extent)
         self._model = sim.model
@@ -61,33 +78,40 @@ class EnvImages:
         """By group: what each environment showed last."""
         self._state = SceneState(sim)
         self._columns = self._state.columns
-        self._rows = np.zeros((sim.num_envs, self._length, self._state.width))
+        self._stay = self._draws_positions()
+        self._rows = torch.zeros(
+            (sim.num_envs, self._length, self._state.width),
+            dtype=torch.float64,
+            device=sim.device if self._stay else "cpu",
+        )
         self._head = np.zeros(sim.num_envs, np.int64)
         self._count = np.zeros(sim.num_envs, np.int64)
         self._behind = np.zeros(sim.num_envs, np.int64)
 
-    def begin(self, ids: Tensor) -> None:
-        """Forget the history of ``ids`` (m,): their next row is the first of an episode."""
-        self._count[ids.cpu().numpy()] = 0
+    def begin(self, rows: NDArray[np.int64]) -> None:
+        """Forget the history of some environments: their next row is the first of an episode."""
+        self._count[rows] = 0
 
-    def push(self, ids: Tensor) -> None:
-        """Append what is to be seen of ``ids`` (n,) now, without drawing anything."""
+    def push(self, rows: NDArray[np.int64], ids: Tensor) -> None:
+        """Append what is to be seen of ``rows`` now, without drawing anything; ``ids`` are the same on the device."""
         self._follow_fields()
-        rows = ids.cpu().numpy()
         head = (self._head[rows] + 1) % self._length
         self._head[rows] = head
-        self._rows[rows, head] = self._state.take(ids)
+        seen = self._state.take(ids)
+        if self._stay:
+            self._flat.index_copy_(0, self._on_device(rows * self._length + head), seen)
+        else:
+            self._rows.numpy()[rows, head] = seen.cpu().numpy()
         # the first frame of an episode makes the whole stack new
         added = np.where(self._count[rows] == 0, self._length, 1)
         self._behind[rows] = np.minimum(self._behind[rows] + added, self._length)
         self._count[rows] = np.minimum(self._count[rows] + 1, self._length)
 
-    def draw(self, ids: Tensor, episodes: EpisodeState) -> None:
-        """Bring the pixels of ``ids`` (n,) up to date.
+    def draw(self, rows: NDArray[np.int64], episodes: EpisodeState) -> None:
+        """Bring the pixels of environments up to date.
 
         What was not rendered yet is rendered now, with the looks of the episodes that ``episodes`` are in.
         """
-        rows = ids.cpu().numpy()
         late = rows[self._behind[rows] > 0]
         if not len(late):
             return
@@ -103,8 +127,7 @@ class EnvImages:
         shown = np.minimum(lags, self._count[envs] - 1)
         places = envs * self._length + (self._head[envs] - shown) % self._length
         wanted, where = np.unique(places, return_inverse=True)
-        ids_of = episodes.episode_ids.cpu().numpy()[wanted // self._length]
-        frames = self._render(self._rows.reshape(-1, self._rows.shape[-1])[wanted], episodes.seed, ids_of)
+        frames = self._render(wanted, episodes)
         self.frames_drawn += len(wanted)
         for name, pixels in self.pixels.items():
             pixels.update(late, behind, envs, self._length - 1 - lags, frames[name], where)
@@ -112,19 +135,20 @@ class EnvImages:
 
     def state_dict(self) -> StateDict:
         """Rows, positions and pixels, as copies."""
-        arrays = {"poses": self._rows, "head": self._head, "count": self._count, "behind": self._behind}
+        arrays = {"head": self._head, "count": self._count, "behind": self._behind}
         copies: StateDict = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        copies["poses"] = self._rows.clone()
         return copies | {"pixels": {name: pixels.data.clone() for name, pixels in self.pixels.items()}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a camera of the same shape; the simulation was loaded before."""
         self._follow_fields()
-        if tuple(state["poses"].shape) != self._rows.shape:
+        if state["poses"].shape != self._rows.shape:
             raise DataError(
-                f"snapshot: expected poses of shape {self._rows.shape}, got {tuple(state['poses'].shape)}; "
+                f"snapshot: expected poses of shape {tuple(self._rows.shape)}, got {tuple(state['poses'].shape)}; "
                 "load it into an environment with the same frame stack and randomization"
             )
-        self._rows[:] = state["poses"].numpy()
+        self._rows.copy_(state["poses"])
         self._head[:] = state["head"].numpy()
         self._count[:] = state["count"].numpy()
         self._behind[:] = state["behind"].numpy()
@@ -138,28 +162,44 @@ class EnvImages:
     def _follow_fields(self) -> None:
         """Make room for model fields that have a value per environment from now on."""
         if self._state.refresh():
-            self._rows = self._state.widen(self._rows, self._columns)
-            self._columns = self._state.columns
+            self._rows = torch.from_numpy(self._state.widen(self._rows.cpu().numpy(), self._columns))
+            self._columns, self._stay = self._state.columns, False
 
-    def _render(self, rows: NDArray[np.float64], seed: int, episodes: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Frames of rows (m, S) in episodes (m,), one tensor per group, in its layout."""
-        poses: ScenePoses = self._state.poses(self._reader, rows)
+    def _draws_positions(self) -> bool:
+        """Whether the camera draws from positions alone, which need not come to the host."""
+        return isinstance(self._camera, WarpCamera) and not self._state.has_fields
+
+    @property
+    def _flat(self) -> Tensor:
+        return self._rows.view(-1, self._rows.shape[-1])
+
+    def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
+        return to_device(torch.from_numpy(numbers), self._rows.device)
+
+    def _render(self, places: NDArray[np.int64], episodes: EpisodeState) -> dict[str, Tensor]:
+        """Frames of the rows at ``places`` (m,) of the ring, one tensor per group, in its layout."""
+        if isinstance(self._camera, WarpCamera) and self._stay:
+            drawn = self._camera.draw(*self._state.positions(self._flat.index_select(0, self._on_device(places))))
+            return {name: self._as_frame(spec, drawn[spec.kind]) for name, spec in self.specs.items()}
+        poses: ScenePoses = self._state.poses(self._reader, self._flat.numpy()[places])
         if self._looks_spec != AS_MODELLED:
-            if self._looks is None or self._looks.seed != seed:
-                self._looks = Appearance(self._model, self._looks_spec, seed=seed)
-            poses = self._looks.apply(poses, episodes)
-        drawn = self._camera.render(poses)
-        return {name: self._as_frame(spec, getattr(drawn, spec.kind)) for name, spec in self.specs.items()}
+            if self._looks is None or self._looks.seed != episodes.seed:
+                self._looks = Appearance(self._model, self._looks_spec, seed=episodes.seed)
+            poses = self._looks.apply(poses, episodes.episode_ids.cpu().numpy()[places // self._length])
+        frames = self._camera.render(poses)
+        return {
+            name: self._as_frame(spec, torch.from_numpy(getattr(frames, spec.kind)))
+            for name, spec in self.specs.items()
+        }
 
-    def _as_frame(self, spec: ImageSpec, image: NDArray[Any]) -> Tensor:
+    def _as_frame(self, spec: ImageSpec, frame: Tensor) -> Tensor:
         """One kind of image in the form of its group: channel axis, layout, and what stands for nothing."""
-        if image.ndim == 3:
-            image = image[..., None]
+        if frame.dim() == 3:
+            frame = frame[..., None]
         if spec.layout == "channels_first":
-            image = np.ascontiguousarray(np.moveaxis(image, -1, 1))
-        frame = torch.from_numpy(image)
+            frame = frame.movedim(-1, 1).contiguous()
         if spec.kind == "depth" and spec.missing is not None:
-            far = torch.full((), self._far, dtype=frame.dtype)
+            far = torch.full((), self._far, dtype=frame.dtype, device=frame.device)
             frame = torch.where(frame >= far, torch.inf, frame)
         if spec.kind == "depth" and (spec.missing is not None or spec.normalize):
             return image_observation("depth", frame, missing=spec.missing or 0.0, max_depth=spec.max_depth)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace._device import to_device
 from headrace.buffers._ordered import OrderedFrames
 from headrace.buffers._pool import anonymous
 from headrace.envs._image_spec import ImageSpec
@@ -63,24 +64,26 @@ class Pixels:
             by: (n,), at least 1: how many frames each is behind; so many of its newest slots are empty then.
             envs: (m,): the environment of each empty slot that gets a frame; the others become zero.
             slots: (m,): that slot, 0 = oldest.
-            new: (k, *frame_shape) on the CPU.
+            new: (k, *frame_shape) on the CPU, or where the stacks are.
             source: (m,): which of ``new`` goes there.
         """
         device = self.data.device
-        new = new.to(device)
-        rows = torch.from_numpy(ids).to(device)
+        new = new if new.device == device else to_device(new, device)
+        rows = to_device(torch.from_numpy(ids), device)
         where = EnvRows(len(self._by), rows, None)
         if (by == 1).all() and np.array_equal(envs, ids) and np.array_equal(source, np.arange(len(new))):
             # one new frame each, as in every step that is read: move and write in one pass
             self._frames.push(new, where, by=self._one, fill=self._still)
             return
-        places = torch.from_numpy(envs).to(device)
+        places = to_device(torch.from_numpy(envs), device)
         if len(envs) < by.sum():
             lacking = ids[by > np.bincount(envs, minlength=len(self._by))[ids]]
-            self.data.index_fill_(0, torch.from_numpy(lacking).to(device), 0)
-        self._by.index_copy_(0, rows, torch.from_numpy(by).to(device))
+            self.data.index_fill_(0, to_device(torch.from_numpy(lacking), device), 0)
+        self._by.index_copy_(0, rows, to_device(torch.from_numpy(by), device))
         self._frames.push(None, where, by=self._by, fill=self._still)
-        self._frames.write(places, torch.from_numpy(slots).to(device), new, torch.from_numpy(source).to(device))
+        self._frames.write(
+            places, to_device(torch.from_numpy(slots), device), new, to_device(torch.from_numpy(source), device)
+        )
 
     def observe(self, ids: Tensor | None) -> Tensor:
         """The stacks of ``ids`` (n,), or of all, as last drawn: fresh."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -66,14 +67,24 @@ class SceneState:
         """Numbers in a row."""
         return max(columns.stop for columns in self.columns.values())
 
-    def take(self, ids: Tensor | None) -> NDArray[np.float64]:
-        """Rows of the environments ``ids`` (n,), or of all: float64 (n, width), fresh."""
+    @property
+    def has_fields(self) -> bool:
+        """Whether rows hold more than positions."""
+        return bool(self._fields)
+
+    def take(self, ids: Tensor | None) -> Tensor:
+        """Rows of the environments ``ids`` (n,), or of all: float64 (n, width), fresh, where the simulation is."""
         parts = [self._sim.field(name) for name in _STATE if self._sizes[name]]
         parts += [self._sim.expanded[name] for name in self._fields]
         picked = [part if ids is None else part.index_select(0, ids) for part in parts]
         rows = len(picked[0]) if picked else self._sim.num_envs if ids is None else len(ids)
-        return np.concatenate(
-            [np.zeros((rows, 0)), *(part.flatten(1).cpu().numpy() for part in picked)], axis=1, dtype=np.float64
+        if self._sim.device.type != "cpu":
+            none = torch.empty((rows, 0), dtype=torch.float64, device=self._sim.device)
+            return torch.cat([none, *(part.flatten(1).to(torch.float64) for part in picked)], dim=1)
+        return torch.from_numpy(
+            np.concatenate(
+                [np.zeros((rows, 0)), *(part.flatten(1).numpy() for part in picked)], axis=1, dtype=np.float64
+            )
         )
 
     def widen(self, rows: NDArray[np.float64], before: dict[str, slice]) -> NDArray[np.float64]:
@@ -83,6 +94,12 @@ class SceneState:
             known = name in before
             wide[..., columns] = rows[..., before[name]] if known else np.ravel(getattr(self._sim.model, name))
         return wide
+
+    def positions(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Joint positions (n, nq), mocap positions (n, m, 3) and quaternions (n, m, 4) of rows (n, width): views."""
+        columns, bodies = self.columns, self._sizes["mocap_pos"] // 3
+        places, turns = rows[:, columns["mocap_pos"]], rows[:, columns["mocap_quat"]]
+        return rows[:, columns["qpos"]], places.unflatten(1, (bodies, 3)), turns.unflatten(1, (bodies, 4))
 
     def poses(self, reader: PoseReader, rows: NDArray[np.float64]) -> ScenePoses:
         """The poses of rows (n, width)."""

@@ -53,7 +53,7 @@ class Viewer:
     def frames(self, ids: Tensor | None = None) -> CameraFrames:
         """What the camera sees of the environments ``ids`` (n,), or of all; the caller owns it."""
         self._state.refresh()
-        return self._camera.render(self._state.poses(self._poses, self._state.take(ids)))
+        return self._camera.render(self._state.poses(self._poses, self._state.take(ids).cpu().numpy()))
 
     def pictures(self, ids: Tensor | None = None) -> NDArray[np.uint8]:
         """uint8 (n, height, width, 3) of the environments ``ids`` (n,), or of all; the caller owns it."""

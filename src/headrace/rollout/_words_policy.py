@@ -31,7 +31,7 @@ class PusherWordsPolicy(nn.Module):
         middle = torch.tensor(model.body_pos[model.body("goal").id], dtype=torch.float64)
         goals = middle.repeat(len(INSTRUCTIONS), 1)
         # the goal's joints are y first
-        goals[:, :2] += goal_offsets(range(len(INSTRUCTIONS)), goal_range).flip(1)
+        goals[:, :2] += goal_offsets(torch.arange(len(INSTRUCTIONS)), goal_range).flip(1)
         self.register_buffer("goals", goals.to(torch.float32))
 
     def forward(self, obs: Obs, context: ChunkContext) -> Tensor:

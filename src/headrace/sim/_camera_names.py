@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.sim._camera import Camera, CameraSpec
 from headrace.sim._mujoco_api import Model
 
+if TYPE_CHECKING:
+    import torch
+
 CameraFactory: TypeAlias = Callable[[Model, CameraSpec, int | None], Camera]
 """Makes a camera for a model; the number is of the threads it may use, None for all cores."""
 
 
-def make_camera(name: str, model: Model, spec: CameraSpec, *, threads: int | None = None) -> Camera:
-    """A camera by name: ``native``, ``gl``, ``warp``, or one of :func:`register_camera`."""
+def make_camera(
+    name: str, model: Model, spec: CameraSpec, *, threads: int | None = None, device: torch.device | None = None
+) -> Camera:
+    """A camera by name: ``native``, ``gl``, ``warp``, or one of :func:`register_camera`.
+
+    ``device`` is where ``warp`` draws; None for the first GPU, or the CPU where there is none.
+    """
     check_camera_name(name)
+    if name == "warp" and device is not None:
+        from headrace.sim._warp_camera import WarpCamera
+
+        return WarpCamera(model, spec, device=device)
     return _CAMERAS[name](model, spec, threads)
 
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from headrace._device import warp_launches
 from headrace._kernels.render_frames import to_gray
 from headrace.errors import ConfigError, LifecycleError, require_extra
 from headrace.sim._camera import (
@@ -21,21 +24,23 @@ from headrace.sim._camera import (
     require_layout,
 )
 from headrace.sim._mujoco_api import Model, mujoco
+from headrace.sim._warp_worlds import Worlds
 
 
 class WarpCamera:
     """A :class:`~headrace.sim.Camera` over ``mujoco_warp.render`` (``pip install 'headrace[warp]'``).
 
     Depth and segmentation agree with the other cameras; colors follow mujoco-warp's own lighting. Compiles at the
-    first picture. Rows with colors and lights of their own are refused. Frames are copied to the host.
+    first picture. Rows with colors and lights of their own are refused. :meth:`render` copies frames to the host;
+    :meth:`draw` leaves them on the device.
 
     Args:
         model: the model that poses belong to.
         spec: which camera, and what to take.
-        device: a Warp device; ``cuda:0`` where there is one, else ``cpu``.
+        device: where to draw; ``cuda:0`` where there is one, else ``cpu``.
     """
 
-    def __init__(self, model: Model, spec: CameraSpec, *, device: str | None = None) -> None:
+    def __init__(self, model: Model, spec: CameraSpec, *, device: torch.device | str | None = None) -> None:
         purpose = "WarpCamera"
         self._wp: Any = require_extra("warp", extra="warp", purpose=purpose)
         self._mjw: Any = require_extra("mujoco_warp", extra="warp", purpose=purpose)
@@ -44,19 +49,19 @@ class WarpCamera:
         self.model = model
         camera_id(model, spec.name)
         self._layout = pose_layout(model)
-        self.device = device if device is not None else ("cuda:0" if self._wp.is_cuda_available() else "cpu")
+        self._wp.init()
+        self.device = torch.device(device or ("cuda:0" if self._wp.is_cuda_available() else "cpu"))
         raw: Any = model
         self._far = float(raw.vis.map.zfar * raw.stat.extent)
         self._sky = bool((raw.tex_type == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)).any())
         self._capacity = 0
         self._closed = False
-        with self._wp.ScopedDevice(self.device):
+        with warp_launches(self.device):
             self._model: Any = self._mjw.put_model(raw)
 
     def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
         """See :meth:`Camera.render`."""
-        if self._closed:
-            raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
+        self._check_open()
         require_layout(self.spec, self._layout, poses)
         if poses.layout.randomized or poses.layout.sized:
             raise ConfigError(
@@ -66,7 +71,7 @@ class WarpCamera:
         frames = frames_for(self.spec, n, out)
         if n == 0:
             return frames
-        with self._wp.ScopedDevice(self.device):
+        with warp_launches(self.device):
             self._reserve(n)
             data = replace(self._data, nworld=n)
             fields = {
@@ -86,9 +91,67 @@ class WarpCamera:
             self._collect(frames, n)
         return frames
 
+    def draw(self, qpos: Tensor, mocap_pos: Tensor, mocap_quat: Tensor) -> dict[str, Tensor]:
+        """Frames of joint positions and mocap poses, without the host: Warp computes what follows from them, too.
+
+        One captured graph per power of two of rows; rows are padded to it with copies of the last one.
+
+        Args:
+            qpos: (n, nq), any float dtype, on ``device``.
+            mocap_pos: (n, mocap bodies, 3).
+            mocap_quat: (n, mocap bodies, 4).
+
+        Returns:
+            Kind of image → (n, height, width) and its channels, in the dtype of ``CameraFrames``, on ``device``; valid
+            until the next call.
+        """
+        self._check_open()
+        n = len(qpos)
+        size = 1 << max(n - 1, 0).bit_length()
+        with warp_launches(self.device):
+            self._reserve(size)
+        for name, rows in (("qpos", qpos), ("mocap_pos", mocap_pos), ("mocap_quat", mocap_quat)):
+            if n and rows[0].numel():
+                there = self._worlds.view(name)
+                there[:n].copy_(rows)
+                there[n:size].copy_(rows[-1:].expand(size - n, *rows.shape[1:]))
+        if n:
+            self._worlds.replay("draw", size, self._run, ())
+        return self._frames(n)
+
     def close(self) -> None:
         """See :meth:`Camera.close`."""
         self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
+
+    def _run(self, model: Any, data: Any) -> None:
+        for follow in (self._mjw.kinematics, self._mjw.com_pos, self._mjw.camlight):
+            follow(model, data)
+        self._mjw.refit_bvh(model, data, self._context)
+        self._mjw.render(model, data, self._context)
+
+    def _frames(self, n: int) -> dict[str, Tensor]:
+        """What :meth:`_collect` gives, in operations on the device."""
+        shape = (n, self.spec.height, self.spec.width)
+        kinds, found = self.spec.data_types, dict[str, Tensor]()
+        if "rgb" in kinds or "gray" in kinds:
+            # blue, green, red, alpha from the lowest byte on
+            packed: Tensor = self._wp.to_torch(self._context.rgb_data)[:n].view(torch.uint8)
+            found["rgb"] = packed.reshape(*shape, 4)[..., :3].flip(-1)
+        if "gray" in kinds:
+            red, green, blue = found["rgb"].to(torch.int32).unbind(-1)
+            found["gray"] = ((red * 77 + green * 150 + blue * 29) >> 8).to(torch.uint8)
+        if "depth" in kinds or "segmentation" in kinds:
+            pairs: Tensor = self._wp.to_torch(self._context.seg_data)[:n].reshape(*shape, 2)
+            is_geom = pairs[..., 1] == int(mujoco.mjtObj.mjOBJ_GEOM)
+            found["segmentation"] = torch.where(is_geom, pairs[..., 0], -1)
+            if "depth" in kinds:
+                depth: Tensor = self._wp.to_torch(self._context.depth_data)[:n].reshape(shape)
+                found["depth"] = torch.where(is_geom, depth, self._far)
+        return {kind: found[kind] for kind in kinds}
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
@@ -108,6 +171,7 @@ class WarpCamera:
             enabled_geom_groups=list(self.spec.groups),
             render_skybox=self._sky,
         )
+        self._worlds = Worlds(self._wp, self.device, self._model, self._data)
         self._capacity = rows
 
     def _collect(self, frames: CameraFrames, n: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace._device import constant
 from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task
@@ -40,12 +42,12 @@ class Ant(Task[AntCfg]):
 
     def __init__(self, cfg: AntCfg) -> None:
         super().__init__(cfg, gymnasium_model("ant.xml"), {"policy": 27})
-        self._qpos0 = torch.from_numpy(self.model.qpos0.copy())
+        self._qpos0 = tuple(self.model.qpos0.tolist())
 
     def reset(self, rows: Rows) -> None:
         """Uniform noise on positions, normal noise on velocities."""
         noise = self.cfg.reset_noise
-        qpos0 = self._qpos0.to(rows.device)
+        qpos0 = constant(self._qpos0, torch.float64, rows.device)
         rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
         rows.set("qvel", rows.normal("qvel", self.model.nv, std=noise))
 
@@ -72,7 +74,7 @@ class Ant(Task[AntCfg]):
         """The functions above as kernels."""
         from headrace._kernels import locomotion  # brings numba: on use
 
-        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, self._qpos0.numpy()
+        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, np.array(self._qpos0)
         qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
         xpos, before = arrays.field("xpos"), arrays.memory("torso_x")
         heights, weights = (cfg.healthy_z_min, cfg.healthy_z_max), walk_weights(cfg, self.dt)

@@ -131,6 +131,8 @@ class CartpoleCameraCfg(CartpoleCfg):
     """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
     looks: AppearanceSpec = AS_MODELLED
     """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
+    renderer: str = "auto"
+    """See ``ImageSpec.renderer``: ``native`` on the CPU and ``warp`` on a GPU."""
 
 
 class CartpoleCamera(Cartpole):
@@ -144,6 +146,7 @@ class CartpoleCamera(Cartpole):
             layout=cfg.layout,
             normalize=cfg.normalize,
             looks=cfg.looks,
+            renderer=cfg.renderer,
         )
         Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), {"critic": 4}, {"policy": picture})
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace._device import constant
 from headrace.envs._compiled_rows import CompiledRows, TaskArrays
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task
@@ -47,14 +49,14 @@ class Humanoid(Task[HumanoidCfg]):
         model = gymnasium_model("humanoid.xml")
         bodies = model.nbody - 1
         super().__init__(cfg, model, {"policy": model.nq - 2 + model.nv + 16 * bodies + model.nv - 6})
-        self._qpos0 = torch.from_numpy(model.qpos0.copy())
-        self._mass = torch.from_numpy(model.body_mass.copy())
+        self._qpos0 = tuple(model.qpos0.tolist())
+        self._mass = tuple(model.body_mass.tolist())
         self._total_mass = float(model.body_mass.sum())
 
     def reset(self, rows: Rows) -> None:
         """Uniform noise on positions and velocities."""
         noise = self.cfg.reset_noise
-        qpos0 = self._qpos0.to(rows.device)
+        qpos0 = constant(self._qpos0, torch.float64, rows.device)
         rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
         rows.set("qvel", rows.uniform("qvel", self.model.nv, low=-noise, high=noise))
 
@@ -80,16 +82,17 @@ class Humanoid(Task[HumanoidCfg]):
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), lowest, highest))
 
     def _mass_center_x(self, rows: Rows) -> Tensor:
-        return mass_center_x(rows.get("xipos"), self._mass, self._total_mass)
+        mass = constant(self._mass, torch.float64, rows.device)
+        return mass_center_x(rows.get("xipos"), mass, self._total_mass)
 
     def compiled(self, arrays: TaskArrays) -> CompiledRows:
         """The functions above as kernels."""
         from headrace._kernels import locomotion  # brings numba: on use
 
-        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, self._qpos0.numpy()
+        cfg, episode_ids, qpos0 = self.cfg, arrays.episode_ids, np.array(self._qpos0)
         qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
         seen = qpos, qvel, arrays.field("cinert"), arrays.field("cvel"), arrays.field("qfrc_actuator")
-        center = arrays.field("xipos"), self._mass.numpy(), self._total_mass, arrays.memory("mass_center_x")
+        center = arrays.field("xipos"), np.array(self._mass), self._total_mass, arrays.memory("mass_center_x")
         heights, weights = between(cfg.healthy_z_min, cfg.healthy_z_max), walk_weights(cfg, self.dt)
         return CompiledRows(
             act=lambda ids, actions: locomotion.act_humanoid(ids, actions, *center, ctrl),

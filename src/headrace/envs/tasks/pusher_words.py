@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from headrace._device import constant
 from headrace.envs._rows import Rows
 from headrace.envs.tasks.pusher_solid import PusherSolid, PusherSolidCfg
 from headrace.types import Obs
@@ -42,11 +44,11 @@ class PusherWords(PusherSolid):
 
     def reset(self, rows: Rows) -> None:
         """The goal that the words name, the object somewhere else on the table."""
-        self._place(rows, goal_offsets(_chosen(rows), self.cfg.goal_range).to(rows.device))
+        self._place(rows, goal_offsets(_chosen(rows), self.cfg.goal_range))
 
     def instructions(self, rows: Rows) -> Sequence[str]:
         """One of ``INSTRUCTIONS`` for each row."""
-        return [INSTRUCTIONS[index] for index in _chosen(rows)]
+        return [INSTRUCTIONS[index] for index in _chosen(rows).tolist()]
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: as of ``pusher-solid`` without the goal; ``critic`` has it."""
@@ -54,12 +56,12 @@ class PusherWords(PusherSolid):
         return {"policy": whole[:, :20].contiguous(), "critic": whole}
 
 
-def goal_offsets(chosen: Sequence[int], reach: float) -> Tensor:
-    """Where the goals of these instructions are from the middle, float64 (n, 2), y first, in m."""
-    places = torch.tensor([*_DIRECTIONS.values()], dtype=torch.float64) * reach
-    return places[torch.tensor([*chosen], dtype=torch.int64)]
+def goal_offsets(chosen: Tensor, reach: float) -> Tensor:
+    """Where the goals of these instructions, int64 (n,), are from the middle, float64 (n, 2), y first, in m."""
+    places = constant(tuple(chain(*_DIRECTIONS.values())), torch.float64, chosen.device).view(-1, 2)
+    return places.index_select(0, chosen) * reach
 
 
-def _chosen(rows: Rows) -> list[int]:
-    """Which of ``INSTRUCTIONS`` each row's episode has; a function of the episode alone."""
-    return (rows.uniform("words", 1)[:, 0] * len(INSTRUCTIONS)).long().tolist()
+def _chosen(rows: Rows) -> Tensor:
+    """Which of ``INSTRUCTIONS`` each row's episode has, int64 (n,); a function of the episode alone."""
+    return (rows.uniform("words", 1)[:, 0] * len(INSTRUCTIONS)).long()

@@ -79,7 +79,7 @@ def mass_center_x(positions: Tensor, mass: Tensor, total: float) -> Tensor:
 
 def mass_center_x_reference(positions: Tensor, mass: Tensor, total: float) -> Tensor:
     """:func:`mass_center_x` in torch operations, whose sums are taken in another order."""
-    return (mass.to(positions.device) * positions[:, :, 0]).sum(dim=1) / total
+    return (mass * positions[:, :, 0]).sum(dim=1) / total
 
 
 def outside(height: Tensor, lowest: float, highest: float) -> Tensor:
