@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import BatchEnv, make_task, task_names
+from headrace import BatchEnv, task_names
+from headrace.envs import make_task
 from headrace.errors import ConfigError
-from headrace.sim import PoseReader
+from headrace.sim import CameraSpec, PoseReader
 from headrace.sim._warp_camera import WarpCamera
 from headrace.sim._warp_sim import MujocoWarpSim
 from pretend_cuda import PretendCuda, pretend_cuda
@@ -162,7 +163,7 @@ def test_looks_are_refused_on_a_gpu_and_native_draws_them_on_the_host(device: Pr
 @pytest.mark.parametrize("kind", ["rgb", "gray", "depth", "segmentation"])
 def test_a_frame_drawn_from_positions_on_the_device_is_that_of_poses_from_the_host(kind: str) -> None:
     task = make_task("cartpole-camera")
-    spec = headrace.sim.CameraSpec(name="side", width=32, height=24, data_types=(kind,))
+    spec = CameraSpec(name="side", width=32, height=24, data_types=(kind,))
     camera = WarpCamera(task.model, spec, device="cpu")
     qpos = torch.linspace(-0.5, 0.5, 2 * task.model.nq, dtype=torch.float64).view(2, -1).repeat(3, 1)[:5]
     none = torch.empty(5, 0, 3, dtype=torch.float64), torch.empty(5, 0, 4, dtype=torch.float64)
