@@ -76,3 +76,17 @@ def test_a_package_lists_what_it_exports(package: str) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
     assert len(set(module.__all__)) == len(module.__all__)
+
+
+def words_of_examples() -> set[str]:
+    """Those of every code block, lesson and example; tests run all of them."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    code = [block for page in pages for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)]
+    code += [path.read_text() for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*.py")]
+    return set(re.findall(r"\w+", "\n".join(code)))
+
+
+def test_every_public_name_is_shown_in_use() -> None:
+    shown = words_of_examples()
+    exported = {package: importlib.import_module(package).__all__ for package in EXPORTING}
+    assert [f"{package}.{name}" for package, names in exported.items() for name in names if name not in shown] == []

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.bench._bundle_files import read_bundle
     from headrace.bench._comparison_output import table
     from headrace.bench._formatters import Form, register_formatter, summary_text
+    from headrace.bench._learning_schema import EpisodePlan
     from headrace.bench._libraries import describe_library
     from headrace.bench._metrics import Metric, metrics, register_metrics
     from headrace.bench._report._story import Film, Saving, Story
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Benchmark",
+    "EpisodePlan",
     "Film",
     "Form",
     "Metric",
@@ -53,6 +55,7 @@ __getattr__, __dir__ = lazy_exports(
         "._bundle_files": ("read_bundle",),
         "._formatters": ("Form", "register_formatter", "summary_text"),
         "._comparison_output": ("table",),
+        "._learning_schema": ("EpisodePlan",),
         "._libraries": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
         "._schema": ("PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
