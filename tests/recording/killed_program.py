@@ -23,7 +23,7 @@ NUM_ENVS = 8
 
 
 def crash_at(point: int) -> None:
-    """Kill this process at the n-th moment just before or after a sync or a rename."""
+    """Kill this process at the n-th moment just before or after a write, a sync or a rename."""
     passed = 0
 
     def count():
@@ -33,6 +33,12 @@ def crash_at(point: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Deadly(files.Disk):
+        def write(self, handle, content):
+            count()
+            written = super().write(handle, content)
+            count()
+            return written
+
         def sync(self, handle):
             count()
             super().sync(handle)

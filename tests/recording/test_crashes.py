@@ -245,7 +245,7 @@ def test_the_wall_clock_may_jump(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-@pytest.mark.parametrize("at", ["write", "sync", "rename"])
+@pytest.mark.parametrize("at", ["write", "sync"])
 def test_a_failing_disk_is_named_and_recording_goes_on_afterwards(tmp_path, monkeypatch, code, at):
     committed = record_some(tmp_path / "d", steps=12).committed
     with monkeypatch.context() as patch:
@@ -253,11 +253,11 @@ def test_a_failing_disk_is_named_and_recording_goes_on_afterwards(tmp_path, monk
         with pytest.raises(StorageError, match=rf"the disk .*; {committed} committed episodes are safe.*resume=True"):
             record_some(tmp_path / "d", resume=True)
     assert check_committed(tmp_path / "d") == committed
-    assert not list((tmp_path / "d").rglob("*.part"))
+    check_no_leftovers(tmp_path / "d")
     assert record_some(tmp_path / "d", resume=True).committed == record_some(tmp_path / "whole").committed
 
 
-def test_a_kill_right_before_or_after_any_sync_or_rename_tears_nothing(tmp_path):
+def test_a_kill_right_before_or_after_any_write_sync_or_rename_tears_nothing(tmp_path):
     with Launcher() as launcher:
         launcher.start(tmp_path / "whole", 4)
         assert launcher.wait() == 0
@@ -285,6 +285,12 @@ def test_a_hundred_kills_at_random_moments_tear_nothing(tmp_path):
         kill_runs(tmp_path / str(seed) / "d", seed=100 + seed)
 
 
+def check_no_leftovers(path: Path) -> None:
+    """No file without a line in the journal."""
+    listed = {entry.file for entry in EpisodeDataset(path).entries}
+    assert listed == {f"episodes/{file.name}" for file in (path / "episodes").iterdir()}
+
+
 def record_some(path: Path, steps: int = 30, resume: bool = False, fields=FIELDS) -> EpisodeRecorder:
     with EpisodeRecorder(path, RecorderCfg(fields=fields), resume=resume) as recorder:
         env = CountingEnv(4, [recorder], image=32)
@@ -304,7 +310,7 @@ def test_a_full_disk_gives_a_clear_error_and_committed_episodes_survive(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     committed = check_committed(tmp_path / "d")
-    assert not list((tmp_path / "d").rglob("*.part"))
+    check_no_leftovers(tmp_path / "d")
     assert all(entry.length < 7 for entry in EpisodeDataset(tmp_path / "d").entries)
     whole = record_some(tmp_path / "whole")
     again = record_some(tmp_path / "d", resume=True)
@@ -316,7 +322,7 @@ def test_a_disk_that_is_really_full_is_named_and_recording_goes_on_when_there_is
     with pytest.raises(StorageError, match=r"the disk is full; \d+ committed episodes are safe.*resume=True"):
         record_some(small_disk / "d")
     committed = check_committed(small_disk / "d")
-    assert not list((small_disk / "d").rglob("*.part"))
+    check_no_leftovers(small_disk / "d")
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     assert record_some(small_disk / "d", resume=True).committed == record_some(tmp_path / "whole").committed > committed
     assert check_committed(small_disk / "d") > committed
@@ -363,8 +369,7 @@ def test_a_journal_that_cannot_grow_leaves_no_episode_without_a_line(tmp_path, m
         with pytest.raises(StorageError):
             record_some(tmp_path / "d", resume=True)
     assert (tmp_path / "d" / "journal.jsonl").read_bytes() == before
-    journaled = {entry.file for entry in EpisodeDataset(tmp_path / "d").entries}
-    assert journaled == {f"episodes/{file.name}" for file in (tmp_path / "d" / "episodes").iterdir()}
+    check_no_leftovers(tmp_path / "d")
 
 
 def test_a_line_that_the_disk_takes_only_in_part_is_taken_back(tmp_path):
@@ -389,11 +394,12 @@ def test_a_torn_last_line_and_stray_files_are_cleared_on_resume(tmp_path):
     lines = journal.splitlines(keepends=True)
     for cut in (1, len(lines[-1]) // 2, len(lines[-1]) - 1):
         (path / "journal.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
-        (path / "episodes" / "seed0_ep99999999.npz.part").write_bytes(b"half")
+        for stray in ("seed0_ep99999999.npz", "seed0_ep99999998.npz.part"):  # of now, and of version 0.1
+            (path / "episodes" / stray).write_bytes(b"half")
         assert len(EpisodeDataset(path)) == whole - 1
         assert record_some(path, resume=True).committed == whole
         assert sorted((path / "journal.jsonl").read_bytes().splitlines()) == sorted(journal.splitlines())
-        assert not list(path.rglob("*.part"))
+        check_no_leftovers(path)
 
 
 def test_damage_before_the_last_line_is_named(tmp_path):

@@ -104,6 +104,56 @@ def test_pages_that_are_given_back_twice_are_used_once():
     assert episode.held_bytes == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_ragged_episodes_are_those_of_lists(seed):
+    rng, num_envs = np.random.default_rng(seed), 5
+    kinds = {"flag": ((), np.bool_), "small": ((3, 2), np.float32), "image": ((70, 70), np.uint8), "none": ((0,), "f4")}
+
+    def draw(rows: int) -> dict[str, tuple[np.ndarray, bool]]:
+        made = {name: rng.integers(0, 250, (rows, *shape)).astype(dtype) for name, (shape, dtype) in kinds.items()}
+        made["image"] = np.asfortranarray(made["image"])  # not every environment gives contiguous rows
+        return {name: (values, name != "small") for name, values in made.items()}
+
+    rows = RunningRows(draw(num_envs), num_envs, with_first=False)
+    lists: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_envs)]
+    compared = 0
+    for _ in range(600):
+        slots = np.flatnonzero(rng.random(num_envs) < 0.6)
+        found = draw(num_envs)
+        found["small"] = draw(len(slots) + 1)["small"]  # a row per row of the record, of which the last is not seen
+        at = np.array([len(lists[slot]) for slot in slots], np.int64)
+        rows.write(found, slots, np.arange(len(slots)), at)
+        for row, slot in enumerate(slots):
+            where = {name: slot if per_env else row for name, (_, per_env) in found.items()}
+            lists[slot].append({name: values[where[name]].copy() for name, (values, _) in found.items()})
+        for slot in np.flatnonzero(rng.random(num_envs) < 0.01).tolist():
+            if lists[slot] and rng.random() < 0.8:
+                taken = tuple(rows.take(slot, len(lists[slot])))
+                for lane, pages in taken:
+                    for field in lane.fields:
+                        body = b"".join(page[field.name].tobytes() for page in pages)
+                        assert body == b"".join(row[field.name].tobytes() for row in lists[slot]), field.name
+                        compared += 1
+                    lane.give_back(pages)
+            else:
+                for lane in rows.lanes:
+                    lane.drop(slot)
+            lists[slot] = []
+    assert compared > 30
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_source_with_too_few_or_too_many_rows_is_refused_before_anything_is_copied(rows):
+    values = {"rewards": (np.zeros(2, np.float32), True)}
+    running, everyone = RunningRows(values, 2, with_first=False), np.arange(2)
+    with pytest.raises(DataError, match=f"rewards: expected a row for each of 2 environments, got {rows}"):
+        running.write({"rewards": (np.zeros(rows, np.float32), True)}, everyone, everyone, np.zeros(2, np.int64))
+    with pytest.raises(DataError, match="states: expected a row per environment, got 1"):
+        RunningRows({"states": (np.zeros((2, 1)), False)}, 2, with_first=False).write(
+            {"states": (np.zeros((1, 1)), False)}, everyone, everyone, np.zeros(2, np.int64)
+        )
+
+
 def test_numpy_reads_an_episode_file_without_headrace(tmp_path):
     record(tmp_path / "d")
     file = tmp_path / "d" / "episodes" / "seed0_ep00000001.npz"

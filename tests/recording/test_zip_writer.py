@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DataError
 from headrace.recording import _npz_writer as zip_writer
-from headrace.recording._npz_writer import Member, check_archive, hash_directory, zip_pieces
+from headrace.recording._npz_writer import BlockBuffer, BlockFile, Member, check_archive, write_archive
 
 members = st.lists(
     st.tuples(st.text("abcé/", min_size=1, max_size=8), st.lists(st.binary(max_size=50), max_size=3)),
@@ -21,11 +23,25 @@ members = st.lists(
 )
 
 
-@given(members)
+def archive_bytes(content: Iterable[Member], buffer: int = 4096) -> tuple[bytes, str]:
+    """An archive and the hash of its directory."""
+    with tempfile.TemporaryFile() as raw:
+        with BlockFile(raw.fileno(), BlockBuffer(buffer)) as file:
+            digest = write_archive(file, content)
+        raw.seek(0)
+        whole = raw.read()
+    assert file.size == len(whole)
+    return whole, digest
+
+
+@given(members, st.sampled_from([0, 5_000, 20_000]))
 @settings(deadline=None, max_examples=60)
-def test_zipfile_reads_what_was_written(content):
-    file = io.BytesIO(b"".join(zip_pieces(Member(name, pieces) for name, pieces in content)))
-    with zipfile.ZipFile(file) as archive:
+def test_zipfile_reads_what_was_written_and_the_buffer_leaves_no_trace(content, more):
+    # with more than the smaller buffer holds, checksums are taken before the content is copied
+    content = [(name, [*pieces, bytes(range(250)) * (more // 250)]) for name, pieces in content]
+    whole, digest = archive_bytes(Member(name, pieces) for name, pieces in content)
+    assert archive_bytes([Member(name, pieces) for name, pieces in content], 1 << 20) == (whole, digest)
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == {
             name: b"".join(pieces) for name, pieces in content
@@ -38,7 +54,7 @@ def test_records_for_large_files_are_read_by_zipfile_and_by_another_program(tmp_
     monkeypatch.setattr(zip_writer, "ZIP64_FROM", limit)
     content = {f"member{number}": bytes([number]) * (50 * number) for number in range(6)}
     path = tmp_path / "x.zip"
-    path.write_bytes(b"".join(zip_pieces(Member(name, [data]) for name, data in content.items())))
+    path.write_bytes(archive_bytes(Member(name, [data]) for name, data in content.items())[0])
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == content
@@ -50,11 +66,11 @@ def test_records_for_large_files_are_read_by_zipfile_and_by_another_program(tmp_
 @pytest.mark.parametrize("limit", [1, 100_000])
 def test_every_changed_missing_or_added_byte_of_an_archive_is_found(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(zip_writer, "ZIP64_FROM", limit)
-    pieces = zip_pieces([Member("é/a.npy", [b"some", b"bytes"]), Member("empty", []), Member("b", [bytes(20)])])
-    path, whole = tmp_path / "x.zip", b"".join(pieces)
+    content = [Member("é/a.npy", [b"some", b"bytes"]), Member("empty", []), Member("b", [bytes(20)])]
+    path = tmp_path / "x.zip"
+    whole, digest = archive_bytes(content)
     path.write_bytes(whole)
-    digest = check_archive(path)
-    assert digest == hash_directory(pieces)
+    assert check_archive(path) == digest
 
     def differs(content: bytes) -> bool:
         path.write_bytes(content)
@@ -73,6 +89,6 @@ def test_every_changed_missing_or_added_byte_of_an_archive_is_found(tmp_path, mo
 
 def test_without_the_quick_checksums_the_bytes_are_the_same(monkeypatch):
     content = [Member("a", [b"x" * 70_000, b"y"]), Member("b", [])]
-    quick = b"".join(zip_pieces(content))
+    quick = archive_bytes(content)
     monkeypatch.setattr(zip_writer, "crc32", zlib.crc32)
-    assert b"".join(zip_pieces(content)) == quick
+    assert archive_bytes(content) == quick

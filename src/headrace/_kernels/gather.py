@@ -32,7 +32,7 @@ _WRITE_SHARE = 1 << 21
 """The fewest bytes for a thread: waking one for less costs more than it saves, and much more on a busy machine. Writes
 come in step with an environment that has work for every core, so they stay on one thread for longer."""
 
-_memcpy = cast(
+memcpy = cast(
     "Callable[[int, int, int], int]",
     _types.ExternalFunction("memcpy", _types.intp(_types.intp, _types.intp, _types.intp)),
 )
@@ -69,7 +69,7 @@ def _gather_sample(
             run = 1
             while f + run < frames and rows[sample, f + run] == row + run and (row + run) >> shift == row >> shift:
                 run += 1
-            _memcpy(out + f * row_bytes, _address(shards, shift, row_bytes, row), run * row_bytes)
+            memcpy(out + f * row_bytes, _address(shards, shift, row_bytes, row), run * row_bytes)
             f += run
         return
     # interleave: read whole frames into scratch, which stays in cache, then write the output front to back
@@ -80,7 +80,7 @@ def _gather_sample(
         if row < 0:
             _memset(base + f * row_bytes, 0, row_bytes)
         else:
-            _memcpy(base + f * row_bytes, _address(shards, shift, row_bytes, row), row_bytes)
+            memcpy(base + f * row_bytes, _address(shards, shift, row_bytes, row), row_bytes)
     mixed = scratch[frames * row_bytes :]
     to = 0
     for a in range(outer):
@@ -89,7 +89,7 @@ def _gather_sample(
             for i in range(inner):
                 mixed[to] = scratch[start + i]
                 to += 1
-    _memcpy(out, base + frames * row_bytes, frames * row_bytes)
+    memcpy(out, base + frames * row_bytes, frames * row_bytes)
 
 
 @kernel()
@@ -174,7 +174,7 @@ def _scatter(
     index: Int64s,
 ) -> None:
     for i in range(start, stop):
-        _memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
+        memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
 
 
 def scatter(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s) -> None:
@@ -278,4 +278,4 @@ def rows_differ(
 def move(shards: Int64s, shift: int, row_bytes: int, to: Int64s, rows: Int64s) -> None:
     """Copy row ``rows[i]`` to row ``to[i]`` of the same space; no row may be on both sides."""
     for i in range(rows.shape[0]):
-        _memcpy(_address(shards, shift, row_bytes, to[i]), _address(shards, shift, row_bytes, rows[i]), row_bytes)
+        memcpy(_address(shards, shift, row_bytes, to[i]), _address(shards, shift, row_bytes, rows[i]), row_bytes)

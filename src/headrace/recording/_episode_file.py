@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.errors import DataError
 from headrace.recording._fields import NUMBERS, Array, Field
-from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, hash_directory, zip_pieces
+from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, Piece, write_archive
 
 FORMAT = "headrace-episode"
 VERSION = 1
@@ -64,14 +64,14 @@ class EpisodeMeta:
 
 
 def write_episode_file(
-    path: Path, meta: EpisodeMeta, columns: Iterable[tuple[Field, Iterable[Array]]], buffer: BlockBuffer
+    handle: int, meta: EpisodeMeta, columns: Iterable[tuple[Field, Iterable[Array]]], buffer: BlockBuffer
 ) -> tuple[int, str]:
     """Write an episode; the caller waits until the disk has it.
 
     Args:
-        path: a file that does not exist yet.
+        handle: of an empty file.
         meta: what the episode is.
-        columns: each field with its rows in order, in contiguous pieces of any length.
+        columns: each field with its rows in order, in pieces of any length.
         buffer: borrowed while it is written.
 
     Returns:
@@ -81,20 +81,15 @@ def write_episode_file(
     members = [Member(_HEADER, [json.dumps(header).encode()])]
     for field, rows in columns:
         shape = (field.rows(meta.length), *field.shape)
-        pieces: list[bytes | memoryview] = [_array_header(field.dtype, shape)]
-        for piece in rows:
-            if piece.nbytes:
-                # bool, float16 and the like have no simple buffer format: bytes do
-                pieces.append(piece.reshape(-1).view(np.uint8).data)
-        missing = shape[0] * field.row_bytes - sum(map(len, pieces[1:]))
+        arrays = [piece for piece in rows if piece.nbytes]
+        missing = shape[0] * field.row_bytes - sum([piece.nbytes for piece in arrays])
         if missing:
             raise DataError(f"{field.name}: expected rows for the whole episode, {missing} bytes are missing")
+        pieces: list[Piece] = [_array_header(field.dtype, shape), *arrays]
         members.append(Member(f"{field.name}.npy", pieces))
-    archive = zip_pieces(members)
-    with BlockFile(path, buffer) as file:
-        for piece in archive:
-            file.write(piece)
-    return file.size, hash_directory(archive)
+    with BlockFile(handle, buffer) as file:
+        digest = write_archive(file, members)
+    return file.size, digest
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """An episode file: an uncompressed zip archive, written front to back in large blocks past the page cache, and checked.
 
 ``zipfile`` needs half a millisecond of Python for a small archive, which is time taken from the thread that steps. Here
-sizes and checksums are known before the first byte is written, so that nothing is patched later. Dates are fixed.
+a member is copied once, into the block that goes to the disk, and its checksum is taken there, while the processor
+still has it at hand. Dates are fixed.
 
 Nobody reads an episode right after it was recorded. Copying it into the page cache first takes about a third more of
 the processor, which the physics wants. Where the file system has no such writes (some network disks), and for what is
@@ -31,13 +32,14 @@ import numpy as np
 
 from headrace import files
 from headrace.errors import DataError
+from headrace.recording._fields import Array
 
 try:
     from isal.isal_zlib import crc32  # a tenth of the time, which the physics wants; the extra "record" brings it
 except ImportError:
     from zlib import crc32
 
-Piece: TypeAlias = "bytes | memoryview"
+Piece: TypeAlias = "bytes | Array"
 
 ZIP64_FROM = 0xFFFFFFFF
 """Sizes and offsets from here on do not fit the plain records."""
@@ -53,35 +55,34 @@ UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of the archive; its content in pieces, which are borrowed."""
+    """A file of the archive; its content in pieces, which are borrowed: bytes, or arrays of any strides."""
 
     name: str
     pieces: Sequence[Piece]
 
 
-def zip_pieces(members: Iterable[Member]) -> list[Piece]:
-    """The bytes of an archive, in order; the members' pieces are among them, not copied."""
-    out: list[Piece] = []
+def write_archive(file: BlockFile, members: Iterable[Member]) -> str:
+    """Write an archive; returns the SHA-256 of its directory."""
     directory: list[bytes] = []
-    offset = 0
     for member in members:
-        size, checksum = 0, 0
-        for piece in member.pieces:
-            size += len(piece)
-            checksum = crc32(piece, checksum)
-        name = member.name.encode()
-        header = _local_header(name, size, checksum)
+        name, offset = member.name.encode(), file.size
+        pieces = [np.frombuffer(piece, np.uint8) if isinstance(piece, bytes) else piece for piece in member.pieces]
+        size = sum([piece.nbytes for piece in pieces])
+        if header := file.take(len(_local_header(name, size, 0)), size):
+            for piece in pieces:
+                file.write(piece)
+            checksum = crc32(file.newest(size))
+            header[:] = _local_header(name, size, checksum)
+        else:
+            checksum = 0
+            for piece in pieces:
+                checksum = crc32(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data, checksum)
+            for piece in (np.frombuffer(_local_header(name, size, checksum), np.uint8), *pieces):
+                file.write(piece)
         directory.append(_directory_entry(name, size, checksum, offset))
-        out.append(header)
-        out += member.pieces
-        offset += len(header) + size
     listing = b"".join(directory)
-    return [*out, listing, _end(len(directory), len(listing), offset)]
-
-
-def hash_directory(pieces: Sequence[Piece]) -> str:
-    """SHA-256 of the directory among the pieces of :func:`zip_pieces`."""
-    return hashlib.sha256(pieces[-2]).hexdigest()
+    file.write(np.frombuffer(listing + _end(len(directory), len(listing), file.size), np.uint8))
+    return hashlib.sha256(listing).hexdigest()
 
 
 def check_archive(path: Path) -> str:
@@ -113,7 +114,7 @@ def check_archive(path: Path) -> str:
 def _checksum(raw: BinaryIO, size: int) -> int:
     """CRC-32 of the next ``size`` bytes, or of those that there are."""
     checksum = 0
-    while size and (block := raw.read(min(size, BUFFER_BYTES))):
+    while size and (block := raw.read(min(size, 1 << 20))):
         checksum = crc32(block, checksum)
         size -= len(block)
     return checksum
@@ -146,49 +147,79 @@ def _end(count: int, size: int, offset: int) -> bytes:
     return record + locator + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
 
 
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 22
 _ALIGNMENT = 4096
 _DIRECT_FROM = 1 << 17
 """Below this a write past the page cache saves nothing."""
 
 
 class BlockBuffer:
-    """Aligned memory that files written one after the other share."""
+    """Aligned memory that files written one after the other share.
 
-    def __init__(self) -> None:
+    Args:
+        nbytes: a multiple of 4096.
+    """
+
+    def __init__(self, nbytes: int = BUFFER_BYTES) -> None:
         # a mapping begins at a page, which is what a direct write asks for
-        self._mapping = mmap.mmap(-1, BUFFER_BYTES)
+        self._mapping = mmap.mmap(-1, nbytes)
         self.bytes = np.frombuffer(self._mapping, np.uint8)
-        """uint8 (BUFFER_BYTES,)."""
+        """uint8 (nbytes,)."""
 
 
 class BlockFile:
-    """A file that must not exist yet. Leaving the ``with`` block without an error writes the rest; the caller syncs.
+    """A new file, open for writing. Leaving the ``with`` block without an error writes the rest; the caller syncs and
+    closes.
 
     Args:
-        path: the file.
+        handle: borrowed.
         buffer: borrowed; no other file may use it meanwhile.
     """
 
-    def __init__(self, path: Path, buffer: BlockBuffer) -> None:
+    def __init__(self, handle: int, buffer: BlockBuffer) -> None:
         self._buffer = buffer.bytes
         self._held = 0
-        self._path = path
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._handle = handle
         self.size = 0
         """Bytes written so far."""
 
-    def write(self, piece: Piece) -> None:
-        """Append; ``piece`` is copied."""
-        values = np.frombuffer(piece, np.uint8)
-        self.size += len(values)
+    def write(self, piece: Array) -> None:
+        """Append the elements of an array in order; they are copied."""
+        if piece.nbytes <= len(self._buffer) - self._held:
+            self._hold(piece)
+            return
+        values = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
         while len(values):
-            taken = min(len(values), BUFFER_BYTES - self._held)
-            self._buffer[self._held : self._held + taken] = values[:taken]
-            self._held += taken
+            if self._held == len(self._buffer):
+                self._write_out(self._held)
+            taken = min(len(values), len(self._buffer) - self._held)
+            self._hold(values[:taken])
             values = values[taken:]
-            if self._held == BUFFER_BYTES:
-                self._write_out()
+
+    def _hold(self, piece: Array) -> None:
+        end = self._held + piece.nbytes
+        # as elements of their own size: a strided array is copied element by element, not byte by byte
+        np.ndarray(piece.shape, piece.dtype, self._buffer.data, self._held)[...] = piece
+        self.size += piece.nbytes
+        self._held = end
+
+    def take(self, size: int, more: int) -> memoryview | None:
+        """Leave ``size`` bytes out, to be filled before ``more`` bytes have been written after them.
+
+        Returns:
+            The bytes left out; None if both together are larger than the buffer, and nothing was done.
+        """
+        if size + more > len(self._buffer) - self._held:
+            self._write_out(self._held - self._held % _ALIGNMENT)
+        if size + more > len(self._buffer) - self._held:
+            return None
+        self._held += size
+        self.size += size
+        return self._buffer.data[self._held - size : self._held]
+
+    def newest(self, size: int) -> memoryview:
+        """The last bytes written, of those that were taken room for."""
+        return self._buffer.data[self._held - size : self._held]
 
     def __enter__(self) -> BlockFile:
         return self
@@ -196,21 +227,21 @@ class BlockFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self._write_out()
-        finally:
-            os.close(self._handle)
+        if error is None:
+            self._write_out(self._held)
 
-    def _write_out(self) -> None:
+    def _write_out(self, size: int) -> None:
+        """Write the first ``size`` bytes of the buffer; the rest moves to its beginning."""
         done = 0
-        whole = self._held - self._held % _ALIGNMENT
+        whole = size - size % _ALIGNMENT
         if whole >= _DIRECT_FROM and self._set_direct(True):
             done = self._write_direct(whole)
             self._set_direct(False)
-        while done < self._held:
-            done += files.disk.write(self._handle, self._buffer[done : self._held].data)
-        self._held = 0
+        while done < size:
+            done += files.disk.write(self._handle, self._buffer[done:size].data)
+        left = self._held - size
+        self._buffer[:left] = self._buffer[size : self._held]
+        self._held = left
 
     def _write_direct(self, size: int) -> int:
         """Write the first ``size`` bytes; returns how many the disk took. The usual way finds out why it took less."""

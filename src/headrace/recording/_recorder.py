@@ -273,7 +273,8 @@ class EpisodeRecorder:
         self._moments.write(self._sources.of_moment(record), slots, rows, lengths + 1)
 
     def _end_episodes(self, record: StepRecord, env_ids: NDArray[np.int64]) -> None:
-        done = as_array(record.step.terminated | record.step.truncated, "flags")[env_ids]
+        step = record.step
+        done = (as_array(step.terminated, "terminated") | as_array(step.truncated, "truncated"))[env_ids]
         if not done.any():
             return
         ends = record.step.info.get("ends")

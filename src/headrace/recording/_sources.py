@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from headrace._leaves import flatten
+from headrace._leaves import Path as LeafPath
+from headrace._leaves import leaves
 from headrace.errors import DataError
 from headrace.recording._fields import Array, as_array, choose_observations
 from headrace.types import Obs, ResetRecord, StepRecord
@@ -25,8 +26,9 @@ class FieldSources:
     """
 
     def __init__(self, choice: tuple[str, ...], obs: Obs) -> None:
-        shapes = {path: tuple(value.shape[1:]) for path, value in flatten(obs, "obs").items()}
-        self._observations = choose_observations(choice, shapes)
+        found = {f"obs/{leaf.name}": leaf for leaf in leaves(obs)}
+        chosen = choose_observations(choice, {name: tuple(leaf.value.shape[1:]) for name, leaf in found.items()})
+        self._observations = [(name, found[name].path) for name in chosen]
         self._choice = frozenset(choice)
 
     def of_reset(self, record: ResetRecord) -> Sources:
@@ -41,11 +43,11 @@ class FieldSources:
         if mask is None or final is None or final is obs:
             return found
         # an environment that is not ours shows the new episode already
-        ended, last = as_array(mask, "_final_obs"), flatten(final, "obs")
+        ended = as_array(mask, "_final_obs")
         merged = dict(found)
-        for name in self._observations:
+        for name, path in self._observations:
             merged[name] = found[name][0].copy(), True
-            merged[name][0][ended] = as_array(last[name], name)[ended]
+            merged[name][0][ended] = _follow(final, path, name)[ended]
         return merged
 
     def of_act(self, record: StepRecord, substeps: Array | None) -> Sources:
@@ -66,11 +68,16 @@ class FieldSources:
         return found
 
     def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> Sources:
-        observations = flatten(obs, "obs")
-        found = {name: (as_array(observations[name], name), True) for name in self._observations}
+        found = {name: (_follow(obs, path, name), True) for name, path in self._observations}
         if "states" in self._choice:
             found["states"] = _given("states", states, advice), False
         return found
+
+
+def _follow(obs: Any, path: LeafPath, name: str) -> Array:
+    for key in path:
+        obs = obs[key]
+    return as_array(obs, name)
 
 
 def _given(name: str, values: Tensor | Array | None, advice: str) -> Array:

@@ -1,7 +1,7 @@
 """The journaled store: a directory of episode files in which a crash can tear nothing.
 
-An episode is written beside its place, synced, renamed, and only then gets its line in ``journal.jsonl``. Files without
-a line are leftovers of a crash: readers ignore them and ``resume`` removes them.
+An episode is written, synced, and only then gets its line in ``journal.jsonl``. Files without a line are leftovers of a
+crash: readers ignore them and ``resume`` removes them.
 
 ```
 dataset/
@@ -15,6 +15,7 @@ dataset/
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from headrace.files import (
     read_json,
     storage_error,
     sync_directory,
-    sync_tree,
     truncate,
     write_whole,
 )
@@ -167,6 +167,7 @@ class EpisodeStore:
         self._journal = self.path / "journal.jsonl"
         self.entries: list[JournalEntry] = []
         self._keys: set[tuple[int, int, int]] = set()
+        self._folders: set[Group] = set()
         self._buffer = BlockBuffer()
         if resume and self.path.is_dir():
             self._lock = lock(self.path)
@@ -225,26 +226,27 @@ class EpisodeStore:
         An episode that is already there is left as it is. If the disk fails, what was whole before stays committed, the
         rest leaves no trace, and StorageError is raised.
         """
-        written: list[tuple[Writable, Path, FileHash]] = []
+        written: list[tuple[int, JournalEntry]] = []
         fresh: list[JournalEntry] = []
         failure: OSError | None = None
         try:
             try:
                 for episode in episodes:
                     if episode.meta.key not in self._keys:
-                        written.append((episode, *self._write(episode)))
+                        written.append(self._write(episode))
                         self._keys.add(episode.meta.key)
             except OSError as error:
                 failure = error
             # only now: the first sync brings most of what the others wait for to the disk
-            for episode, part, content in written:
-                fresh.append(self._put_in_place(episode, part, content))
+            for handle, entry in written:
+                files.disk.sync(handle)
+                fresh.append(entry)
         except OSError as error:
             failure = error
         finally:
-            for episode, part, _ in written[len(fresh) :]:
-                self._keys.discard(episode.meta.key)
-                part.unlink(missing_ok=True)
+            for handle, _ in written:
+                os.close(handle)
+            self._remove([entry for _, entry in written[len(fresh) :]])
         try:
             if fresh:
                 for group in sorted({entry.file.split("/")[0] for entry in fresh}):
@@ -253,32 +255,33 @@ class EpisodeStore:
                 self.entries += fresh
         except OSError as error:
             failure = error
-            for entry in fresh:
-                self._keys.discard(entry.key)
-                (self.path / entry.file).unlink(missing_ok=True)
+            self._remove(fresh)
         if failure is not None:
             raise self._failed(failure) from failure
 
-    def _write(self, episode: Writable) -> tuple[Path, FileHash]:
-        """Write an episode beside its place."""
+    def _write(self, episode: Writable) -> tuple[int, JournalEntry]:
+        """Write an episode; returns the open file, which is not synced yet, and its line."""
         folder = self.path / episode.group
-        if not folder.exists():
-            folder.mkdir()
+        if episode.group not in self._folders:
+            folder.mkdir(exist_ok=True)
             sync_directory(self.path)
-        part = folder / f"{episode.meta.file_name}.part"
+            self._folders.add(episode.group)
+        file = folder / episode.meta.file_name
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            return part, FileHash(*write_episode_file(part, episode.meta, episode.columns(), self._buffer))
+            size, digest = write_episode_file(handle, episode.meta, episode.columns(), self._buffer)
         except BaseException:  # also Ctrl-C; raised again
-            part.unlink(missing_ok=True)
+            os.close(handle)
+            file.unlink(missing_ok=True)
             raise
+        name = f"{episode.group}/{file.name}"
+        return handle, JournalEntry(**episode.meta.as_dict(), file=name, size=size, sha256=digest)
 
-    def _put_in_place(self, episode: Writable, part: Path, content: FileHash) -> JournalEntry:
-        """Wait until the disk has an episode, and give it its name."""
-        sync_tree(part)
-        target = part.with_suffix("")
-        files.disk.rename(part, target)
-        file = f"{episode.group}/{target.name}"
-        return JournalEntry(**episode.meta.as_dict(), file=file, size=content.size, sha256=content.sha256)
+    def _remove(self, entries: Iterable[JournalEntry]) -> None:
+        """Take back what was written and has no line."""
+        for entry in entries:
+            self._keys.discard(entry.key)
+            (self.path / entry.file).unlink(missing_ok=True)
 
     def _failed(self, error: OSError) -> StorageError:
         safe = f"{len(self.entries)} committed episodes are safe. Make room, then go on with resume=True"

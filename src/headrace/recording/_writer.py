@@ -13,9 +13,9 @@ from headrace.errors import HeadraceError, LifecycleError, StorageError
 from headrace.recording._running import FinishedEpisode
 from headrace.recording._store import EpisodeStore
 
-_BATCH = 8
+_BATCH = 16
 """Episodes that share one sync of the directory and of the journal."""
-_LINGER_S = 0.1
+_LINGER_S = 0.25
 """How long a first episode waits for others to share the syncs with, while no caller waits for it."""
 _NICENESS = 5
 """By how much the thread that writes gives way to those that step, on Linux: a third of their share of a busy core."""
