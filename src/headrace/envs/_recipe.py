@@ -87,6 +87,11 @@ class EnvRecipe:
         for name in ("threads", "device", "sim") if self.bridged else ("executor", "workers"):
             if getattr(self, name) != _USUAL[name]:
                 raise ConfigError(f"{name}: expected none with {other}, got {getattr(self, name)!r}; {hint}")
+        if self.executor != "inline" and self.bridged and not self.source.startswith(GYMNASIUM):
+            raise ConfigError(
+                f"executor: expected none with {self.source!r}, whose environments are stepped where they are, got "
+                f"{self.executor!r}"
+            )
         object.__setattr__(self, "overrides", dict(self.overrides))
 
     def __eq__(self, other: object) -> bool:

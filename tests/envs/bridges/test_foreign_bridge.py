@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import gc
+import math
 import os
 import re
 import signal
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import headrace.testing
 from headrace.envs.bridges import CHILD_FILE, BridgeEnv, child
 from headrace.envs.bridges._frames import Channel, space_from_json
 from headrace.envs.bridges._make import bridge
-from headrace.errors import ConfigError, DataError, EnvError, LifecycleError, UnsupportedError
+from headrace.errors import ConfigError, DataError, DtypeError, EnvError, LifecycleError, UnsupportedError
 
 TOY = Path(__file__).parent / "foreign" / "toy_simulator.py"
 
@@ -59,22 +58,6 @@ def _no_path_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-@pytest.fixture
-def nobody_left() -> Iterator[None]:
-    """No process of this test and no descriptor outlives it."""
-    me = psutil.Process()
-    before, descriptors = {one.pid for one in me.children(recursive=True)}, me.num_fds()
-    yield
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        gc.collect()  # an error's traceback holds the environment and its memory
-        left = [one for one in me.children(recursive=True) if one.pid not in before]
-        if not left and me.num_fds() <= descriptors:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"left behind: {left}, {me.num_fds() - descriptors} descriptors")
 
 
 def _foreign(python: str, name: str = "Walk", num_envs: int = 3, **settings: Any) -> BridgeEnv:
@@ -232,6 +215,7 @@ def test_what_the_simulator_prints_never_reaches_the_protocol(other_python: str)
         ("hang", r"no answer to step within 2 s"),
         ("close_pipe", r"environments 0 .*"),
         ("garbage", r"answered step with garbage: .*b'Segmentation fa"),
+        ("kill_forked", r"environments 0 was ended by signal 9 \(SIGKILL\)[\s\S]*during step"),
     ],
 )
 def test_a_simulator_that_fails_is_a_clear_error(other_python: str, fault: str, message: str) -> None:
@@ -266,6 +250,16 @@ def test_a_simulator_that_fails_is_a_clear_error(other_python: str, fault: str, 
         ({"timeout": 0.0}, ConfigError, "expected more than 0 seconds"),
         ({"num_envs": 1.5}, ConfigError, "num_envs: expected an integer"),
         ({"source": "CartPole-v1"}, ConfigError, "expected no source"),
+        ({"seed": "one"}, DtypeError, "seed: expected an integer"),
+        ({"episode_stride": 0}, ConfigError, "episode_stride: expected at least 1"),
+        ({"timeout": "5"}, ConfigError, "timeout: expected more than 0 seconds"),
+        ({"env_kwargs": {"size": np.float32(4)}}, ConfigError, "env_kwargs: expected names and values that JSON"),
+        ({"env_kwargs": ["size"]}, ConfigError, "env_kwargs: expected names and values that JSON"),
+        ({"python": ""}, ConfigError, "python: expected a text"),
+        ({"entry": 3}, ConfigError, "entry: expected a text"),
+        ({"executor": "threads"}, ConfigError, "executor: expected none with another interpreter"),
+        ({"python": None, "entry": None, "address": []}, ConfigError, "address: expected tcp://host:port, one"),
+        ({"python": None, "entry": None, "address": 5}, ConfigError, "address: expected tcp://host:port, one"),
     ],
 )
 def test_bad_settings_are_refused(other_python: str, settings: Any, error: type[Exception], message: str) -> None:
@@ -275,15 +269,53 @@ def test_bad_settings_are_refused(other_python: str, settings: Any, error: type[
 
 
 @pytest.mark.usefixtures("nobody_left")
-@pytest.mark.parametrize(("name", "message"), [("WrongRow", "expected float32 (3,)"), ("Old", "give (obs, info)")])
-def test_rows_that_do_not_fit_are_refused(other_python: str, name: str, message: str) -> None:
-    env = _foreign(other_python, name, num_envs=1)
-    with pytest.raises(ConfigError, match=re.escape(message)):
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("WrongRow", ConfigError, "expected float32 (3,)"),
+        ("Old", ConfigError, "give (obs, info)"),
+        ("BrokenStart", EnvError, "environments [1] in reset: expected an observation of finite numbers"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(other_python: str, name: str, error: type[Exception], message: str) -> None:
+    env = _foreign(other_python, name, num_envs=2, workers=1)
+    with pytest.raises(error, match=re.escape(message)):
         env.reset()
+    with pytest.raises(LifecycleError):
+        env.step(torch.zeros(2, 2))
     env.close()
 
 
-def test_a_child_whose_parent_is_killed_ends_itself_also_while_it_hangs(other_python: str) -> None:
+@pytest.mark.usefixtures("nobody_left")
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("draw_floats", ConfigError, "expected render() to give a picture uint8 (H, W, 3), got float64 (4, 4, 3)"),
+        ("draw_list", EnvError, "environment 0 in render: expected a picture uint8 (H, W, 3), got uint8 (1, 4, 4, 3)"),
+    ],
+)
+def test_pictures_that_are_none_are_refused(
+    other_python: str, fault: str, error: type[Exception], message: str
+) -> None:
+    env = _foreign(other_python, num_envs=1, env_kwargs={"fault": fault, "at": 0})
+    env.reset()
+    with pytest.raises(error, match=re.escape(message)):
+        env.render_each()
+    env.close()
+
+
+@pytest.mark.usefixtures("nobody_left")
+def test_an_endless_time_out_and_a_path_are_taken(other_python: str) -> None:
+    env = bridge(python=Path(other_python), entry=f"{TOY}:Pair", timeout=math.inf)
+    assert env.recipe is not None
+    assert env.recipe.python == other_python
+    obs, _ = env.reset()
+    assert {name: tuple(rows.shape) for name, rows in obs.items()} == {"policy/0": (1, 3), "policy/1": (1,)}
+    env.step(torch.zeros(1, 2))
+    env.close()
+
+
+def test_a_child_whose_parent_is_killed_ends_itself_and_what_it_started_also_while_it_hangs(other_python: str) -> None:
     program = (
         "import os, torch, headrace, sys\n"
         f"env = headrace.bridge(python={other_python!r}, entry={str(TOY) + ':Walk'!r}, "
@@ -295,13 +327,16 @@ def test_a_child_whose_parent_is_killed_ends_itself_also_while_it_hangs(other_py
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source}
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        time.sleep(0.3)
+        child_process = psutil.Process(int(parent.stdout.readline()))
+        deadline = time.monotonic() + 20
+        while not (started := child_process.children()):  # of the simulator, which then hangs
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for process in (child_process, *started):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_the_entry_of_the_page_on_bridges_works(tmp_path: Path, other_python: str) -> None:

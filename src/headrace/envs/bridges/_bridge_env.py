@@ -24,7 +24,7 @@ from headrace.envs.bridges._actions import as_action_space, checked_bridge_actio
 from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
 from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
 from headrace.envs.bridges._held import held_of
-from headrace.errors import LifecycleError, UnsupportedError
+from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
 
@@ -317,7 +317,7 @@ class BridgeEnv(EpisodicEnv):
         chosen = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         rows = chosen.tolist()
         self._check_settled("render", chosen)
-        return tuple(cast("list[NDArray[np.uint8]]", self.backend.render(rows)))
+        return tuple(_picture(env_id, drawn) for env_id, drawn in zip(rows, self.backend.render(rows), strict=True))
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
         """All environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""
@@ -372,6 +372,8 @@ class BridgeEnv(EpisodicEnv):
 
     def _show_begun(self, ids: Tensor, texts: list[str]) -> None:
         """Episodes have begun in ``ids``: show their first observations to callers and observers."""
+        if (broken := self._held.not_finite(ids)) is not None:
+            self._call_backend(lambda: self._refuse_start(ids[broken]))
         self._instruct(ids, texts)
         self._held.hold(ids)
         self._active_set.unpark(ids)
@@ -388,6 +390,13 @@ class BridgeEnv(EpisodicEnv):
             )
             for observer in self._observers:
                 observer.after_reset(record)
+
+    def _refuse_start(self, ids: Tensor) -> None:
+        raise EnvError(
+            f"environments {ids.tolist()[:8]} in reset: expected an observation of finite numbers, got NaN, or a "
+            f"number that float32 does not hold, in episodes {self._episodes.episode_ids[ids].tolist()[:8]}; mend the "
+            "environment: an episode cannot begin so"
+        )
 
     def _drop_resets(self) -> None:
         """Everything begins anew: wait for the resets that are under way, and forget them."""
@@ -425,6 +434,13 @@ def episode_seeds(seed: int, episode_ids: Tensor) -> list[int]:
     """The 32-bit seed of each episode: what its environment's ``reset(seed=…)`` is given."""
     bits = rng.random_bits(seed, episode_ids.cpu(), "bridge", 0, 1)[:, 0]
     return (bits & 0xFFFF_FFFF).tolist()
+
+
+def _picture(env_id: int, drawn: object) -> NDArray[np.uint8]:
+    if isinstance(drawn, np.ndarray) and drawn.dtype == np.uint8 and drawn.ndim == 3 and drawn.shape[2] == 3:  # pyright: ignore[reportUnknownMemberType]  # any array
+        return cast("NDArray[np.uint8]", drawn)
+    got = f"{drawn.dtype} {drawn.shape}" if isinstance(drawn, np.ndarray) else type(drawn).__name__  # pyright: ignore[reportUnknownMemberType]  # any array
+    raise EnvError(f"environment {env_id} in render: expected a picture uint8 (H, W, 3), got {got}")
 
 
 def environment_name(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import logging
 import math
 import mmap
@@ -17,7 +18,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -69,8 +70,22 @@ class ForeignSource:
                 f"entry: expected module:name with python=, and none with address=, whose child has its own, got "
                 f"{self.entry!r}"
             )
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout: expected more than 0 seconds, got {self.timeout}")
+        for name, value in (("python", self.python), ("entry", self.entry)):
+            if value is not None and (not isinstance(value, str) or not value):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+                raise ConfigError(f"{name}: expected a text, got {value!r}")
+        if not isinstance(self.timeout, int | float) or not self.timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+            raise ConfigError(f"timeout: expected more than 0 seconds, got {self.timeout!r}")
+        listed = self.address is None or isinstance(self.address, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        known = listed and all(isinstance(address, str) for address in self.addresses)  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        if not known or (self.address is not None and not self.addresses):
+            raise ConfigError(f"address: expected tcp://host:port, one or several, got {self.address!r}")
+        try:
+            json.dumps(dict(self.kwargs))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env_kwargs: expected names and values that JSON can hold, since they go to another interpreter, got "
+                f"{self.kwargs!r:.200}: {error}"
+            ) from error
         if self.address is not None and not os.environ.get(_TOKEN):
             raise ConfigError(f"token: expected the one of the child in the environment variable {_TOKEN}, got none")
 
@@ -126,7 +141,7 @@ class ChildProcess:
             for descriptor in (their_in, their_out, lifeline):
                 os.close(descriptor)
         self.pid = self._process.pid
-        self.channel = Channel(our_in, our_out)
+        self.channel = Channel(our_in, our_out, gone=lambda: self._process.poll() is not None)
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._reader = threading.Thread(target=self._read_output, name="headrace-bridge-output", daemon=True)
         self._reader.start()
@@ -166,10 +181,10 @@ class RemoteChild:
 
     def __init__(self, address: str, timeout: float) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
             raise ConfigError(f"address: expected tcp://host:port, got {address!r}")
         try:
-            connection = socket.create_connection((host, int(port)), timeout=min(timeout, 30.0))
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, 30.0))
         except OSError as error:
             raise EnvError(
                 f"{address}: expected child.py --listen there, got {error}; start it, or mend the address"
@@ -219,14 +234,17 @@ class ForeignWorker:
         """Wait until the environments are made."""
         answer, _ = self._receive("make")
         python, numpy = self._versions
+        fidelity, abilities = answer.get("fidelity", "native"), answer.get("abilities", {})
+        if fidelity not in ("native", "restore", "hold") or not isinstance(abilities, dict):
+            raise self._lost("make", DataError(f"expected a fidelity and abilities, got {fidelity!r}, {abilities!r}"))
         return Hello(
             name=str(answer.get("name")),
             observation_space=space_from_json(answer.get("observation_space")),
             action_space=space_from_json(answer.get("action_space")),
             render_mode=answer.get("render_mode"),
-            fidelity=answer.get("fidelity", "native"),
+            fidelity=fidelity,
             no_identity=str(answer.get("no_identity", "")),
-            abilities=answer.get("abilities", {}),
+            abilities=cast("dict[str, bool]", abilities),
             python=python,
             numpy=numpy,
         )
@@ -263,10 +281,20 @@ class ForeignWorker:
     def receive(self, call: str) -> list[Any]:
         """Wait for its answer."""
         head, body = self._receive(call)
+        try:
+            return self._read(call, head, body)
+        except (KeyError, TypeError, ValueError) as error:
+            wrong = DataError(f"expected what protocol {child.PROTOCOL} says, got {head!r:.200}")
+            raise self._lost(call, wrong) from error
+
+    def _read(self, call: str, head: Mapping[str, Any], body: bytes) -> list[Any]:
         match call:
             case "reset":
                 self._read_rows(body, ())
-                return head["told"]
+                told = head["told"]
+                if len(told) != len(self._asked) or not all(isinstance(text, str) for text in told):
+                    raise ValueError
+                return told
             case "step":
                 self._read_rows(body, _RESULTS)
             case "save":
@@ -287,7 +315,7 @@ class ForeignWorker:
 
     def ask_to_end(self) -> None:
         """Tell it to close its environments."""
-        with contextlib.suppress(OSError):  # it is gone already, or hangs: ``end`` does the rest
+        with contextlib.suppress(OSError, EOFError):  # it is gone already, or hangs: ``end`` does the rest
             self.link.channel.send({"call": "close"}, timeout=1.0)
 
     def end(self) -> None:
@@ -309,7 +337,7 @@ class ForeignWorker:
         self.deadline = time.monotonic() + self._timeout
         try:
             self.link.channel.send(head, body, timeout=self._timeout)
-        except (OSError, TimeoutError) as error:
+        except (OSError, EOFError) as error:
             raise self._lost(call, error) from error
 
     def _receive(self, call: str) -> tuple[dict[str, Any], bytes]:
@@ -329,9 +357,10 @@ class ForeignWorker:
     def _lost(self, call: str, error: Exception) -> WorkerLostError:
         whose = f"the interpreter of environments {of_environments(self.env_ids)}"
         if isinstance(error, TimeoutError):
+            busy = "; a child serves one client at a time" if call == "start" and self.pid is None else ""
             return WorkerLostError(
                 f"{whose} gave no answer to {call} within {self._timeout:g} s; allow for more with timeout=, or look "
-                "for what hangs in the simulator"
+                f"for what hangs in the simulator{busy}"
             )
         if isinstance(error, DataError):
             return WorkerLostError(f"{whose} answered {call} with garbage: {error}; it must run headrace's child.py")
@@ -345,7 +374,7 @@ def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple
     started: list[ForeignWorker] = []
     with _shared_memory() as memory, starting(started):
         for index, part in enumerate(parts):
-            link = ChildProcess(python, memory) if python else RemoteChild(addresses[index], source.timeout)
+            link = ChildProcess(python, memory) if python is not None else RemoteChild(addresses[index], source.timeout)
             started.append(ForeignWorker(link, part, source.timeout))
         for worker in started:
             worker.make(source)
@@ -387,9 +416,9 @@ def _mapped(descriptor: int, nbytes: int) -> memoryview:
 
 def _pieces(body: bytes, sizes: Sequence[int]) -> list[bytes]:
     """A body cut into pieces, which must be all of it."""
-    if sum(sizes) != len(body):
+    if sum(sizes) != len(body) or min(sizes, default=0) < 0:
         raise WorkerLostError(
-            f"a child: expected {sum(sizes)} bytes of rows, got {len(body)}; it must run headrace's child.py"
+            f"a child: expected {list(sizes)[:8]} bytes of rows, got {len(body)}; it must run headrace's child.py"
         )
     pieces: list[bytes] = []
     offset = 0

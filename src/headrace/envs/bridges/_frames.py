@@ -9,7 +9,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -22,13 +22,15 @@ _MAGIC = b"HRC1"
 _LARGEST_HEAD = 1 << 24
 _LARGEST_BODY = 1 << 32
 _CHUNK = 1 << 20
+_LOOK_SECONDS = 1.0
 
 
 class Channel:
     """Sends and receives whole frames over file descriptors, which it owns; ``close`` closes them."""
 
-    def __init__(self, incoming: int, outgoing: int) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
+    def __init__(self, incoming: int, outgoing: int, gone: Callable[[], bool] | None = None) -> None:
+        """``gone`` is asked now and then: a process that died may leave its end of a pipe to another."""
+        self._incoming, self._outgoing, self._gone = incoming, outgoing, gone
         for descriptor in {incoming, outgoing}:
             os.set_blocking(descriptor, False)
 
@@ -38,7 +40,7 @@ class Channel:
         left = memoryview(_FRAME.pack(_MAGIC, len(text), len(body)) + text + body)
         deadline = time.monotonic() + timeout
         while left:
-            _wait(self._outgoing, select.POLLOUT, deadline)
+            self._wait(self._outgoing, select.POLLOUT, deadline)
             left = left[os.write(self._outgoing, left[:_CHUNK]) :]
 
     def receive(self, *, timeout: float) -> tuple[dict[str, Any], bytes]:
@@ -70,7 +72,7 @@ class Channel:
         parts: list[bytes] = []
         missing = size
         while missing:
-            _wait(self._incoming, select.POLLIN, deadline)
+            self._wait(self._incoming, select.POLLIN, deadline)
             part = os.read(self._incoming, min(missing, _CHUNK))
             if not part:
                 raise EOFError
@@ -78,12 +80,15 @@ class Channel:
             missing -= len(part)
         return b"".join(parts)
 
-
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3):
-        raise TimeoutError
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        left = max(deadline - time.monotonic(), 0.0)
+        while not poll.poll(min(left, _LOOK_SECONDS) * 1e3):
+            if self._gone is not None and self._gone() and not poll.poll(0):
+                raise EOFError
+            if (left := deadline - time.monotonic()) <= 0.0:
+                raise TimeoutError
 
 
 def space_from_json(data: Any) -> spaces.Space[Any]:

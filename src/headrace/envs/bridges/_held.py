@@ -41,6 +41,10 @@ class Held(Protocol):
         """What the last step made of ``rows``, int64 (n,)."""
         ...
 
+    def not_finite(self, rows: Tensor) -> Tensor | None:
+        """bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
+        ...
+
     def success(self, rows: Tensor) -> Tensor:
         """int8 (n,): 1, 0, or that there is no such measure."""
         ...
@@ -81,14 +85,23 @@ class HeldArrays:
         exchange, ids = self._exchange, rows.numpy()
         reward, terminated, truncated = exchange.reward[ids], exchange.terminated[ids], exchange.truncated[ids]
         # a reward of 1e60 is infinite as float32, which is what the caller would see
-        finite: NDArray[np.bool_] = np.abs(reward) <= _FLOAT32_MAX
-        for values in exchange.obs.values():
-            if values.dtype.kind == "f":
-                finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
+        finite = self._finite(ids) & (np.abs(reward) <= _FLOAT32_MAX)
         return Results(
             *map(torch.from_numpy, (reward, terminated, truncated)),
             diverged=None if finite.all() else torch.from_numpy(~finite),
         )
+
+    def not_finite(self, rows: Tensor) -> Tensor | None:
+        """bool (n,), or None."""
+        finite = self._finite(rows.numpy())
+        return None if finite.all() else torch.from_numpy(~finite)
+
+    def _finite(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        finite = np.ones(len(ids), np.bool_)
+        for values in self._exchange.obs.values():
+            if values.dtype.kind == "f":
+                finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
+        return finite
 
     def success(self, rows: Tensor) -> Tensor:
         """int8 (n,)."""
@@ -180,13 +193,11 @@ class HeldTensors:
             values if everyone else values.index_select(0, rows)
             for values in (exchange.reward, exchange.terminated, exchange.truncated)
         )
-        # a sum of finite numbers is finite, but for an overflow: then each row is looked at
-        total = torch.where(reward.abs() <= _FLOAT32_MAX, 0.0, torch.inf).sum()
-        for values in exchange.obs.values():
-            if values.is_floating_point():
-                total = total + (values if everyone else values.index_select(0, rows)).sum(dtype=torch.float64)
-        diverged = None if bool(torch.isfinite(total)) else self._diverged(rows, reward)
-        return Results(reward, terminated, truncated, diverged)
+        return Results(reward, terminated, truncated, self._diverged(rows, reward))
+
+    def not_finite(self, rows: Tensor) -> Tensor | None:
+        """bool (n,), or None."""
+        return self._diverged(rows, torch.zeros((), device=self.device))
 
     def success(self, rows: Tensor) -> Tensor:
         """int8 (n,)."""
@@ -218,7 +229,15 @@ class HeldTensors:
             held.copy_(obs[group])
 
     def _diverged(self, rows: Tensor, reward: Tensor) -> Tensor | None:
-        finite = reward.abs() <= _FLOAT32_MAX
+        everyone = rows.shape[0] == self._exchange.layout.num_envs
+        # a sum of finite numbers is finite, but for an overflow: then each row is looked at
+        total = torch.where(reward.abs() <= _FLOAT32_MAX, 0.0, torch.inf).sum()
+        for values in self._exchange.obs.values():
+            if values.is_floating_point():
+                total = total + (values if everyone else values.index_select(0, rows)).sum(dtype=torch.float64)
+        if bool(torch.isfinite(total)):
+            return None
+        finite = (reward.abs() <= _FLOAT32_MAX).expand(rows.shape).clone()
         for values in self._exchange.obs.values():
             if values.is_floating_point():
                 finite &= torch.isfinite(values.index_select(0, rows)).flatten(1).all(dim=1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -45,7 +46,7 @@ def bridge(
     hold_action: Array | None = None,
     episode_stride: int | None = None,
     entry: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
     address: str | Sequence[str] | None = None,
     timeout: float = 300.0,
 ) -> BridgeEnv:
@@ -84,6 +85,12 @@ def bridge(
                 "bridge: expected no source, save, restore or hold_action with another interpreter, whose environments "
                 "come from its entry"
             )
+        if executor != "inline":
+            raise ConfigError(
+                f"executor: expected none with another interpreter, which steps its environments itself, got "
+                f"{executor!r}; workers= says how many there are"
+            )
+        python = os.fspath(python) if isinstance(python, os.PathLike) else python
         return _foreign_bridge(
             ForeignSource(python=python, address=address, entry=entry, kwargs=env_kwargs or {}, timeout=timeout),
             1 if num_envs is None else num_envs,
@@ -160,8 +167,9 @@ def bridge(
         spaces = probe.observation_space, probe.action_space
         layout = exchange_layout(len(factories), *spaces)
         backend = _native_backend(factories, probe, layout, executor, workers)
-    env = BridgeEnv(
+    env = _owning(
         backend,
+        not isinstance(source, VectorEnv),
         name=name,
         observation_space=spaces[0],
         action_space=spaces[1],
@@ -220,8 +228,9 @@ def _foreign_bridge(
     if workers is not None:
         check_count("workers", workers)
     backend, hello = foreign_backend(source, num_envs, available_cores() if workers is None else workers)
-    env = BridgeEnv(
+    env = _owning(
         backend,
+        True,
         name=hello.name,
         observation_space=hello.observation_space,
         action_space=hello.action_space,
@@ -243,6 +252,16 @@ def _foreign_bridge(
         workers=workers,
     )
     return env
+
+
+def _owning(backend: Backend, made_here: bool, **settings: Any) -> BridgeEnv:
+    """The environment over a backend; settings that it refuses leave nobody behind whom we started."""
+    try:
+        return BridgeEnv(backend, **settings)
+    except BaseException:  # also Ctrl-C; raised again
+        if made_here:
+            backend.close()
+        raise
 
 
 def _factories(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,8 @@ from headrace.envs.bridges._exchange import Exchange
 from headrace.envs.bridges._executors import Fidelity
 from headrace.errors import ConfigError, EnvError, HeadraceError, LifecycleError, UnsupportedError
 
+# the clock of poll ends soon after
+_LONGEST_SECONDS = 1e6
 # errors that keep their type when they cross from a worker
 _ERRORS: dict[str, type[HeadraceError]] = {error.__name__: error for error in (ConfigError, EnvError, UnsupportedError)}
 
@@ -132,7 +133,7 @@ class WorkerBackend:
             left = min(worker.deadline for worker in self._resets) - time.monotonic()
             longest = left if timeout is None else min(timeout, left)
             by_file = {worker.fileno(): worker for worker in self._resets}
-            readable = connection.wait(list(by_file), max(longest, 0.0) if longest < math.inf else None)
+            readable = connection.wait(list(by_file), max(longest, 0.0) if longest < _LONGEST_SECONDS else None)
             late = [file for file, worker in by_file.items() if time.monotonic() >= worker.deadline]
             with self._guard():
                 for file in by_file.keys() & {*readable, *late}:

@@ -45,6 +45,9 @@ _FRAME = struct.Struct(">4sIQ")
 _MAGIC = b"HRC1"
 _LARGEST_HEAD = 1 << 24
 _LARGEST_BODY = 1 << 32
+# of a client that has not shown the token yet
+_LARGEST_GREETING = 1 << 20
+_GREETING_SECONDS = 30.0
 _NO_SUCCESS_MEASURE = -1
 _WITH_THE_FIRST = b"-"
 _RESULTS = ("reward", "terminated", "truncated", "success")
@@ -61,12 +64,21 @@ class UnsupportedError(RefusedError):
 # --- frames -----------------------------------------------------------------------------------------------------
 
 
-def read_frame(stream: Any) -> tuple[dict[str, Any], bytes]:
-    """The next head and body; EOFError when the other side is gone."""
+def read_frame(stream: Any, known: bool = True) -> tuple[dict[str, Any], bytes]:
+    """The next head and body; EOFError when the other side is gone, or sends what is no frame.
+
+    A small one without a body from who is not ``known`` yet.
+    """
     magic, head_size, body_size = _FRAME.unpack(_exactly(stream, _FRAME.size))
-    if magic != _MAGIC or head_size > _LARGEST_HEAD or body_size > _LARGEST_BODY:
+    most_head, most_body = (_LARGEST_HEAD, _LARGEST_BODY) if known else (_LARGEST_GREETING, 0)
+    if magic != _MAGIC or head_size > most_head or body_size > most_body:
         raise EOFError("expected a frame of headrace, got something else")
-    head = json.loads(_exactly(stream, head_size).decode())
+    try:
+        head = json.loads(_exactly(stream, head_size).decode())
+    except (ValueError, RecursionError):
+        head = None
+    if not isinstance(head, dict):
+        raise EOFError("expected a frame with a JSON object as head, got something else")
     return head, _exactly(stream, body_size)
 
 
@@ -123,6 +135,8 @@ def _described(space: dict[str, Any]) -> dict[str, Any]:
     """A plain dict that describes a space, with what it leaves out."""
     if space.get("type") == "dict":
         return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in _items(space["spaces"])]}
+    if space.get("type") == "tuple":
+        return {"type": "tuple", "spaces": [space_to_json(part) for part in space["spaces"]]}
     if space.get("type") != "box":
         return space
     shape, dtype = tuple(space["shape"]), np.dtype(space.get("dtype", "float32"))
@@ -192,18 +206,23 @@ class Group:
         self.instruction_keys: list[str] = []
         self.texts: dict[int, str] = {}
         self.memory: Any = None
-        spaces: Any = None
-        for env_id in env_ids:
-            self.envs[env_id] = env = make(**kwargs)
-            found = (space_to_json(env.observation_space), space_to_json(env.action_space))
-            if spaces is not None and found != spaces:
-                raise RefusedError(
-                    f"environment {env_id}: expected the spaces of environment {env_ids[0]}, got observations "
-                    f"{env.observation_space} and actions {env.action_space}; an entry must make "
-                    "environments of one kind"
-                )
-            spaces = found
-        self.spaces = spaces
+        self.spaces: Any = None
+        try:
+            for env_id in env_ids:
+                self._add(env_id, make(**kwargs))
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, env_id: int, env: Any) -> None:
+        self.envs[env_id] = env
+        found = (space_to_json(env.observation_space), space_to_json(env.action_space))
+        if self.spaces is not None and found != self.spaces:
+            raise RefusedError(
+                f"environment {env_id}: expected the spaces of environment {next(iter(self.envs))}, got observations "
+                f"{env.observation_space} and actions {env.action_space}; an entry must make environments of one kind"
+            )
+        self.spaces = found
 
     def hello(self) -> dict[str, Any]:
         """What these environments are and can do."""
@@ -297,10 +316,13 @@ class Group:
         return self.envs[env_id].render()
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment, also after one that cannot be closed."""
         for env in self.envs.values():
-            if hasattr(env, "close"):
-                env.close()
+            try:
+                if hasattr(env, "close"):
+                    env.close()
+            except Exception:  # noqa: BLE001  (whatever it is, the others must be closed)
+                traceback.print_exc()
 
 
 def _at(obs: Any, path: list[Any]) -> Any:
@@ -547,29 +569,34 @@ def _idle_action(space: dict[str, Any]) -> Any:
 # --- answering --------------------------------------------------------------------------------------------------
 
 
-def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, token: str | None) -> None:
-    """Greet, make the environments, and answer calls until told to close or left alone."""
+def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, connection: Any, token: str) -> None:
+    """Greet, make the environments, and answer calls until told to close or left alone.
+
+    At a socket, ``connection``, a client must show the token first, and soon.
+    """
     nonce = secrets.token_hex(16)
     greeting = {"protocol": PROTOCOL, "python": platform.python_version(), "numpy": np.__version__, "nonce": nonce}
-    write_frame(outgoing, greeting)
     group = None
     shared = memory_fd is not None
+    known = connection is None
     try:
+        write_frame(outgoing, greeting)
         while True:
-            head, body = read_frame(incoming)
+            head, body = read_frame(incoming, known)
             call = head.get("call")
             if call == "close":
                 return
             try:
-                if call == "make":
-                    proof = proof_of(token or "", nonce)
-                    if token is not None and not hmac.compare_digest(str(head.get("proof")), proof):
-                        raise RefusedError("token: expected the one that the child was started with, got another")
+                if call == "make" and group is None:
+                    if not known:
+                        _check_proof(head.get("proof"), proof_of(token, nonce))
+                        connection.settimeout(None)
+                        known = True
                     group = make_group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
                     answer: dict[str, Any] = group.hello()
                     reply = b""
-                elif group is None:
-                    raise RefusedError("expected the call make first, got " + repr(call))
+                elif group is None or call == "make":
+                    raise RefusedError("expected the call make first, and once, got " + repr(call))
                 else:
                     answer, reply = _answer(group, head, body, memory_fd)
             except RefusedError as error:
@@ -579,6 +606,8 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, token
                 answer = {"error": type(error).__name__, "message": str(error), "traceback": trace}
                 reply = b""
             write_frame(outgoing, answer, reply)
+            if not known:  # one guess for each connection
+                return
     except (EOFError, OSError):  # the parent is gone
         pass
     finally:
@@ -611,11 +640,18 @@ def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> 
             group.restore(env_id, body[offset : offset + size])
             offset += size
     elif call == "render":
-        images = [np.ascontiguousarray(group.render(env_id), dtype=np.uint8) for env_id in env_ids]
+        images = [_picture(group.render(env_id)) for env_id in env_ids]
         return {"shapes": [list(image.shape) for image in images]}, b"".join(image.tobytes() for image in images)
     else:
         raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {call!r}")
     return {}, b""
+
+
+def _picture(drawn: Any) -> Any:
+    image = np.asarray(drawn)
+    if image.dtype != np.uint8:
+        raise RefusedError(f"expected render() to give a picture uint8 (H, W, 3), got {image.dtype} {image.shape}")
+    return np.ascontiguousarray(image)
 
 
 def _rows(group: Group, env_ids: list[int], memory_fd: Any, results: tuple[str, ...]) -> bytes:
@@ -624,6 +660,11 @@ def _rows(group: Group, env_ids: list[int], memory_fd: Any, results: tuple[str, 
         return b""
     parts = [rows[env_ids].tobytes() for _, _, rows, _ in group.leaves]
     return b"".join(parts + [group.arrays[name][env_ids].tobytes() for name in results])
+
+
+def _check_proof(given: Any, expected: str) -> None:
+    if not hmac.compare_digest(str(given).encode(), expected.encode()):
+        raise RefusedError("token: expected the one that the child was started with, got another")
 
 
 def proof_of(token: str, nonce: str) -> str:
@@ -635,10 +676,12 @@ def proof_of(token: str, nonce: str) -> str:
 
 
 def _end_with(lifeline: int) -> None:
-    """End this process when the parent's end of a pipe closes, also in the middle of a long call."""
-    while True:
-        if not os.read(lifeline, 1):
-            os._exit(1)
+    """End this process, and what it started, when the parent's end of a pipe closes, also in mid-call."""
+    while os.read(lifeline, 1):
+        pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _listen(address: str, entry: str, token: str, once: bool) -> None:
@@ -647,13 +690,22 @@ def _listen(address: str, entry: str, token: str, once: bool) -> None:
         print(f"headrace child: {entry} listens at port {server.getsockname()[1]}", flush=True)
         while True:
             connection, peer = server.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             print(f"headrace child: serving {peer[0]}", flush=True)
-            with connection, connection.makefile("rb") as incoming, connection.makefile("wb") as outgoing:
-                serve(incoming, outgoing, entry, None, token)
+            try:
+                _serve_at(connection, entry, token)
+            except OSError as error:  # the client went in the middle of an answer
+                print(f"headrace child: {peer[0]} is gone: {error}", flush=True)
             if once:
                 return
+
+
+def _serve_at(connection: Any, entry: str, token: str) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(_GREETING_SECONDS)
+        with connection.makefile("rb") as incoming, connection.makefile("wb") as outgoing:
+            serve(incoming, outgoing, entry, None, connection, token)
 
 
 def main() -> None:
@@ -677,10 +729,13 @@ def main() -> None:
     if not args.fds:
         parser.error("expected --listen HOST:PORT; headrace.bridge(python=…, entry=…) starts this file by itself")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in args.fds:
+        # what the simulator starts must not hold them: the end of a pipe is how the death of this process is seen
+        os.set_inheritable(descriptor, False)
     incoming, outgoing, lifeline, memory = args.fds
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     with os.fdopen(incoming, "rb") as reader, os.fdopen(outgoing, "wb") as writer:
-        serve(reader, writer, None, memory, None)
+        serve(reader, writer, None, memory, None, "")
 
 
 if __name__ == "__main__":

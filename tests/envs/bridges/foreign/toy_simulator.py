@@ -45,7 +45,8 @@ class Walk:
         return self._obs(), self.place, over and self.place > 0, over and self.place <= 0, info
 
     def render(self):
-        return self._obs()["camera"]
+        image = self._obs()["camera"]
+        return {"draw_list": [image], "draw_floats": image / 255.0}.get(self.fault, image)
 
     def state_dict(self):
         return {"rng": self.rng.bit_generator.state, "place": self.place, "count": self.count, "length": self.length}
@@ -62,6 +63,11 @@ class Walk:
         if self.fault == "raise":
             raise ValueError("the gripper is stuck")
         if self.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "kill_forked":
+            # what it started holds its pipes open
+            if os.fork() == 0:
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "exit":
             print("the license server is gone")
@@ -98,6 +104,34 @@ class WrongRow(Walk):
         return {"policy": np.zeros(5), "camera": np.zeros((4, 4, 3), np.uint8)}
 
 
+class BrokenStart(Walk):
+    """Every second environment begins with a NaN."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.broken = type(self).made % 2 == 1
+        type(self).made += 1
+
+    def _obs(self):
+        obs = super()._obs()
+        obs["policy"][1] = np.nan if self.broken else 0.0
+        return obs
+
+
+class Pair(Walk):
+    """A tuple of observations."""
+
+    def __init__(self):
+        super().__init__()
+        one, other = ({"type": "box", "shape": shape} for shape in ([3], []))
+        self.observation_space = {"type": "tuple", "spaces": [one, other]}
+
+    def _obs(self):
+        return super()._obs()["policy"], self.place
+
+
 class Old(Walk):
     """Gym's interface of old."""
 
@@ -118,3 +152,10 @@ class SlowStart(Walk):
             time.sleep(60.0)
         time.sleep(self.most * (seed % 5) / 4)
         return super().reset(seed)
+
+
+class Unclosable(Walk):
+    """Cannot be closed."""
+
+    def close(self):
+        raise RuntimeError("the gripper is stuck")
