@@ -16,7 +16,7 @@ from headrace.chunking._admission import make_admission
 from headrace.chunking._cursors import ChunkLengths
 from headrace.chunking._engines import ThreadEngine, make_engine
 from headrace.chunking._policy import PolicyLike
-from headrace.errors import ConfigError, EvaluationError, HeadraceError
+from headrace.errors import ConfigError, EvaluationError, HeadraceError, StorageError
 from headrace.rollout._background_resets import background_resets
 from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
@@ -81,7 +81,8 @@ def evaluate(
         allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
             result says so.
         timeout: seconds that one call of the model may take, with an engine by name; None for any.
-        journal: file that every finished episode is appended to, and synced, in the step in which it ends.
+        journal: file that every finished episode is appended to in the step in which it ends; a kill of the process
+            loses none, a loss of power those of the last second.
         resume: go on with that journal: only the episodes that it lacks are played. What decides the rows (source,
             overrides, seed, policy, lengths, strict size, …) must be the same.
         policy_id: what journals and saved evaluations call the policy; None for a hash of its weights, settings and
@@ -341,14 +342,23 @@ def play_plan(
             book.close()
         return joined(nothing)
     try:
-        return joined(play(left, add))
-    except HeadraceError as error:
-        if isinstance(error.finished, Evaluation):
+        result = joined(play(left, add))
+    except BaseException as error:
+        if isinstance(error, HeadraceError) and isinstance(error.finished, Evaluation):
             error.finished = joined(error.finished)
-        raise
-    finally:
         if book is not None:
+            try:
+                book.close()
+            except StorageError as late:
+                error.add_note(f"besides, the journal: {late}")
+        raise
+    if book is not None:
+        try:
             book.close()
+        except StorageError as error:
+            error.finished = result
+            raise
+    return result
 
 
 def training_modes(policy: object) -> list[tuple[nn.Module, bool]]:

@@ -1,4 +1,4 @@
-"""The journal of an evaluation: a header, then one JSON line per finished episode, on disk before the next step.
+"""The journal of an evaluation: a header, then one JSON line per finished episode, in the file before the next step.
 
 Between them stand lines for what was planned later, and for other circumstances that rows were played under.
 
@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from headrace.errors import ConfigError, DataError
-from headrace.files import append, lock_file, storage_error, truncate
+from headrace.files import append, lock_file, storage_error, sync_directory, truncate
 from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import EpisodeResult
+from headrace.rollout._synced_file import SyncedFile
 
 FORMAT = "headrace-evaluation-1"
 _ROW = {
@@ -49,7 +50,10 @@ class Header:
 
 
 class Journal:
-    """Appends rows to a file, whose only writer it is until it is closed; each call is one write and one sync."""
+    """Appends rows to a file, whose only writer it is until it is closed.
+
+    Rows are in the file when ``add`` returns, and outlive the process; within a second they are on disk.
+    """
 
     def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
         """Begin a journal, or with ``resume`` go on with one of the same identity; an absent one begins.
@@ -63,11 +67,12 @@ class Journal:
         """Of the file, when it was opened."""
         if path.exists() and not resume:
             raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
-        self._handle = lock_file(path)
+        self._lock = lock_file(path)
         try:
             self._begin(header, plan)
+            self._file = SyncedFile(path)
         except BaseException:  # also Ctrl-C; raised again
-            self.close()
+            os.close(self._lock)
             raise
 
     def _begin(self, header: Header, plan: Iterable[int]) -> None:
@@ -95,21 +100,31 @@ class Journal:
                     "plan": ranges_of(plan),
                 }
             )
+            sync_directory(path.absolute().parent)
 
     def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
         """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""
-        self._append(*[{"circumstances": found} for found in others], *[asdict(row) for row in rows])
+        lines = [*[{"circumstances": found} for found in others], *[asdict(row) for row in rows]]
+        self._file.append(_as_lines(lines))
 
     def close(self) -> None:
-        """Let others write to the file."""
-        os.close(self._handle)
+        """Wait until everything is on disk and let others write to the file; raises what kept it from the disk."""
+        try:
+            self._file.close()
+        finally:
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
 
     def _append(self, *lines: dict[str, Any]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         try:
-            append(self.path, text.encode())
+            append(self.path, _as_lines(lines))
         except OSError as error:
             raise storage_error(self.path, error, "make room and resume: the rows before are safe") from error
+
+
+def _as_lines(lines: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def _torn_header(path: Path) -> bool:
