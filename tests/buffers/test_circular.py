@@ -154,6 +154,22 @@ def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> No
         assert torch.equal(compiled.data, expected)
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("filled", [False, True])
+def test_four_frames_of_three_channels_move_as_words_like_in_plain_torch(offset: int, filled: bool) -> None:
+    compiled = OrderedFrames(4, NUM_ENVS, (5, 8, 3), 2, torch.uint8, CPU)
+    generator = torch.Generator().manual_seed(0)
+    compiled.data.random_(0, 256, generator=generator)
+    # one byte off: too crooked for words
+    memory = torch.randint(0, 256, (NUM_ENVS * 120 + 1,), dtype=torch.uint8, generator=generator)
+    rows = memory[offset : offset + NUM_ENVS * 120].view(NUM_ENVS, 5, 8, 3)
+    by, fill = torch.ones(NUM_ENVS, dtype=torch.int64), torch.full((NUM_ENVS,), filled)
+    expected = compiled.data.clone()
+    compiled._move(expected, rows, by, fill, None)
+    compiled.push(rows, env_rows(None, num_envs=NUM_ENVS, device=CPU), by=by, fill=fill)
+    assert torch.equal(compiled.data, expected)
+
+
 def test_many_large_frames_move_like_few_small_ones() -> None:
     # enough bytes that all threads take part
     buffer = CircularBuffer(4, 16, "cpu", stack_dim=-1)

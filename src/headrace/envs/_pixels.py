@@ -40,7 +40,7 @@ class Pixels:
             normalize=spec.normalize and spec.dtype == np.uint8,
         )
         self._length = spec.frames
-        self._still = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._still, self._first = (torch.full((num_envs,), flag, device=device) for flag in (False, True))
         self._by, self._one = (torch.ones(num_envs, dtype=torch.int64, device=device) for _ in range(2))
 
     @property
@@ -74,6 +74,10 @@ class Pixels:
         if (by == 1).all() and np.array_equal(envs, ids) and np.array_equal(source, np.arange(len(new))):
             # one new frame each, as in every step that is read: move and write in one pass
             self._frames.push(new, where, by=self._one, fill=self._still)
+            return
+        if (by == self._length).all() and np.array_equal(source, np.repeat(np.arange(len(ids)), self._length)):
+            # the first frame of an episode in every slot
+            self._frames.push(new, where, by=self._one, fill=self._first)
             return
         places = to_device(torch.from_numpy(envs), device)
         if len(envs) < by.sum():
