@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headrace._kernels import linear_scan as kernels
-from headrace.errors import ConfigError, DtypeError, ShapeError
+from headrace.learning._segments import check_sizes, check_state, check_step, time_major
 
 
 class MinGRU(nn.Module):
@@ -44,11 +44,7 @@ class MinGRU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if min(input_size, hidden_size, num_layers) < 1:
-            raise ConfigError(
-                "input_size, hidden_size, num_layers: expected at least 1 each, "
-                f"got {input_size}, {hidden_size} and {num_layers}"
-            )
+        check_sizes(input_size, hidden_size, num_layers)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first = batch_first
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
@@ -59,14 +55,7 @@ class MinGRU(nn.Module):
         self, x: Tensor, state: Tensor | None = None, resets: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Run a slice; arguments and results as in :meth:`headrace.learning.GRU.forward`."""
-        if x.dim() != 3 or x.shape[2] != self.input_size:
-            layout = "(B, T, {})" if self.batch_first else "(T, B, {})"
-            raise ShapeError(f"x: expected {layout.format(self.input_size)}, got {tuple(x.shape)}")
-        _check_masks(tuple(x.shape[:2]), resets=resets, active=active)
-        if self.batch_first:
-            x = x.transpose(0, 1)
-            resets = None if resets is None else resets.transpose(0, 1)
-            active = None if active is None else active.transpose(0, 1)
+        x, resets, active = time_major(x, resets, active, input_size=self.input_size, batch_first=self.batch_first)
         state = self._checked_state(state, x.shape[1])
         finals: list[Tensor] = []
         for depth, layer in enumerate(self.layers):
@@ -80,9 +69,7 @@ class MinGRU(nn.Module):
         self, x: Tensor, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """One step of acting; arguments and results as in :meth:`headrace.learning.GRU.step`."""
-        if x.dim() != 2 or x.shape[1] != self.input_size:
-            raise ShapeError(f"x: expected (N, {self.input_size}), got {tuple(x.shape)}; slices go through forward()")
-        _check_masks((x.shape[0],), reset=reset, active=active)
+        check_step(x, reset, active, self.input_size)
         state = self._checked_state(state, x.shape[0])
         finals: list[Tensor] = []
         for depth, layer in enumerate(self.layers):
@@ -100,9 +87,7 @@ class MinGRU(nn.Module):
     def _checked_state(self, state: Tensor | None, envs: int) -> Tensor:
         if state is None:
             return self.initial_state(envs)
-        expected = (self.num_layers, envs, self.hidden_size)
-        if tuple(state.shape) != expected:
-            raise ShapeError(f"state: expected (layers, environments, hidden) = {expected}, got {tuple(state.shape)}")
+        check_state(state, (self.num_layers, envs, self.hidden_size))
         return state
 
 
@@ -148,13 +133,3 @@ def _gates(layer: nn.Module, x: Tensor, resets: Tensor | None, active: Tensor | 
     if resets is not None:
         keep = keep.masked_fill(resets[..., None], 0)
     return keep, add
-
-
-def _check_masks(shape: tuple[int, ...], **masks: Tensor | None) -> None:
-    for name, mask in masks.items():
-        if mask is None:
-            continue
-        if mask.dtype != torch.bool:
-            raise DtypeError(f"{name}: expected torch.bool, got {mask.dtype}; convert it with .bool()")
-        if tuple(mask.shape) != shape:
-            raise ShapeError(f"{name}: expected {shape}, one flag per step and environment, got {tuple(mask.shape)}")

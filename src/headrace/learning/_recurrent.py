@@ -10,15 +10,16 @@ import logging
 import math
 import subprocess
 import time
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from headrace.errors import ConfigError, DtypeError, ShapeError, UnknownNameError
+from headrace.errors import UnknownNameError
 from headrace.learning import _backends as backends
 from headrace.learning._backends import Kind, Runner, States
 from headrace.learning._packed import LayerWeights
+from headrace.learning._segments import check_sizes, check_state, check_step, time_major
 
 Backend: TypeAlias = Literal["auto", "packed", "scan", "pad", "triton"]
 
@@ -39,9 +40,10 @@ class _Recurrent(nn.Module):
     Not a subclass of torch's: torch.compile refuses to trace those.
     """
 
+    gates: ClassVar[int]
+
     def __init__(
         self,
-        gates: int,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
@@ -53,11 +55,7 @@ class _Recurrent(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if min(input_size, hidden_size, num_layers) < 1:
-            raise ConfigError(
-                "input_size, hidden_size, num_layers: expected at least 1 each, "
-                f"got {input_size}, {hidden_size} and {num_layers}"
-            )
+        check_sizes(input_size, hidden_size, num_layers)
         if backend not in get_args(Backend):
             raise UnknownNameError("backend", backend, get_args(Backend))
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -66,10 +64,10 @@ class _Recurrent(nn.Module):
         bound = hidden_size**-0.5
         for depth in range(num_layers):
             shapes: dict[str, tuple[int, ...]] = {
-                "weight_ih": (gates * hidden_size, input_size if depth == 0 else hidden_size),
-                "weight_hh": (gates * hidden_size, hidden_size),
-                "bias_ih": (gates * hidden_size,),
-                "bias_hh": (gates * hidden_size,),
+                "weight_ih": (self.gates * hidden_size, input_size if depth == 0 else hidden_size),
+                "weight_hh": (self.gates * hidden_size, hidden_size),
+                "bias_ih": (self.gates * hidden_size,),
+                "bias_hh": (self.gates * hidden_size,),
             }
             for name, shape in shapes.items():
                 if bias or name.startswith("weight"):
@@ -113,20 +111,7 @@ class GRU(_Recurrent):
         dtype: of the parameters.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        bias: bool = True,
-        batch_first: bool = False,
-        backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        how = {"bias": bias, "batch_first": batch_first}
-        super().__init__(3, input_size, hidden_size, num_layers, **how, backend=backend, device=device, dtype=dtype)
+    gates = 3
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, resets: Tensor | None = None, active: Tensor | None = None
@@ -172,20 +157,7 @@ class LSTM(_Recurrent):
     The state is a pair, hidden and cell, each (layers, B, H).
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        bias: bool = True,
-        batch_first: bool = False,
-        backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        how = {"bias": bias, "batch_first": batch_first}
-        super().__init__(4, input_size, hidden_size, num_layers, **how, backend=backend, device=device, dtype=dtype)
+    gates = 4
 
     def forward(
         self,
@@ -222,17 +194,7 @@ def _run_slice(
     resets: Tensor | None,
     active: Tensor | None,
 ) -> tuple[Tensor, States]:
-    if x.dim() != 3 or x.shape[2] != module.input_size:
-        layout = "(B, T, {})" if module.batch_first else "(T, B, {})"
-        raise ShapeError(f"x: expected {layout.format(module.input_size)}, got {tuple(x.shape)}")
-    grid = tuple(x.shape[:2])
-    for name, mask in (("resets", resets), ("active", active)):
-        if mask is not None:
-            _check_mask(name, mask, grid)
-    if module.batch_first:
-        x = x.transpose(0, 1)
-        resets = None if resets is None else resets.transpose(0, 1)
-        active = None if active is None else active.transpose(0, 1)
+    x, resets, active = time_major(x, resets, active, input_size=module.input_size, batch_first=module.batch_first)
     states = _checked_states(module, states, x.shape[1])
     if resets is None:
         resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -250,12 +212,8 @@ def _run_slice(
 def _run_step(
     kind: Kind, module: _Recurrent, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None
 ) -> tuple[Tensor, States]:
-    if x.dim() != 2 or x.shape[1] != module.input_size:
-        raise ShapeError(f"x: expected (N, {module.input_size}), got {tuple(x.shape)}; slices go through forward()")
+    check_step(x, reset, active, module.input_size)
     states = _checked_states(module, states, x.shape[0])
-    for name, mask in (("reset", reset), ("active", active)):
-        if mask is not None:
-            _check_mask(name, mask, (x.shape[0],))
     return backends.step_layers(kind, x, states, reset, active, module.weights())
 
 
@@ -263,18 +221,9 @@ def _checked_states(module: _Recurrent, states: States | None, envs: int) -> Sta
     count = 2 if isinstance(module, LSTM) else 1
     if states is None:
         return tuple(_zeros(module, envs) for _ in range(count))
-    expected = (module.num_layers, envs, module.hidden_size)
     for state in states:
-        if tuple(state.shape) != expected:
-            raise ShapeError(f"state: expected (layers, environments, hidden) = {expected}, got {tuple(state.shape)}")
+        check_state(state, (module.num_layers, envs, module.hidden_size))
     return states
-
-
-def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
-    if mask.dtype != torch.bool:
-        raise DtypeError(f"{name}: expected torch.bool, got {mask.dtype}; convert it with .bool()")
-    if tuple(mask.shape) != shape:
-        raise ShapeError(f"{name}: expected {shape}, one flag per step and environment, got {tuple(mask.shape)}")
 
 
 def _quickest(

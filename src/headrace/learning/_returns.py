@@ -67,7 +67,7 @@ def gae(
     ```
     """
     _unit("lam", lam)
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
 
@@ -90,7 +90,7 @@ def td0(
     advantage = G_t − V_t,  value_target = G_t
     ```
     """
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     return _given(kernels.n_step(rollout, gamma=discount, n=1), batch_first)
 
@@ -119,7 +119,7 @@ def td_lambda(
     network than values, a target network for one.
     """
     _unit("lam", lam)
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
 
@@ -146,7 +146,7 @@ def monte_carlo(
     ``next_value`` is read only where an episode is truncated or cut by the end of the rollout; pass zeros for returns
     that count what was seen and nothing else.
     """
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     return _given(kernels.lambda_returns(rollout, Recursion(discount, 1.0, base=0)), batch_first)
 
@@ -174,7 +174,7 @@ def n_step(
     """
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     return _given(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
 
@@ -210,7 +210,7 @@ def vtrace(
     """
     if not (rho_clip > 0 and c_clip > 0):
         raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
-    rollout = _checked(reward, value, next_value, terminated, truncated, active, batch_first)
+    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
     discount = _discount(gamma, rollout, batch_first)
     _like("log_ratio", log_ratio, reward)
     ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
@@ -218,27 +218,20 @@ def vtrace(
     return _given(kernels.lambda_returns(rollout, recursion, ratio), batch_first)
 
 
-def _checked(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    active: Tensor | None,
-    batch_first: bool,
-) -> Rollout:
-    layout = "(N, T)" if batch_first else "(T, N)"
+def _checked(rollout: Rollout, batch_first: bool) -> Rollout:
+    reward, layout = rollout.reward, "(N, T)" if batch_first else "(T, N)"
     if reward.dim() != 2:
         raise ShapeError(f"reward: expected {layout}, got {tuple(reward.shape)}; {_shape_hint(tuple(reward.shape))}")
     if reward.dtype not in (torch.float32, torch.float64):
         raise DtypeError(f"reward: expected float32 or float64, got {reward.dtype}; convert it with .float()")
-    _like("value", value, reward)
-    _like("next_value", next_value, reward)
-    _flag("terminated", terminated, reward)
-    _flag("truncated", truncated, reward)
-    if active is not None:
-        _flag("active", active, reward)
-    rollout = Rollout(reward, value, next_value, terminated, truncated, active)
+    for name in ("value", "next_value"):
+        _like(name, getattr(rollout, name), reward)
+    for name in ("terminated", "truncated", "active"):
+        flag = getattr(rollout, name)
+        if flag is not None:
+            _same_shape(name, flag, reward)
+            if flag.dtype != torch.bool:
+                raise DtypeError(f"{name}: expected torch.bool, got {flag.dtype}; convert it with .bool()")
     if batch_first:
         return Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
     return rollout
@@ -254,12 +247,6 @@ def _like(name: str, tensor: Tensor, reward: Tensor) -> None:
     _same_shape(name, tensor, reward)
     if tensor.dtype != reward.dtype:
         raise DtypeError(f"{name}: expected {reward.dtype} as reward has, got {tensor.dtype}; convert one of them")
-
-
-def _flag(name: str, tensor: Tensor, reward: Tensor) -> None:
-    _same_shape(name, tensor, reward)
-    if tensor.dtype != torch.bool:
-        raise DtypeError(f"{name}: expected torch.bool, got {tensor.dtype}; convert it with .bool()")
 
 
 def _same_shape(name: str, tensor: Tensor, reward: Tensor) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.errors import ConfigError, DtypeError, ShapeError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
@@ -141,3 +143,48 @@ def final_state(packed: Tensor, initial: Tensor, layout: Segments) -> Tensor:
     """The state of every environment after the slice, (B, H), from the packed states of one layer."""
     kept = initial.masked_fill(layout.forgotten[:, None], 0)
     return kept.index_copy(0, layout.final_env, packed.index_select(0, layout.final))
+
+
+def check_sizes(input_size: int, hidden_size: int, num_layers: int) -> None:
+    """Refuse a recurrent module without inputs, units or layers."""
+    if min(input_size, hidden_size, num_layers) < 1:
+        raise ConfigError(
+            "input_size, hidden_size, num_layers: expected at least 1 each, "
+            f"got {input_size}, {hidden_size} and {num_layers}"
+        )
+
+
+def time_major(
+    x: Tensor, resets: Tensor | None, active: Tensor | None, *, input_size: int, batch_first: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """A checked slice (T, B, I) and its flags (T, B)."""
+    if x.dim() != 3 or x.shape[2] != input_size:
+        raise ShapeError(f"x: expected {'(B, T, ' if batch_first else '(T, B, '}{input_size}), got {tuple(x.shape)}")
+    _check_masks(tuple(x.shape[:2]), resets=resets, active=active)
+    if not batch_first:
+        return x, resets, active
+    flags = (None if mask is None else mask.transpose(0, 1) for mask in (resets, active))
+    return x.transpose(0, 1), *flags
+
+
+def check_step(x: Tensor, reset: Tensor | None, active: Tensor | None, input_size: int) -> None:
+    """Refuse anything but one step: inputs (N, I), flags (N,)."""
+    if x.dim() != 2 or x.shape[1] != input_size:
+        raise ShapeError(f"x: expected (N, {input_size}), got {tuple(x.shape)}; slices go through forward()")
+    _check_masks((x.shape[0],), reset=reset, active=active)
+
+
+def check_state(state: Tensor, expected: tuple[int, int, int]) -> None:
+    """Refuse a state of another shape."""
+    if tuple(state.shape) != expected:
+        raise ShapeError(f"state: expected (layers, environments, hidden) = {expected}, got {tuple(state.shape)}")
+
+
+def _check_masks(shape: tuple[int, ...], **masks: Tensor | None) -> None:
+    for name, mask in masks.items():
+        if mask is None:
+            continue
+        if mask.dtype != torch.bool:
+            raise DtypeError(f"{name}: expected torch.bool, got {mask.dtype}; convert it with .bool()")
+        if tuple(mask.shape) != shape:
+            raise ShapeError(f"{name}: expected {shape}, one flag per step and environment, got {tuple(mask.shape)}")
