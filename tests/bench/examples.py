@@ -6,6 +6,7 @@ import itertools
 
 from headrace.bench import PlayBuilder, RunConfig, RuntimeBuilder, SuccessRule, TrainingBuilder
 from headrace.bench._builders import Provenance, StartupBuilder
+from headrace.bench._comparison import Comparison
 from headrace.bench._learning_schema import CheckpointInfo, EpisodePlan, LibraryDescriptor, PolicyDescriptor
 from headrace.bench._schema import (
     Bundle,
@@ -144,3 +145,11 @@ EXAMPLES = {
     "play": play_bundle,
     "startup": startup_bundle,
 }
+
+
+STEP = "frametime.environment_step_time_s"
+
+
+def verdict(found: Comparison, path: str = STEP) -> str | None:
+    """What a comparison says of a metric."""
+    return next(row.verdict for row in found.rows if row.path == path)

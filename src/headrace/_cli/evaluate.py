@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
-from headrace._cli.options import add_option, add_task
+from headrace._cli.options import add_option, add_task, values
 from headrace._cli.remote_policy import add_remote_options, remote_of
 from headrace._interrupts import exit_code
 from headrace.errors import ConfigError, HeadraceError
@@ -100,28 +100,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from headrace._jobs.evaluate import evaluate
-    from headrace.envs._overrides import parse_assignments
 
-    settings: dict[str, Any] = {
-        "num_envs": arguments.num_envs,
-        "threads": arguments.threads,
-        "execute": arguments.execute,
-        "offset": arguments.offset,
-        "latency": arguments.latency,
-        "horizon": arguments.horizon,
-        "admission": arguments.admission,
-        "engine": arguments.engine,
-        "batching": _batching(arguments.fast, arguments.batch_size),
-        "ensemble_decay": arguments.ensemble,
-        "timeout": arguments.timeout,
-        "journal": arguments.journal,
-        "resume": arguments.resume,
-        "policy_id": arguments.policy_id,
-        "workers": arguments.workers,
-        "ray_address": arguments.ray_address,
-        "output": arguments.output,
-        **remote_of(arguments),
-    }
+    played = ("num_envs", "threads", "execute", "offset", "latency", "horizon", "admission", "engine", "timeout")
+    kept = ("journal", "resume", "policy_id", "workers", "ray_address", "output")
+    settings = values(arguments, *played, *kept) | remote_of(arguments)
+    settings["batching"] = _batching(arguments.fast, arguments.batch_size)
+    settings["ensemble_decay"] = arguments.ensemble
     if arguments.task.endswith(".toml"):
         return _suite(arguments, settings)
     check_table(arguments.csv)
@@ -130,13 +114,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             arguments.task,
             arguments.policy,
             episodes=_episodes(arguments),
-            seed=arguments.seed,
-            overrides=parse_assignments(arguments.set),
-            instruction=arguments.instruction,
-            video=arguments.video,
             film=_films(arguments.film),
-            films=arguments.films,
-            renderer=arguments.renderer,
+            **values(arguments, "seed", "overrides", "instruction", "video", "films", "renderer"),
             **settings,
         )
     except HeadraceError as error:

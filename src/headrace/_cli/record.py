@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 from headrace._cli.parser import helping
 from headrace.errors import ConfigError
 
@@ -141,15 +141,10 @@ def _export(arguments: argparse.Namespace) -> int:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"to {arguments.to}", total=None)
         made = export_dataset(
-            arguments.dataset,
-            arguments.target,
-            arguments.to,
-            only=arguments.only,
-            min_length=arguments.min_length,
-            fps=arguments.fps,
+            *(arguments.dataset, arguments.target, arguments.to),
+            **values(arguments, "only", "min_length", "fps", "append"),
             cameras=dict(_pairs(arguments.camera_name, "--camera-name FIELD=NAME")),
             stacks={name: _stack(frames) for name, frames in _pairs(arguments.stack, "--stack FIELD=FRAMES")},
-            append=arguments.append,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     for path in made:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace._cli.compare import add_design_options, split_sides
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -39,11 +39,8 @@ def _report(arguments: argparse.Namespace) -> int:
     written = report(
         sides[0],
         sides[1] if len(sides) == 2 else None,
-        output=arguments.output,
-        title=arguments.title,
         names=names,
-        allow=arguments.allow,
-        accept_drift=arguments.accept_drift,
+        **values(arguments, "output", "title", "allow", "accept_drift"),
     )
     console = Console()
     for note in written.notes:

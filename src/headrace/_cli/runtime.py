@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headrace._cli import bench_options as options
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -42,10 +42,7 @@ def _runtime(arguments: argparse.Namespace) -> int:
     result = runtime(
         **options.environment_of(arguments),
         **options.output_of(arguments),
-        num_steps=arguments.num_steps,
-        warmup_steps=arguments.warmup_steps,
-        actions=arguments.actions,
-        timing=arguments.timing,
+        **values(arguments, "num_steps", "warmup_steps", "actions", "timing"),
         progress=options.progress_bar,
     )
     options.show_bundle(result.bundle, result.paths)

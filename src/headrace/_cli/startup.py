@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from headrace._cli import bench_options as options
+from headrace._cli.options import values
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -38,8 +39,7 @@ def _startup(arguments: argparse.Namespace) -> int:
     result = startup(
         **options.environment_of(arguments),
         **options.output_of(arguments),
-        top_n=arguments.top_n,
-        whitelist=arguments.whitelist,
+        **values(arguments, "top_n", "whitelist"),
         progress=options.progress_bar,
     )
     options.show_bundle(result.bundle, result.paths)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from headrace._cli.bench_options import progress_bar
 from headrace._cli.compare import add_rule_options, rule_of, show
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 from headrace.errors import ConfigError
 
 
@@ -46,9 +46,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             (arguments.command, *arguments.rest),
             vary=None if arguments.vary is None else _varied(arguments.vary),
             commits=None if arguments.commits is None else tuple(arguments.commits),
-            repeats=arguments.repeats,
-            seed=arguments.seed,
-            output=arguments.output,
+            **values(arguments, "repeats", "seed", "output"),
             progress=lambda done, _: update(done),
             **rule_of(arguments),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from headrace._cli import bench_options as options
-from headrace._cli.options import add_option
+from headrace._cli.options import add_option, values
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,16 +84,11 @@ def _train(arguments: argparse.Namespace) -> int:
         result = train(
             **options.environment_of(arguments),
             **options.output_of(arguments),
-            library=arguments.library,
-            iterations=arguments.iterations,
+            **values(arguments, "library", "iterations", "resume_from", "ema_alpha"),
+            **values(arguments, "video", "video_interval", "renderer"),
             settings=parse_assignments(arguments.ppo),
             stop=rule,
-            resume_from=arguments.resume_from,
-            ema_alpha=arguments.ema_alpha,
             series=not arguments.no_series,
-            video=arguments.video,
-            video_interval=arguments.video_interval,
-            renderer=arguments.renderer,
             on_begin=_say_where,
             on_iteration=after,
         )

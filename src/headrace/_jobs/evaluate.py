@@ -88,13 +88,18 @@ def evaluate(
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
         horizon: rows of a chunk, where the policy does not say.
-        admission: as for :func:`headrace.rollout.evaluate`, or ``module:name`` of a rule of your own.
-        engine: as there, as are the arguments below; a server's policy has its own engine.
-        batching: ``strict``, ``fast``, or a :class:`headrace.chunking.Batching`; a server has its own.
-        ensemble_decay: of ACT's temporal ensembling.
-        hold_action: what waiting environments play under a rule that holds.
-        allow_hold: take a bridged environment whose suspended environments drift.
-        timeout: seconds that one call of the model may take.
+        admission: when to infer, and whom: a rule, its name (``greedy``, ``immediate``, …), or ``module:name`` of one.
+        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), the
+            name of a registered engine, or an engine of your own, which you close. A server's policy has its own.
+        batching: ``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode
+            always has the same row: results are equal bit for bit whatever ``num_envs``, at the price of padding rows.
+            ``fast`` gives it whoever waits; results then differ in their last bits with the batch. A
+            :class:`headrace.chunking.Batching` says the size or buckets. A server, or an engine of yours, has its own.
+        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``. Negative favors new predictions.
+        hold_action: what waiting environments play under a rule that holds: ``last``, ``zero`` or a function.
+        allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
+            result says so.
+        timeout: seconds that one call of the model may take, with an engine by name; None for any.
         journal: file that every finished episode is appended to at once.
         resume: go on with that journal.
         policy_id: what journal and output call the policy; None for a hash of its weights, settings and code. The

@@ -9,42 +9,34 @@ import os
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headrace._named import load_made
+from headrace.chunking import as_chunk_policy
+from headrace.chunking._admission import admission_names, make_admission
 from headrace.errors import ConfigError
 from headrace.files import hash_file
+from headrace.rollout._evaluate import Evaluator, PlaySettings, restore_modes, training_modes
+from headrace.rollout._evaluated_env import action_size
+from headrace.rollout._policy_source import load_policy_source
 
 if TYPE_CHECKING:
     from headrace.adapters._policies import PolicyFile
-    from headrace.chunking import Admission, Batching, ChunkPolicy, Engine
+    from headrace.chunking import Admission, ChunkPolicy
     from headrace.chunking._policy import PolicyLike
     from headrace.envs._recipe import AnyEnv, EnvRecipe
-    from headrace.rollout._evaluate import Evaluator
     from headrace.rollout._evaluated_env import EvaluatedEnv
-    from headrace.rollout._hold_action import HoldAction
     from headrace.serving import RemoteEngine, WireMapping
     from headrace.serving._images import ImageCoding
 
     PolicySource: TypeAlias = PolicyLike | str | Path | None
 
 
-class EvaluationSettings(TypedDict, total=False):
+class EvaluationSettings(PlaySettings, total=False):
     """How a policy is found and played; each as the argument of :func:`headrace.evaluate` of that name."""
 
     execute: int | None
-    offset: int
-    latency: int
     horizon: int | None
-    admission: Admission | str
-    engine: str | Engine
-    batching: Batching | Literal["strict", "fast"] | None
-    ensemble_decay: float | None
-    hold_action: HoldAction
-    allow_hold: bool
-    timeout: float | None
-    policy_id: str | None
-    instruction: str | None
     mapping: WireMapping | None
     connections: int
     images: ImageCoding
@@ -55,9 +47,6 @@ def open_evaluator(
     env: EvaluatedEnv, policy: PolicySource, seed: int, settings: EvaluationSettings
 ) -> Generator[Evaluator]:
     """Find the policy, connect to its server where it has one, and close everything at the end of the block."""
-    from headrace.rollout._evaluate import Evaluator, restore_modes, training_modes
-    from headrace.rollout._evaluated_env import action_size
-
     check_remote(policy, settings)
     played: dict[str, Any] = {**settings}
     found = {name: played.pop(name, None) for name in ("execute", "horizon", "mapping", "connections", "images")}
@@ -129,8 +118,6 @@ def _trained(file: PolicyFile, env: EvaluatedEnv, seed: int) -> Generator[ChunkP
 
 def _rule(admission: Admission | str) -> Admission:
     """A rule, by its registered name, or from ``module:name``: an object, or a class made without arguments."""
-    from headrace.chunking._admission import admission_names, make_admission
-
     if not isinstance(admission, str):
         return admission
     module, _, attribute = admission.partition(":")
@@ -140,9 +127,6 @@ def _rule(admission: Admission | str) -> Admission:
 
 
 def _fitted(policy: PolicySource, env: EvaluatedEnv, horizon: int | None, action_dim: int) -> ChunkPolicy:
-    from headrace.chunking import as_chunk_policy
-    from headrace.rollout._policy_source import load_policy_source
-
     if policy is None or isinstance(policy, (str, Path)):
         recipe = cast("EnvRecipe | None", getattr(env, "recipe", None))
         task = None if recipe is None else recipe.source
@@ -152,7 +136,6 @@ def _fitted(policy: PolicySource, env: EvaluatedEnv, horizon: int | None, action
 
 def _connect(address: str, env: EvaluatedEnv, seed: int, settings: EvaluationSettings) -> RemoteEngine:
     """The engine of a server; sizes that it does not say come from one answer."""
-    from headrace.rollout._evaluated_env import action_size
     from headrace.serving import RemoteCfg, RemoteEngine
 
     action_dim = action_size(env.single_action_space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from headrace.envs._compiled_step import CompiledStep
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
-from headrace.envs._recipe import Autoreset
+from headrace.envs._recipe import EpisodeRules
 from headrace.envs._rehearsal import rehearse
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._rows import Rows
@@ -63,42 +63,27 @@ class BatchEnv(EpisodicEnv):
         task: Task,
         sim: Simulation,
         *,
-        seed: int = 0,
         threads: int | None = None,
-        autoreset: Autoreset = "same_step",
-        final_obs: bool = True,
-        episode_stride: int | None = None,
+        **episodes: Unpack[EpisodeRules],
     ) -> None:
         """Put a task on a simulation.
 
         Args:
             task: what to do; its model is the simulation's.
             sim: where to do it; the environment closes it.
-            seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
             threads: for the cameras; None for all cores.
-            autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
-                environment is inactive until its reset.
-            final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
-            episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
+            **episodes: seed, autoreset, final_obs, episode_stride, as for :func:`headrace.make`.
         """
         if task.current_positions and not sim.current_positions:
             raise ConfigError(
                 f"{type(task).__name__} reads contacts of the state after a step, which {type(sim).__name__} does not "
                 'compute; use headrace.make with sim="mujoco", or MujocoSim(…, current_positions=True)'
             )
-        super().__init__(
-            sim.num_envs,
-            sim.device,
-            task.memory,
-            seed=seed,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
-        )
+        super().__init__(sim.num_envs, sim.device, task.memory, **episodes)
         self.task = task
         self.sim = sim
         self.metadata = {
-            "autoreset_mode": AUTORESET_MODES[autoreset],
+            "autoreset_mode": AUTORESET_MODES[self.autoreset],
             "render_modes": ["rgb_array"],
             "render_fps": round(1.0 / task.dt),
         }

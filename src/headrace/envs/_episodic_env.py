@@ -32,10 +32,10 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         device: torch.device,
         memory: Mapping[str, tuple[int, ...]],
         *,
-        seed: int,
-        autoreset: Autoreset,
-        final_obs: bool,
-        episode_stride: int | None,
+        seed: int = 0,
+        autoreset: Autoreset = "same_step",
+        final_obs: bool = True,
+        episode_stride: int | None = None,
     ) -> None:
         """Lay out the bookkeeping of ``num_envs`` environments; ``memory`` is what a task keeps per environment."""
         self.num_envs = num_envs

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM
 from headrace.errors import ConfigError, DataError, UnknownNameError
@@ -25,6 +25,16 @@ SimName = Literal["mujoco", "warp"]
 SIMS: tuple[str, ...] = get_args(SimName)
 AnyEnv: TypeAlias = "BatchEnv | BridgeEnv"
 """What a recipe makes."""
+
+
+class EpisodeRules(TypedDict, total=False):
+    """Which episodes environments run, and when; each as the argument of :func:`headrace.make` of that name."""
+
+    seed: int
+    autoreset: Autoreset
+    final_obs: bool
+    episode_stride: int | None
+
 
 _MOST_ENVS = 1 << 24
 _MOST_THREADS = 1 << 12

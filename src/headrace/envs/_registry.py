@@ -15,7 +15,7 @@ from headrace._gymnasium_ids import GYMNASIUM
 from headrace._named import import_module
 from headrace.envs._batch_env import BatchEnv
 from headrace.envs._overrides import with_overrides
-from headrace.envs._recipe import Autoreset, EnvRecipe, SimName
+from headrace.envs._recipe import Autoreset, EnvRecipe, EpisodeRules, SimName
 from headrace.envs._sources import ENTRY_POINTS, known_name
 from headrace.envs._task import Task, TaskCfg
 from headrace.errors import ConfigError, DeviceError
@@ -110,17 +110,15 @@ def make(
         episode_stride: from an environment's episode id to its next one; None for ``num_envs``. Workers that share a
             seed pass the number of environments of all of them, so that their ids never collide.
     """
+    episodes = EpisodeRules(seed=seed, autoreset=autoreset, final_obs=final_obs, episode_stride=episode_stride)
     recipe = EnvRecipe(
         task if isinstance(task, str) else type(task).__name__,
         num_envs=num_envs,
-        seed=seed,
         overrides=overrides or {},
         threads=threads,
         device=str(device),
         sim=sim,
-        autoreset=autoreset,
-        final_obs=final_obs,
-        episode_stride=episode_stride,
+        **episodes,
     )
     if isinstance(task, Task):
         if overrides:
@@ -131,15 +129,7 @@ def make(
             raise ConfigError(f"make: {task!r} is a Gymnasium environment; use EnvRecipe({task!r}, …).make()")
         chosen = make_task(task, task_cfg(task, overrides))
     physics = _make_sim(chosen, num_envs, threads, as_device(device), sim)
-    env = BatchEnv(
-        chosen,
-        physics,
-        seed=seed,
-        threads=threads,
-        autoreset=autoreset,
-        final_obs=final_obs,
-        episode_stride=episode_stride,
-    )
+    env = BatchEnv(chosen, physics, threads=threads, **episodes)
     env.recipe = recipe if isinstance(task, str) else None
     return env
 

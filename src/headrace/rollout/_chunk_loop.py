@@ -214,10 +214,14 @@ class ChunkLoop:
         taken = self._plan.take(range(count))
         # the first reset is of all: a slot without an episode gets any
         episodes = np.array(taken + [taken[0]] * (count - len(taken)), np.int64)
-        options: dict[str, object] = {"episode_ids": torch.from_numpy(episodes), "observe": self._nobody}
-        self._env.reset(seed=self._seed, options=options)
+        self._reset(episodes, {}, seed=self._seed)
         self._env.resume(~self._nobody)
         self._begin(np.arange(len(taken)), episodes[: len(taken)])
+
+    def _reset(self, episode_ids: NDArray[np.int64], which: dict[str, object], seed: int | None = None) -> None:
+        """Start these episodes; nobody has asked for their observations yet."""
+        options = {**which, "episode_ids": torch.from_numpy(episode_ids), "observe": self._nobody}
+        self._env.reset(seed=seed, options=options)
 
     def _begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
         self._cursors.begin(slots, episode_ids)
@@ -409,12 +413,8 @@ class ChunkLoop:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
         if self._rule.holds and len(slots) < np.count_nonzero(acting):
             hold(self._env, np.flatnonzero(acting & ~planned), self._actions, self._hold_action)
-        self._advance(
-            observe,
-            acted=int(np.count_nonzero(acting)),
-            planned=len(slots),
-            running=int(np.count_nonzero(self._cursors.running)),
-        )
+        acted, running = np.count_nonzero(acting), np.count_nonzero(self._cursors.running)
+        self._advance(observe, acted=int(acted), planned=len(slots), running=int(running))
 
     def _advance(self, observe: Tensor, *, acted: int, planned: int, running: int) -> None:
         """Step with ``_actions``: of the ``running`` environments so many act, ``planned`` of them by the policy."""
@@ -470,13 +470,7 @@ class ChunkLoop:
         if self._resets is None:
             mask = np.zeros_like(self._parked)
             mask[going_on] = True
-            self._env.reset(
-                options={
-                    "reset_mask": self._mask(mask),
-                    "episode_ids": torch.from_numpy(taken),
-                    "observe": self._nobody,
-                }
-            )
+            self._reset(taken, {"reset_mask": self._mask(mask)})
             self._begin(going_on, taken)
         else:
             self._park(going_on)

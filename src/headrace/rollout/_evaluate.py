@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast
 
 from torch import nn
 
@@ -32,6 +32,22 @@ OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
 """Gets the rows of episodes as they finish."""
 
 
+class PlaySettings(TypedDict, total=False):
+    """How a policy is played; each as the argument of :func:`headrace.evaluate` of that name."""
+
+    offset: int
+    latency: int
+    admission: Admission | str
+    engine: str | Engine
+    batching: Batching | Literal["strict", "fast"] | None
+    ensemble_decay: float | None
+    hold_action: HoldAction
+    allow_hold: bool
+    timeout: float | None
+    policy_id: str | None
+    instruction: str | None
+
+
 def evaluate(
     env: EvaluatedEnv,
     policy: PolicyLike,
@@ -39,21 +55,11 @@ def evaluate(
     episodes: int | Iterable[int],
     execute: int,
     seed: int = 0,
-    offset: int = 0,
-    latency: int = 0,
-    admission: Admission | str = "greedy",
-    engine: str | Engine = "inline",
-    batching: Batching | Literal["strict", "fast"] | None = None,
-    ensemble_decay: float | None = None,
-    hold_action: HoldAction = "last",
-    allow_hold: bool = False,
-    timeout: float | None = None,
     journal: str | Path | None = None,
     resume: bool = False,
-    policy_id: str | None = None,
-    instruction: str | None = None,
     on_episodes: OnEpisodes | None = None,
     progress: bool = True,
+    **settings: Unpack[PlaySettings],
 ) -> Evaluation:
     """Play every episode of a plan once, to its end.
 
@@ -67,30 +73,14 @@ def evaluate(
         episodes: how many (ids from 0), or the ids.
         execute: steps from chunk to chunk: the actions of each that are played.
         seed: of the episodes and of the policy's noise.
-        offset: first row of a chunk that is played.
-        latency: simulated steps between an observation and the moment its chunk takes over.
-        admission: when to infer, and whom: a rule, or its name (``greedy``, ``immediate``, …).
-        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), the
-            name of a registered engine, or an engine of your own, which you close.
-        batching: ``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode
-            always has the same row: results are equal bit for bit whatever ``num_envs``, at the price of padding rows.
-            ``fast`` gives it whoever waits; results then differ in their last bits with the batch. A
-            :class:`Batching` says the size or buckets. An engine of your own has its own.
-        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``. Negative favors new predictions.
-        hold_action: what waiting environments play under a rule that holds: ``last``, ``zero`` or a function.
-        allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
-            result says so.
-        timeout: seconds that one call of the model may take, with an engine by name; None for any.
         journal: file that every finished episode is appended to in the step in which it ends; a kill of the process
             loses none, a loss of power those of the last second.
         resume: go on with that journal: only the episodes that it lacks are played. What decides the rows (source,
             overrides, seed, policy, lengths, strict size, …) must be the same.
-        policy_id: what journals and saved evaluations call the policy; None for a hash of its weights, settings and
-            code, which is taken for a journal only. A policy that cannot be seen through, on a server for example,
-            needs one.
-        instruction: what the policy is told in every episode, in place of the environment's own text.
         on_episodes: called in each step in which episodes ended, with their rows, once they are in the journal.
         progress: show a progress bar with rates and the running success rate.
+        **settings: how the policy is played (``offset``, ``latency``, ``admission``, ``engine``, ``batching``, …), by
+            the names of :func:`headrace.evaluate`.
 
     Returns:
         A row per finished episode and what it cost. Ctrl-C gives what is finished, with status ``interrupted``.
@@ -103,28 +93,13 @@ def evaluate(
     plan = EpisodePlan(episodes)
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
-    evaluator = Evaluator(
-        env,
-        policy,
-        execute=execute,
-        seed=seed,
-        offset=offset,
-        latency=latency,
-        admission=admission,
-        engine=engine,
-        batching=batching,
-        ensemble_decay=ensemble_decay,
-        hold_action=hold_action,
-        allow_hold=allow_hold,
-        timeout=timeout,
-        policy_id=policy_id,
-        instruction=instruction,
-    )
+    evaluator = Evaluator(env, policy, execute=execute, seed=seed, **settings)
+    named = journal is not None or settings.get("policy_id") is not None
     with closing(evaluator):
         return play_plan(
             plan,
             partial(evaluator.play, progress=progress),
-            header=None if journal is None and policy_id is None else evaluator.header,
+            header=evaluator.header if named else None,
             journal=None if journal is None else Path(journal),
             resume=resume,
             on_episodes=on_episodes,
@@ -134,7 +109,7 @@ def evaluate(
 class Evaluator:
     """Plays episodes of one environment with one policy, as often as it is asked. Close it afterwards.
 
-    The arguments are those of :func:`evaluate`.
+    The arguments are those of :func:`headrace.evaluate`.
     """
 
     def __init__(

@@ -167,6 +167,7 @@ def _require_refused(what: str, error: type[HeadraceError], call: Callable[[], o
         call()
     except error as refusal:
         return str(refusal)
+    # whatever it is, it is not the refusal that the contract asks for
     except Exception as other:
         raise AssertionError(f"{what}: expected {error.__name__}, got {type(other).__name__}: {other}") from other
     raise AssertionError(f"{what}: expected {error.__name__}, got no error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import rng
 from headrace._device import to_device
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
-from headrace.envs._recipe import Autoreset
+from headrace.envs._recipe import EpisodeRules
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions
@@ -47,10 +47,7 @@ class BridgeEnv(EpisodicEnv):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         render_mode: str | None,
-        seed: int,
-        autoreset: Autoreset,
-        final_obs: bool,
-        episode_stride: int | None = None,
+        **episodes: Unpack[EpisodeRules],
     ) -> None:
         """Put the contract on a backend, which the environment closes.
 
@@ -60,25 +57,13 @@ class BridgeEnv(EpisodicEnv):
             observation_space: of one environment, as it declares it.
             action_space: of one environment.
             render_mode: of the environments.
-            seed: with an episode's id, all that its randomness depends on; ``reset(seed=…)`` changes it.
-            autoreset: ``same_step`` starts the next episode in the step that ended one; with ``disabled`` an ended
-                environment is inactive until its reset.
-            final_obs: False for callers that never bootstrap: ``info["final_obs"]`` is left out.
-            episode_stride: from an environment's episode id to its next one; None for ``num_envs``.
+            **episodes: seed, autoreset, final_obs, episode_stride, as for :func:`headrace.bridge`.
         """
         num_envs = backend.exchange.layout.num_envs
         self._held = held_of(backend.exchange)
-        super().__init__(
-            num_envs,
-            self._held.device,
-            {},
-            seed=seed,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
-        )
+        super().__init__(num_envs, self._held.device, {}, **episodes)
         self.name = name
-        self.metadata = {"autoreset_mode": AUTORESET_MODES[autoreset], "render_modes": ["rgb_array"]}
+        self.metadata = {"autoreset_mode": AUTORESET_MODES[self.autoreset], "render_modes": ["rgb_array"]}
         self.render_mode = render_mode
         self.single_observation_space = group_space(observation_space)
         self._action_space = as_action_space(action_space)

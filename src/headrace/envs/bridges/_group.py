@@ -54,6 +54,7 @@ class EnvGroup:
                     told.append(instruction_of(obs, info, self._text_path))
                     if self._text_path is not None:
                         self._texts[env_id] = text_at(obs, self._text_path)
+        # an environment that we did not write may raise anything: it is said which one it was, and raised as ours
         except Exception as error:
             raise _named(env_id, "reset", error) from error
         return told
@@ -77,6 +78,7 @@ class EnvGroup:
                     ended[env_id] = terminated
                     cut[env_id] = truncated
                     success[env_id] = success_code(info) if terminated or truncated else NO_SUCCESS_MEASURE
+        # an environment that we did not write may raise anything: it is said which one it was, and raised as ours
         except Exception as error:
             raise _named(env_id, "step", error) from error
 
@@ -92,6 +94,7 @@ class EnvGroup:
         """What the environment's own ``render`` gives."""
         try:
             return self._envs[env_id].render()
+        # an environment that we did not write may raise anything: it is said which one it was, and raised as ours
         except Exception as error:
             raise _named(env_id, "render", error) from error
 

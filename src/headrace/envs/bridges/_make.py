@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import gymnasium
 import numpy as np
@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace._gymnasium_ids import BATCHED, ENTRY, GYMNASIUM
 from headrace._named import import_module
-from headrace.envs._recipe import Autoreset, EnvRecipe, Executor, check_autoreset, check_count
+from headrace.envs._recipe import Autoreset, EnvRecipe, EpisodeRules, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
 from headrace.envs.bridges._bridge_env import BridgeEnv, environment_name
 from headrace.envs.bridges._exchange import Array, Exchange, ExchangeLayout
@@ -79,6 +79,7 @@ def bridge(
         timeout: seconds that a call to another interpreter may take, making the environments included.
     """
     check_autoreset(autoreset)
+    episodes = EpisodeRules(seed=seed, autoreset=autoreset, final_obs=final_obs, episode_stride=episode_stride)
     if python is not None or address is not None or entry is not None:
         if source is not None or save is not None or restore is not None or hold_action is not None:
             raise ConfigError(
@@ -95,32 +96,17 @@ def bridge(
             ForeignSource(python=python, address=address, entry=entry, kwargs=env_kwargs or {}, timeout=timeout),
             1 if num_envs is None else num_envs,
             workers=workers,
-            seed=seed,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
+            **episodes,
         )
     batched = isinstance(source, str) and source.startswith(BATCHED)
     if batched or hasattr(source, "reset_rows"):
-        _refuse_settings(
-            source,
-            num_envs,
-            batched,
-            executor,
-            workers,
-            env_kwargs,
-            save=save,
-            restore=restore,
-            hold_action=hold_action,
-        )
+        others = {"save": save, "restore": restore, "hold_action": hold_action}
+        _refuse_settings(source, num_envs, batched, executor, workers, env_kwargs, **others)
         return row_bridge(
             cast("str | RowSimulator", source),
             1 if num_envs is None else num_envs,
             env_kwargs or {},
-            seed=seed,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
+            **episodes,
         )
     source = cast("str | Sequence[EnvFactory] | AnyVectorEnv | None", source)
     if source is None:
@@ -174,22 +160,16 @@ def bridge(
         observation_space=spaces[0],
         action_space=spaces[1],
         render_mode=probe.render_mode,
-        seed=seed,
-        autoreset=autoreset,
-        final_obs=final_obs,
-        episode_stride=episode_stride,
+        **episodes,
     )
     if isinstance(source, str):
         env.recipe = EnvRecipe(
             f"{GYMNASIUM}{source}",
             num_envs=env.num_envs,
-            seed=seed,
             overrides=env_kwargs or {},
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
             executor=executor,
             workers=workers,
+            **episodes,
         )
     return env
 
@@ -215,14 +195,7 @@ def _refuse_settings(
 
 
 def _foreign_bridge(
-    source: ForeignSource,
-    num_envs: int,
-    *,
-    workers: int | None,
-    seed: int,
-    autoreset: Autoreset,
-    final_obs: bool,
-    episode_stride: int | None,
+    source: ForeignSource, num_envs: int, *, workers: int | None, **episodes: Unpack[EpisodeRules]
 ) -> BridgeEnv:
     check_count("num_envs", num_envs)
     if workers is not None:
@@ -235,21 +208,15 @@ def _foreign_bridge(
         observation_space=hello.observation_space,
         action_space=hello.action_space,
         render_mode=hello.render_mode,
-        seed=seed,
-        autoreset=autoreset,
-        final_obs=final_obs,
-        episode_stride=episode_stride,
+        **episodes,
     )
     env.recipe = EnvRecipe(
         ",".join(source.addresses) or f"{ENTRY}{source.entry}",
         python=source.python,
         num_envs=num_envs,
-        seed=seed,
         overrides=source.kwargs,
-        autoreset=autoreset,
-        final_obs=final_obs,
-        episode_stride=episode_stride,
         workers=workers,
+        **episodes,
     )
     return env
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Unpack
 
 from headrace._gymnasium_ids import ENVPOOL, PLAYGROUND
-from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
+from headrace.envs._recipe import EnvRecipe, EpisodeRules, check_count
 from headrace.envs.bridges._bridge_env import BridgeEnv
 from headrace.envs.bridges._rows import RowBackend, RowSimulator
 from headrace.errors import UnknownNameError
@@ -17,17 +18,10 @@ MJLAB_ENTRY = f"{Path(__file__).with_name('mjlab_rows.py')}:make"
 
 
 def row_bridge(
-    source: str | RowSimulator,
-    num_envs: int,
-    env_kwargs: Mapping[str, object],
-    *,
-    seed: int,
-    autoreset: Autoreset,
-    final_obs: bool,
-    episode_stride: int | None,
+    source: str | RowSimulator, num_envs: int, env_kwargs: Mapping[str, object], **episodes: Unpack[EpisodeRules]
 ) -> BridgeEnv:
     """Put the contract on a batched simulator, which the environment closes; the arguments are those of ``bridge``."""
-    sim = _named(source, num_envs, seed, env_kwargs) if isinstance(source, str) else source
+    sim = _named(source, num_envs, episodes.get("seed", 0), env_kwargs) if isinstance(source, str) else source
     try:
         backend = RowBackend(sim)
         env = BridgeEnv(
@@ -36,25 +30,14 @@ def row_bridge(
             observation_space=backend.observation_space,
             action_space=backend.action_space,
             render_mode="rgb_array" if hasattr(sim, "render") else None,
-            seed=seed,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
+            **episodes,
         )
     except BaseException:  # also Ctrl-C; raised again
         if isinstance(source, str) and hasattr(sim, "close"):
             sim.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # asked for above
         raise
     if isinstance(source, str):
-        env.recipe = EnvRecipe(
-            source,
-            num_envs=num_envs,
-            seed=seed,
-            overrides=env_kwargs,
-            autoreset=autoreset,
-            final_obs=final_obs,
-            episode_stride=episode_stride,
-        )
+        env.recipe = EnvRecipe(source, num_envs=num_envs, overrides=env_kwargs, **episodes)
     return env
 
 

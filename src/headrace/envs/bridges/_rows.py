@@ -163,6 +163,7 @@ class RowBackend:
             return _refused(call, function)
         except HeadraceError:
             raise
+        # a simulator that we did not write may raise anything: it is said whose call it was, and raised as ours
         except Exception as error:
             raise EnvError(
                 f"{type(self.sim).__name__} raised {type(error).__name__} in {call}: {error}; "

@@ -236,6 +236,7 @@ class VectorBackend:
     def _called(self, call: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
+        # a simulator that we did not write may raise anything: it is said whose call it was, and raised as ours
         except Exception as error:
             raise EnvError(
                 f"{self._vector} raised {type(error).__name__} in {call}: {error}; "
