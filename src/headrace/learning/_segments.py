@@ -163,8 +163,8 @@ def time_major(
     _check_masks(tuple(x.shape[:2]), resets=resets, active=active)
     if not batch_first:
         return x, resets, active
-    flags = (None if mask is None else mask.transpose(0, 1) for mask in (resets, active))
-    return x.transpose(0, 1), *flags
+    resets, active = (None if mask is None else mask.transpose(0, 1) for mask in (resets, active))
+    return x.transpose(0, 1), resets, active
 
 
 def check_step(x: Tensor, reset: Tensor | None, active: Tensor | None, input_size: int) -> None:
