@@ -315,6 +315,7 @@ BAD_REQUESTS: dict[str, tuple[object, str]] = {
     "two states": (pack({"observation/state": np.zeros(2), "policy": np.zeros(2)}), "two keys for the group"),
     "no context": (pack({"headrace": {"protocol": 1}, "obs": {}}), "expected a context map"),
     "another protocol": (pack({"headrace": {"protocol": 9}, "obs": {}}), "expected protocol 1"),
+    "a protocol that is an array": (pack({"headrace": {"protocol": np.ones(2)}, "obs": {}}), "DataError: request: exp"),
     "a negative episode": (pack({"observation/state": np.zeros(2), "episode/id": -4}), "expected a number from 0"),
     "a negative seed of numpy": (
         pack({"observation/state": np.zeros(2), "episode/seed": np.int64(-4)}),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.chunking._context import PADDING, ChunkContext, EpisodeRows
+from headrace.chunking._history import signed
 from headrace.chunking._policy import ChunkPolicy, RemembersEpisodes, checked_chunk, has_memory
 from headrace.errors import ConfigError
 from headrace.types import Obs
@@ -145,5 +146,5 @@ def _integers(values: Tensor) -> list[int]:
 def _placed(values: Tensor, place: _Placement, fill: int = 0) -> Tensor:
     """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, ``fill`` elsewhere. Always fresh."""
     batch = torch.full((place.size, *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
-    batch[place.slots] = values.index_select(0, place.rows)
+    signed(batch)[place.slots] = signed(values).index_select(0, place.rows)
     return batch

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from headrace.types import Obs
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 class ObsHistory:
     """Owns the newest ``steps`` observations of N environments, group → (N, steps, …), oldest first.
@@ -24,14 +26,19 @@ class ObsHistory:
             if name not in self._kept:
                 shape = (num_envs, self.steps, *values.shape[1:])
                 self._kept[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
-            self._kept[name][ids] = values[:, None]
+            signed(self._kept[name])[ids] = signed(values)[:, None]
 
     def push(self, ids: Tensor, obs: Obs) -> None:
         """Append the observations (n, …) of ``ids`` (n,)."""
         for name, values in obs.items():
-            kept = self._kept[name]
-            kept[ids] = torch.cat((kept[ids, 1:], values[:, None]), dim=1)
+            kept = signed(self._kept[name])
+            kept[ids] = torch.cat((kept[ids, 1:], signed(values)[:, None]), dim=1)
 
     def rows(self, ids: Tensor) -> Obs:
         """(n, steps, …) of ``ids`` (n,), fresh."""
         return {name: kept.index_select(0, ids) for name, kept in self._kept.items()}
+
+
+def signed(values: Tensor) -> Tensor:
+    """The same memory in a type whose rows torch can assign: of unsigned types it can those of uint8 alone."""
+    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values

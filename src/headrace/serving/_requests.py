@@ -41,8 +41,10 @@ def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
     if not isinstance(told, dict) or not isinstance(obs, dict):
         raise DataError(f"request: expected maps under 'headrace' and 'obs', got {shorten(message)}")
     fields = cast("dict[str, object]", told)
-    if fields.get("protocol") != PROTOCOL:
-        raise DataError(f"request: expected protocol {PROTOCOL}, got {fields.get('protocol')!r}; use one version")
+    if type(fields.get("protocol")) is not int or fields["protocol"] != PROTOCOL:
+        raise DataError(
+            f"request: expected protocol {PROTOCOL}, got {shorten(fields.get('protocol'))}; use one version"
+        )
     context = _context(fields.get("context"), policy)
     groups = {name: _tensor(f"obs {name!r}", values) for name, values in cast("dict[str, object]", obs).items()}
     for name, values in groups.items():

@@ -77,6 +77,43 @@ def test_histories_that_lie_in_a_ring_are_put_back_exactly() -> None:
     twin.close()
 
 
+@pytest.mark.parametrize("task", ["Mjlab-Velocity-Flat-Unitree-Go1", "Mjlab-Lift-Cube-Yam"])
+def test_robots_that_rest_at_random_go_on_as_if_they_had_not(task: str) -> None:
+    """As many rows as a Go1 has joints: what belongs to a joint must not be taken for a row."""
+    rows, steps = 12, 8
+    env = headrace.bridge(
+        python=PYTHON,
+        entry=MJLAB_ENTRY,
+        num_envs=rows,
+        workers=1,
+        timeout=900,
+        env_kwargs={"task": task, "noise": False},
+    )
+    assert env.fidelity == "restore"
+    assert env.no_identity
+    env.reset()
+    saved = env.state_dict()
+    width = env.single_action_space.shape
+    assert width is not None
+    actions = 0.5 * torch.randn((steps, rows, *width), generator=torch.Generator().manual_seed(3))
+    straight = [env.step(actions[k]) for k in range(steps)]
+    assert not any((step.terminated | step.truncated).any() for step in straight)
+    env.load_state_dict(saved)
+    chance = torch.Generator().manual_seed(4)
+    taken = torch.zeros(rows, dtype=torch.int64)
+    while (taken < steps).any():
+        rest = (torch.rand(rows, generator=chance) < 0.5) | (taken >= steps)
+        env.resume(~rest)
+        env.suspend(rest)
+        step = env.step(actions[taken.clamp(max=steps - 1), torch.arange(rows)])
+        for row in torch.nonzero(~rest).flatten().tolist():
+            expected = straight[int(taken[row])]
+            assert torch.equal(step.reward[row], expected.reward[row])
+            assert all(torch.equal(values[row], expected.obs[group][row]) for group, values in step.obs.items())
+        taken += ~rest
+    env.close()
+
+
 def test_what_keeps_a_task_from_having_identity_is_said_and_evaluate_refuses_it() -> None:
     lag = {"overrides": {"episode_length_s": 0.5, "observations.actor.terms.cart_pos.delay_max_lag": 2}}
     delayed = _cartpole(2, autoreset="disabled", more=lag)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import CountingPainter, DictEnv, PlainEnv, SpacesEnv
 
+from headrace.chunking import as_chunk_policy
 from headrace.envs.bridges import BridgeEnv
 from headrace.envs.bridges._bridge_env import episode_seeds
 from headrace.envs.bridges._make import bridge
@@ -25,6 +26,7 @@ from headrace.errors import (
     ShapeError,
     UnsupportedError,
 )
+from headrace.rollout import evaluate
 from headrace.types import ResetRecord, Step, StepRecord
 
 
@@ -426,3 +428,45 @@ def test_a_reward_that_no_float32_can_hold_ends_that_episode_only() -> None:
     assert step.truncated.tolist() == [False, True]
     assert step.info["ends"].diverged.tolist() == [True]
     assert step.info["ends"].returns.tolist() == [0.0]
+
+
+class DepthEnv(PlainEnv):
+    """Its camera counts millimeters, as depth cameras do."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(spaces.Box(-1, 1, (1,)), length=5)
+        self.observation_space = spaces.Dict({"depth": spaces.Box(0, np.iinfo(dtype).max, (2, 2, 1), dtype)})
+
+    def reset(self, **settings: Any) -> Any:
+        info = super().reset(**settings)[1]
+        return self._depth(), info
+
+    def step(self, action: Any) -> Any:
+        results = super().step(action)[1:]
+        return self._depth(), *results
+
+    def _depth(self) -> Any:
+        limits = self.observation_space["depth"]  # pyright: ignore[reportIndexIssue]  # a Dict
+        return {"depth": limits.high - limits.high.dtype.type(self.count)}
+
+
+@pytest.mark.parametrize("batching", ["strict", "fast"])
+@pytest.mark.parametrize("obs_steps", [1, 2])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_a_chunk_policy_sees_every_unsigned_type(dtype: Any, obs_steps: int, batching: Any) -> None:
+    seen: list[Any] = []
+
+    def plan(obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert obs["depth"].dtype == getattr(torch, np.dtype(dtype).name)
+        seen.append(obs["depth"].numpy()[:2].reshape(2, -1)[:, [0, -1]])
+        return torch.zeros((len(obs["depth"]), 2, 1))
+
+    env = bridge([lambda: DepthEnv(dtype)] * 2, autoreset="disabled")
+    policy = as_chunk_policy(plan, horizon=2, action_dim=1, obs_steps=obs_steps)
+    evaluate(env, policy, episodes=2, execute=2, batching=batching, progress=False)
+    newest = [np.iinfo(dtype).max - rows[:, 1] for rows in seen]
+    oldest = [np.iinfo(dtype).max - rows[:, 0] for rows in seen]
+    assert [rows.tolist() for rows in newest] == [[0, 0], [2, 2], [4, 4]]
+    before = [0, 1, 3] if obs_steps == 2 else [0, 2, 4]
+    assert [rows.tolist() for rows in oldest] == [[count, count] for count in before]
+    env.close()

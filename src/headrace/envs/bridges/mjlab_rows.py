@@ -270,7 +270,7 @@ def _has_parts(value: Any) -> bool:
 
 def _of_warp(array: Any) -> Any:
     """A tensor over the memory of an array of Warp; None where it has no numbers."""
-    if array.size == 0 or not isinstance(array.dtype, type):  # a struct is no type of numbers
+    if array.size == 0 or array.numpy().dtype.kind not in "biuf":  # structs and textures, which have no rows
         return None
     return wp.to_torch(array)
 
