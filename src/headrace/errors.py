@@ -63,9 +63,9 @@ class ConfigError(HeadraceError, ValueError):
 class UnknownNameError(ConfigError):
     """A name that nothing answers to. The message suggests the nearest known names."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         choices = sorted(known)
-        near = difflib.get_close_matches(name, choices, n=3)
+        near = difflib.get_close_matches(str(name), choices, n=3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(choices)}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 

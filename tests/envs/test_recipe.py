@@ -78,6 +78,16 @@ def test_an_environment_of_a_task_object_has_no_recipe() -> None:
         (lambda: EnvRecipe("ant", overrides=5), errors.ConfigError, "overrides: expected a Mapping, got 5"),
         (lambda: EnvRecipe.from_json({"source": "ant", "num_envs": 0}), errors.DataError, "recipe: num_envs: expected"),
         (lambda: EnvRecipe("ant", executor="threads"), errors.ConfigError, "executor: .* a task, got 'threads'"),
+        (lambda: EnvRecipe("ant", sim=3), errors.UnknownNameError, "unknown sim 3; choose from"),
+        (lambda: EnvRecipe("ant", autoreset=3), errors.UnknownNameError, "unknown autoreset mode 3; choose from"),
+        (lambda: EnvRecipe("gym:X-v0", executor="turbo"), errors.UnknownNameError, "unknown executor 'turbo'; choose"),
+        (
+            lambda: EnvRecipe("envpool:X", executor="threads"),
+            errors.ConfigError,
+            "executor: expected none with 'envpool",
+        ),
+        (lambda: EnvRecipe("ant", device=7), errors.ConfigError, "device: expected a str, got 7"),
+        (lambda: EnvRecipe("ant", final_obs="maybe"), errors.ConfigError, "final_obs: expected a bool, got 'maybe'"),
         (lambda: RECIPE.replace(workers=2), errors.ConfigError, "workers: .* a task, got 2; threads= says"),
     ],
 )

@@ -73,7 +73,7 @@ class EnvRecipe:
     """The interpreter of ``entry:…``."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("source", str), ("overrides", Mapping)):
+        for name, kind in (("source", str), ("overrides", Mapping), ("device", str), ("final_obs", bool)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name}: expected a {kind.__name__}, got {getattr(self, name)!r}")
         check_count("num_envs", self.num_envs, most=_MOST_ENVS)
@@ -86,8 +86,9 @@ class EnvRecipe:
                 f"python: expected an interpreter with a source {ENTRY}module:name, and with no other, got "
                 f"{self.python!r} with {self.source!r}; on the command line, name a recipe file that says both"
             )
-        if self.sim not in SIMS:
-            raise UnknownNameError("sim", self.sim, SIMS)
+        for name, known in (("sim", SIMS), ("executor", get_args(Executor))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
         other = "a bridged environment" if self.bridged else "a task"
         hint = (
             "it brings its own physics, on the CPU; executor= and workers= say what steps it"

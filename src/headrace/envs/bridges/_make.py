@@ -79,6 +79,8 @@ def bridge(
         timeout: seconds that a call to another interpreter may take, making the environments included.
     """
     check_autoreset(autoreset)
+    if not isinstance(final_obs, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        raise ConfigError(f"final_obs: expected True or False, got {final_obs!r}")
     episodes = EpisodeRules(seed=seed, autoreset=autoreset, final_obs=final_obs, episode_stride=episode_stride)
     if python is not None or address is not None or entry is not None:
         if source is not None or save is not None or restore is not None or hold_action is not None:
