@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -57,7 +58,13 @@ class PlaygroundRows:
         self._begun = False
         self._jax: Any = jax
         config = registry.get_default_config(task)
-        env: Any = registry.load(task, config=config, config_overrides=dict(config_overrides or {}))
+        try:
+            env: Any = registry.load(task, config=config, config_overrides=dict(config_overrides or {}))
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConfigError(
+                f"playground:{task}: Playground cannot load it: {error}; it fetches robots by git: "
+                "load the task once where it can reach the network"
+            ) from error
         config = env._config
         self._length = int(config.episode_length) if episode_length is None else episode_length
         self._repeat = int(config.get("action_repeat", 1))
