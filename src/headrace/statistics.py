@@ -32,7 +32,8 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     scale = 1.0 / (1.0 + z2 / trials)
     center = (rate + z2 / (2 * trials)) * scale
     half = _Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) * scale
-    return Interval(rate, max(0.0, center - half), min(1.0, center + half))
+    # at 0 and 1 the bound is the rate itself, but for rounding
+    return Interval(rate, max(0.0, min(center - half, rate)), min(1.0, max(center + half, rate)))
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> float:

@@ -180,14 +180,19 @@ def test_a_server_that_was_restarted_is_found_again() -> None:
         again[0].close()
 
 
-def test_a_server_that_stays_away_is_an_error_that_says_for_how_long_it_was_tried() -> None:
+def test_a_server_that_stays_away_is_an_error_that_says_for_how_long_it_was_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = OpenpiServer(plan)
     with engine_for(server, cfg=RemoteCfg(reconnect=0.3)) as engine:
         server.close()
         with pytest.raises(PolicyError, match=r"no connection within 0.3 s"):
             ask(engine)
+    caplog.clear()
     with pytest.raises(PolicyError, match=r"no connection within 0.3 s"):
         RemoteEngine(server.address, mapping=MAPPING, cfg=RemoteCfg(reconnect=0.3))
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "headrace.serving"]
+    assert "trying for 0.3 s" in told, "nobody waits in silence"
 
 
 def test_closing_drops_a_call_under_way_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import socket
 import struct
@@ -14,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from headrace.errors import ConfigError, PolicyError, require_extra
 from headrace.serving._wire import FRAME_LIMIT
 
+_LOGGER = logging.getLogger("headrace.serving")
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _SLICE = 0.1
@@ -264,7 +266,7 @@ class ZmqLink:
 def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:
     """Try until it works or the seconds are over; pauses grow and are random, so that clients do not come together."""
     deadline = time.monotonic() + seconds
-    pause = _FIRST_PAUSE
+    pause, told = _FIRST_PAUSE, False
     while True:
         try:
             return attempt()
@@ -275,5 +277,8 @@ def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:
                     f"server {server}: no connection within {seconds:g} s ({error}); start the server, check the "
                     "address, or raise RemoteCfg(reconnect=…)"
                 ) from error
+            if not told:
+                _LOGGER.warning("server %s: no connection (%s); trying for %g s", server, error, seconds)
+                told = True
             time.sleep(min(left, pause * random.uniform(0.5, 1.5)))
             pause = min(2 * pause, _LONGEST_PAUSE)
