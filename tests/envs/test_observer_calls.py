@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import headrace
+from headrace.bench._step_times import StepTimes
 from headrace.errors import StorageError
 from headrace.types import ResetRecord, StepRecord
 
@@ -97,3 +99,25 @@ def test_an_end_that_nobody_bootstraps_from_is_drawn_only_for_an_observer_that_n
         drawn.append(env.frames_drawn)
     # the first of each episode; and the last of those that ended
     assert drawn == [6, 9]
+
+
+def test_the_time_of_observers_is_not_the_tasks() -> None:
+    class Slow(Counter):
+        def after_step(self, record: StepRecord) -> None:
+            time.sleep(0.02)
+
+    env = _cartpoles()
+    env.attach(Slow())
+    env.reset()
+    env.timer.clear()
+    for _ in range(5):
+        env.step(torch.zeros(3, 1))
+    spent = env.timer.seconds()
+    assert spent["observers"] >= 0.1
+    times = StepTimes(mode="host_return")
+    times.begin(dict.fromkeys(spent, 0.0))
+    times.add(sum(spent.values()), 3, spent)
+    timing = times.timing()
+    assert timing is not None
+    assert timing.task_step_time_s is not None
+    assert timing.task_step_time_s.mean == pytest.approx(spent["task"] + spent["reset"])

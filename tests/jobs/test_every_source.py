@@ -179,7 +179,12 @@ def test_a_recipe_file_says_what_the_command_line_does_not(place: Path) -> None:
         ("bad.yaml", "a: [", DataError, "expected YAML"),
         ("bad.json", "{", DataError, "expected JSON"),
         ("bad.json", '{"num_envs": 2}', DataError, "expected an object with source"),
-        ("bad.json", '{"source": "ant", "num_enws": 2}', DataError, "expected an object with source"),
+        (
+            "bad.json",
+            '{"source": "ant", "num_enws": 2}',
+            DataError,
+            "unknown field 'num_enws'; did you mean 'num_envs'",
+        ),
         ("bad.json", '{"source": "entry:a:b"}', DataError, "expected an interpreter"),
         ("bad.yaml", "source: antt", ConfigError, "did you mean 'ant'"),
     ],

@@ -367,3 +367,23 @@ def test_a_policy_learned_from_a_recorded_expert_solves_the_task(tmp_path: Path)
     )
     rates = {name: result.success_rate for name, result in found.evaluations.items()}
     assert rates["trained"].value > 0.4 > rates["untrained"].value + 0.2
+
+
+def test_who_plays_a_clone_gets_the_settings_that_it_was_trained_with(image_dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "policy.pt"
+    settings = {"episode_length": 7}
+    headrace.imitate(
+        "pusher-camera",
+        dataset=image_dataset,
+        output=out,
+        keep="all",
+        updates=1,
+        settings=SMALL,
+        episodes=0,
+        overrides=settings,
+    )
+    plan = {"episodes": 2, "num_envs": 2, "threads": 1, "progress": False}
+    found = headrace.evaluate("pusher-camera", out, **plan)
+    assert {row.length for row in found.episodes} == {7}
+    shorter = headrace.evaluate("pusher-camera", out, overrides={"episode_length": 5}, **plan)
+    assert {row.length for row in shorter.episodes} == {5}

@@ -127,7 +127,7 @@ def evaluate(
         ConfigError: the request cannot be met.
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
-    from headrace.distributed._opening import EvaluationSettings, check_remote, open_evaluator, trained_policy
+    from headrace.distributed._opening import EvaluationSettings, check_remote, named_policy, open_evaluator
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import play_plan
 
@@ -151,9 +151,9 @@ def evaluate(
         images=images,
     )
     check_remote(policy, settings)
-    trained = None if recipe is None else trained_policy(policy, recipe)
-    if recipe is not None and trained is not None:  # with the settings that it was trained with, as play does
-        recipe = recipe.replace(overrides=trained.overrides | dict(recipe.overrides))
+    file = None if recipe is None else named_policy(policy, recipe)
+    if recipe is not None and file is not None:  # with the settings that it was trained with, as play does
+        recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
     whole = None if video is None else Path(video)

@@ -139,8 +139,7 @@ def imitate(
             _check_fits(env, training.policy.cfg)
         if resume:
             training.load(state)
-        source = "dataset" if recipe is None else recipe.source
-        digest = _train(training, path, state, source, on_progress)
+        digest = _train(training, path, state, recipe, on_progress)
         results: dict[str, Evaluation] = {}
         if env is not None and episodes:
             results = _evaluate(env, found, training.policy, seed, episodes, execute)
@@ -159,12 +158,17 @@ def imitate(
     )
 
 
-def _train(training: CloneTraining, path: Path, state: Path, task: str, on_progress: OnProgress) -> str:
+def _train(training: CloneTraining, path: Path, state: Path, recipe: EnvRecipe | None, on_progress: OnProgress) -> str:
     """Make the updates, with checkpoints on the way; returns the SHA-256 of the last."""
     from headrace.rollout._act_policy import save_policy
 
+    identity: dict[str, Any] = {"source": "dataset"} if recipe is None else recipe.identity()
+
+    def save(so_far: CloneTraining) -> str:
+        return save_policy(so_far.policy, path, task=identity["source"], overrides=identity.get("overrides"))
+
     def keep(so_far: CloneTraining) -> None:
-        save_policy(so_far.policy, path, task=task)
+        save(so_far)
         so_far.save(state)
 
     total = training.cfg.updates
@@ -173,7 +177,7 @@ def _train(training: CloneTraining, path: Path, state: Path, task: str, on_progr
     except KeyboardInterrupt:
         keep(training)
         raise
-    return save_policy(training.policy, path, task=task)
+    return save(training)
 
 
 def _recipe(

@@ -144,12 +144,12 @@ def trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRe
     """
     if not isinstance(policy, str) or policy in ("random", "zero"):
         return recipe, None
-    from headrace.adapters._policies import trained_file
+    from headrace.adapters._policies import policy_file
 
-    file = trained_file(policy, recipe.source)
-    if file is not None:
+    file = policy_file(policy, recipe.source)
+    if file is not None and file.kind != "chunk":
         return recipe.replace(overrides=file.overrides | dict(recipe.overrides)), file
-    if Path(policy).exists():
+    if file is not None:
         raise ConfigError(
             f"policy (--policy): expected one action per observation, got {policy}, which plans chunks; "
             f"'headrace evaluate {recipe.source} --policy {policy} --video FILE.mp4' plays and films it"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace._named import load_made
 from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
-from headrace.adapters._finding import find_checkpoint
+from headrace.adapters._finding import bare_name, find_checkpoint
 from headrace.adapters._learner import CheckpointMeta, Memory
 from headrace.adapters._library import library as library_of
 from headrace.adapters._library import make_learner, read_policy
@@ -68,20 +68,25 @@ def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bo
     return PolicyFile(path=path, kind=kind, library=own, meta=meta, overrides=overrides)
 
 
-def trained_file(policy: object, task: str) -> PolicyFile | None:
-    """The file of one action per observation that ``policy`` names; None for chunk policies and all that is no file.
+def policy_file(policy: object, task: str) -> PolicyFile | None:
+    """The file that ``policy`` names; None for all that is no file, and for the policies that we ship by task.
 
     Args:
         policy: a checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX
-            file; anything else is not looked at.
-        task: what it must be of.
+            file, a chunk policy; anything else is not looked at.
+        task: what it must be of. A chunk policy may be of another task, whose settings it then does not bring.
     """
     if not isinstance(policy, (str, Path)) or str(policy) in shipped_policies():
         return None
     if str(policy) not in ("latest", "best") and not Path(policy).exists():
         return None
     path = find_checkpoint(str(policy), task).path
-    return None if recognize(path).kind == "chunk" else inspect_file(path, task)
+    if recognize(path).kind != "chunk":
+        return inspect_file(path, task)
+    content = read_weights(path, trust=False, mapped=True)
+    same = bare_name(str(content.get("task"))) == bare_name(task)
+    overrides = dict(content.get("overrides") or {}) if same else {}
+    return PolicyFile(path=path, kind="chunk", library=None, meta=None, overrides=overrides)
 
 
 def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:

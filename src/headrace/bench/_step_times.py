@@ -17,6 +17,8 @@ from headrace.bench._statistic import Statistic
 StartupPhaseName = Literal["app_launch", "python_imports", "task_config", "env_creation", "first_step"]
 STARTUP_PHASES: tuple[StartupPhaseName, ...] = get_args(StartupPhaseName)
 
+_NOT_TASK = ("physics", "render", "observers")
+
 
 class StartupClock:
     """Seconds of each phase before the first measured step."""
@@ -136,7 +138,10 @@ class StepTimes:
         )
 
     def _split(self) -> dict[str, NDArray[np.float64]] | None:
-        """Seconds of each stage in each step; resets are the task's. None where the environment does not tell."""
+        """Seconds of each stage in each step; resets are the task's, recorders and films nobody's.
+
+        None where the environment does not tell.
+        """
         if len(self._totals) != len(self._seconds) + 1:
             return None
         stages = {name for totals in self._totals for name in totals}
@@ -146,7 +151,7 @@ class StepTimes:
             stage: np.diff(np.array([totals.get(stage, 0.0) for totals in self._totals])) for stage in sorted(stages)
         }
         nothing = np.zeros(len(self._seconds))
-        task = sum((values for stage, values in spent.items() if stage not in ("physics", "render")), nothing)
+        task = sum((values for stage, values in spent.items() if stage not in _NOT_TASK), nothing)
         return {"physics": spent["physics"], "render": spent.get("render", nothing), "task": task}
 
 

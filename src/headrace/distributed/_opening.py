@@ -58,8 +58,8 @@ def open_evaluator(
             fitted, played["engine"] = remote.policy, remote
             played.pop("timeout", None)
         else:
-            file = trained_policy(policy, env)
-            if file is None:
+            file = named_policy(policy, env)
+            if file is None or file.kind == "chunk":
                 fitted = _fitted(policy, env, found["horizon"], action_size(env.single_action_space))
             else:
                 fitted = stack.enter_context(_trained(file, env, seed))
@@ -91,9 +91,9 @@ def check_remote(policy: PolicySource, settings: EvaluationSettings) -> None:
         raise ConfigError(f"engine, batching: expected none with {address}: a server has its own")
 
 
-def trained_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> PolicyFile | None:
-    """What ``policy`` names, if it is the file of a training. One of another task, or nothing at all, is refused."""
-    from headrace.adapters._policies import trained_file
+def named_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> PolicyFile | None:
+    """The file that ``policy`` names, if it is one. A training of another task, or nothing at all, is refused."""
+    from headrace.adapters._policies import policy_file
     from headrace.envs._recipe import EnvRecipe
     from headrace.rollout._act_policy import missing_policy, shipped_policies
 
@@ -103,7 +103,7 @@ def trained_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> Polic
             raise missing_policy(str(policy))
 
     recipe = env if isinstance(env, EnvRecipe) else cast("EnvRecipe | None", getattr(env, "recipe", None))
-    return None if recipe is None else trained_file(policy, recipe.source)
+    return None if recipe is None else policy_file(policy, recipe.source)
 
 
 @contextmanager

@@ -200,6 +200,7 @@ class BatchEnv(EpisodicEnv):
                 raise
         try:
             if self._observers:
+                self.timer.start("observers")
                 self._show(ids, actions.detach(), step)
         finally:
             # also when an observer raised: an ended episode must not go on

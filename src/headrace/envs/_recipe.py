@@ -199,8 +199,11 @@ class EnvRecipe:
     def from_json(cls, data: object) -> EnvRecipe:
         """Read the JSON form."""
         known = [entry.name for entry in dataclasses.fields(cls)]
-        if not isinstance(data, Mapping) or "source" not in data or not set(data) <= set(known):  # pyright: ignore[reportUnknownArgumentType]  # checked here
+        if not isinstance(data, Mapping) or "source" not in data:
             raise DataError(f"recipe: expected an object with source and any of {known[1:]}, got {data!r}")
+        unknown = sorted(set(map(str, data)) - set(known))  # pyright: ignore[reportUnknownArgumentType]  # JSON's keys
+        if unknown:
+            raise DataError(f"recipe: {UnknownNameError('field', unknown[0], known)}")
         try:
             return cls(**data)  # pyright: ignore[reportUnknownArgumentType]  # __post_init__ checks the values
         except ConfigError as error:

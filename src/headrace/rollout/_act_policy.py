@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -222,9 +223,18 @@ class _ImageTokens(nn.Module):
         return self.norm(self.layers(4.0 * (rows - 0.5)).flatten(2).transpose(1, 2)) + self.places
 
 
-def save_policy(policy: ActPolicy, path: Path, *, task: str) -> str:
-    """Write a checkpoint that ``torch.load(weights_only=True)`` reads; returns its SHA-256."""
+def save_policy(policy: ActPolicy, path: Path, *, task: str, overrides: Mapping[str, object] | None = None) -> str:
+    """Write a checkpoint that ``torch.load(weights_only=True)`` reads; returns its SHA-256.
+
+    Args:
+        policy: the policy.
+        path: the file.
+        task: what it was trained on.
+        overrides: of the task's settings, as JSON; whoever plays the file gets them.
+    """
     content = {"format": _FORMAT, "task": task, "cfg": asdict(policy.cfg), "weights": policy.state_dict()}
+    if overrides:
+        content["overrides"] = dict(overrides)
     write_whole(path, lambda part: torch.save(content, part))
     return hash_file(path)
 

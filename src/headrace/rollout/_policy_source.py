@@ -33,7 +33,7 @@ def load_policy_source(source: str | None, *, task: str | None = None) -> Policy
             known = ", ".join(sorted([*shipped, _WORDS]))
             raise ConfigError(
                 f"--policy: expected one, since we ship none for {task!r}, only for {known}; pass module:name, "
-                "lerobot:DIR, or a checkpoint that 'headrace imitate' wrote"
+                "lerobot:DIR, or a checkpoint of 'headrace imitate' or 'headrace train'"
             )
         return load_chunk_policy(task)
     if source.startswith(_LEROBOT):
