@@ -67,5 +67,11 @@ def test_unknown_names_are_refused() -> None:
         headrace.bridge("envpool:Antelope-v4", 2)
 
 
+def test_settings_that_the_pool_does_not_take_are_refused() -> None:
+    for settings in ({"max_episode_step": 5}, {"max_episode_steps": "five"}):
+        with pytest.raises(ConfigError, match="EnvPool does not take the settings"):
+            headrace.bridge("envpool:CartPole-v1", 2, env_kwargs=settings)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__, "-q"]))

@@ -381,6 +381,14 @@ def test_a_simulator_that_is_not_installed_is_named(name: str) -> None:
         headrace.bridge(name, 2)
 
 
+@pytest.mark.parametrize("name", ["batch_size", "num_envs", "seed", "env_type"])
+def test_settings_that_the_bridge_makes_itself_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"which the bridge sets itself, got {name}"):
+        bridge("envpool:CartPole-v1", 4, env_kwargs={name: 2})
+    with pytest.raises(ConfigError, match="instruction: expected a text, got 5"):
+        bridge("envpool:CartPole-v1", 4, env_kwargs={"instruction": 5})
+
+
 def test_an_unknown_setting_of_playground_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UnknownNameError, match="episode_length"):
         bridge("playground:CartpoleBalance", 2, env_kwargs={"episode_lenght": 5})

@@ -39,9 +39,12 @@ class EnvPoolRows:
             raise ConfigError(f"envpool:{task}: expected one of envpool.list_all_envs(), got {task!r}")
         self.name, self.num_envs = f"envpool:{task}", num_envs
         self._instruction = instruction
-        self._pool: Any = envpool.make(
-            task, env_type="gymnasium", num_envs=num_envs, seed=seed % (_SEEDS - num_envs), **settings
-        )
+        try:
+            self._pool: Any = envpool.make(
+                task, env_type="gymnasium", num_envs=num_envs, seed=seed % (_SEEDS - num_envs), **settings
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"envpool:{task}: EnvPool does not take the settings {settings}: {error}") from error
         self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
         # what each environment gave last
         self._last: dict[str, Any] = {}

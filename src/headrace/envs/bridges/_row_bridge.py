@@ -11,8 +11,10 @@ from headrace._gymnasium_ids import ENVPOOL, PLAYGROUND
 from headrace.envs._recipe import EnvRecipe, EpisodeRules, check_count
 from headrace.envs.bridges._bridge_env import BridgeEnv
 from headrace.envs.bridges._rows import RowBackend, RowSimulator
-from headrace.errors import UnknownNameError
+from headrace.errors import ConfigError, UnknownNameError
 
+# a pool with a batch_size of its own answers for rows that nobody asked for
+_BRIDGES_OWN = ("batch_size", "env_type", "num_envs", "seed", "task", "task_id")
 MJLAB_ENTRY = f"{Path(__file__).with_name('mjlab_rows.py')}:make"
 """The ``entry`` of mjlab's tasks, for ``headrace.bridge(python=…, entry=MJLAB_ENTRY, env_kwargs={"task": …})``."""
 
@@ -43,6 +45,13 @@ def row_bridge(
 
 def _named(source: str, num_envs: int, seed: int, env_kwargs: Mapping[str, object]) -> RowSimulator:
     check_count("num_envs", num_envs)
+    if taken := [name for name in env_kwargs if name in _BRIDGES_OWN]:
+        raise ConfigError(
+            f"env_kwargs of {source}: expected none of {', '.join(_BRIDGES_OWN)}, which the bridge sets itself, got "
+            f"{', '.join(taken)}; num_envs= and seed= are arguments of bridge"
+        )
+    if not isinstance(env_kwargs.get("instruction", ""), str):
+        raise ConfigError(f"instruction: expected a text, got {env_kwargs['instruction']!r}")
     if source.startswith(PLAYGROUND):
         from headrace.envs.bridges._playground import PlaygroundRows
 
