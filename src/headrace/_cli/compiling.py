@@ -80,6 +80,7 @@ def compile_everything() -> str:
         "estimators": _estimate,
         "recurrence": _recur,
         "replay": _replay,
+        "recording": _record,
     }
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     start = time.monotonic()
@@ -225,6 +226,15 @@ def _replay() -> None:
                 buffer.extend(obs, torch.zeros(2, 1), Step({"obs": obs}["obs"], torch.zeros(2), end, no, {}))  # pyright: ignore[reportArgumentType]  # one tensor, as extend takes it
             buffer.sample(2)
             sampler = type(sampler)(2) if isinstance(sampler, SliceSampler) else type(sampler)()
+
+
+def _record() -> None:
+    import numpy as np
+
+    from headrace.recording._running import RunningRows
+
+    sources = {"rewards": (np.zeros(2), True)}
+    RunningRows(sources, 2, with_first=False).write(sources, np.arange(2), np.arange(2), np.zeros(2, np.int64))
 
 
 @contextmanager

@@ -305,6 +305,27 @@ def test_a_batch_that_is_refused_changes_nothing():
     assert torch.equal(front[:]["advantage"].T, data["advantage"])
 
 
+@pytest.mark.parametrize("written", [0, 4, 10])
+def test_a_refused_batch_as_long_as_the_ring_is_not_counted(written):
+    data = corridor_batch(2, 20, 5)
+    front = storage(2, 10)
+    buffer, other = torchrl_buffer(front, 8), torchrl_buffer(front, 8)
+    if written:
+        buffer.extend(data[:, :written])
+    before = buffer._writer._cursor, buffer._writer._write_count, other._writer._write_count
+    wrong = data[:, written : written + 10].clone()
+    wrong["observation"] = wrong["observation"][..., :-1]
+    for _ in range(2):
+        with pytest.raises(ShapeError):
+            buffer.extend(wrong)
+        assert (buffer._writer._cursor, buffer._writer._write_count, other._writer._write_count) == before
+    with pytest.raises(ShapeError):
+        front.set((torch.arange(10) + written) % 10, wrong.transpose(0, 1))  # no writer counted this one
+    assert (buffer._writer._cursor, buffer._writer._write_count, other._writer._write_count) == before
+    buffer.extend(data[:, written : written + 10])
+    assert buffer._writer._write_count == written + 10
+
+
 @pytest.mark.parametrize("refused", ["a wrong shape", "a missing key", "a full disk"])
 def test_a_refused_batch_does_not_move_torchrls_cursor(refused, monkeypatch):
     data = corridor_batch(2, 12, 5)

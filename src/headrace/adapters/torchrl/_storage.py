@@ -53,6 +53,8 @@ class ReplayStorage(TensorStorage):
         self.frames = frames
         self._kept: TensorDict | None = None
         self._kept_keys: set[tuple[str, ...]] = set()
+        self._counted: list[int] = []
+        """What the writers of the attached buffers had counted after the last batch, in order of attachment."""
 
     @property
     def _rows(self) -> int:
@@ -94,6 +96,7 @@ class ReplayStorage(TensorStorage):
         except BaseException:  # also Ctrl-C; raised again
             self._correct_writers(len(rows))
             raise
+        self._counted = [0 if writer is None else writer._write_count for writer in self._writers]
         self._set_last_cursor(cursor)
         self._bump_mutation_revision()
 
@@ -117,11 +120,20 @@ class ReplayStorage(TensorStorage):
     def _correct_writers(self, count: int) -> None:
         """Take back what writers counted for a batch that was refused: they count before they hand it over."""
         place = int(self.frames.written[0]) % self.frames.spec.length
-        for buffer in cast("list[Any]", self._attached_entities):
-            writer = getattr(buffer, "_writer", None)
-            if writer is not None and writer._cursor != place:
+        for number, writer in enumerate(self._writers):
+            if writer is None:
+                continue
+            counted = writer._write_count - (self._counted[number] if number < len(self._counted) else 0)
+            # by its count: a batch as long as the ring brings the cursor back to where it was. The cursor tells it of a
+            # writer whose state was loaded meanwhile
+            if counted == count or (counted != 0 and writer._cursor != place):
                 writer._cursor = place
                 writer._write_count -= count
+
+    @property
+    def _writers(self) -> list[Any]:
+        """Of the attached buffers; None for one without."""
+        return [getattr(buffer, "_writer", None) for buffer in cast("list[Any]", self._attached_entities)]
 
     def _others(self, data: TensorDict) -> list[tuple[str, ...]]:
         """The keys that the frames do not have; refused where they are not those of the batches before."""
