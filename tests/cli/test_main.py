@@ -19,6 +19,21 @@ def test_tasks_lists_every_task_with_its_spaces(capsys: pytest.CaptureFixture[st
     assert "2 choices" in shown
 
 
+def test_tasks_lists_the_others_where_one_cannot_be_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    from headrace.envs import _registry as registry
+
+    lost = EntryPoint("lost", "no_such_package:TASK", registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"lost": lost})
+    assert main(["tasks"]) == 0
+    shown = capsys.readouterr().out
+    assert "cannot be made here" in shown
+    assert "pusher-solid" in shown
+
+
 def test_run_prints_rates_and_how_episodes_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cartpole", "--num-envs", "8", "--num-steps", "60"]) == 0
     shown = capsys.readouterr().out

@@ -41,7 +41,9 @@ def package(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-robots\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[headrace.tasks]\nreach = my_robots:REACH\nbroken = my_robots:NOTHING\nwrong = my_robots:home\n"
+        "unlicensed = sold_robots:TASK\n"
     )
+    (tmp_path / "sold_robots.py").write_text("raise RuntimeError('the license has expired')\n")
     return tmp_path
 
 
@@ -67,7 +69,12 @@ def test_a_task_of_a_module_is_found_by_module_and_name(package) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("broken", "cannot be loaded"), ("wrong", "expected a TaskEntry, got str"), ("nothing:x", "cannot be imported")],
+    [
+        ("broken", "cannot be loaded"),
+        ("wrong", "expected a TaskEntry, got str"),
+        ("nothing:x", "cannot be imported"),
+        ("unlicensed", "cannot be loaded: RuntimeError: the license has expired"),
+    ],
 )
 def test_a_task_that_cannot_be_loaded_says_whose_it_is(package, name, message) -> None:
     code = f"""

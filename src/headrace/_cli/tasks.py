@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.errors import HeadraceError
+
 if TYPE_CHECKING:
     from gymnasium import spaces
 
@@ -36,9 +38,13 @@ def _tasks(arguments: argparse.Namespace) -> int:
     table.add_column("task", no_wrap=True, style="bold")
     table.add_column("what it is")
     for name in task_names():
-        words = Text(task_entry(name).summary)
-        for line in _facts(make_task(name)):
-            words.append(f"\n{line}", style="dim")
+        words = Text()
+        try:
+            words.append(task_entry(name).summary)
+            for line in _facts(make_task(name)):
+                words.append(f"\n{line}", style="dim")
+        except HeadraceError as error:  # the others are there all the same
+            words.append(f"\ncannot be made here: {error}" if words else f"cannot be made here: {error}", style="red")
         table.add_row(name, words)
     Console().print(table)
     return 0

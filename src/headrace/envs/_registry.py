@@ -153,8 +153,9 @@ def _loaded(point: EntryPoint) -> TaskEntry:
     whose = f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
     try:
         entry: object = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{whose} cannot be loaded: {error}; reinstall or remove its package") from error
+    except Exception as error:  # whatever the package of somebody else raises when it is imported
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{whose} cannot be loaded: {told}; mend, reinstall or remove its package") from error
     if not isinstance(entry, TaskEntry):
         raise ConfigError(f"{whose}: expected a TaskEntry, got {type(entry).__name__}")
     return entry
