@@ -75,6 +75,9 @@ class PretendCuda:
         self.capturing = False
         self.operations: Counter[str] = Counter()
         """ATen operations on tensors of the device: the upper bound of kernel launches."""
+        self.bytes_to_host = 0
+        self.bytes_to_device = 0
+        """Of the copies above, but for single numbers, which become arguments of kernels."""
         self.allocated = 0
         """Bytes of device memory that operations made anew, whether or not it lives on."""
 
@@ -88,7 +91,7 @@ class PretendCuda:
         counters = self.syncs, self.to_host, self.to_device, self.blocking, self.operations, self.launches
         for counter in (*counters, self.off_stream):
             counter.clear()
-        self.allocated = 0
+        self.allocated = self.bytes_to_host = self.bytes_to_device = 0
 
     def synchronize(self, device: object = None) -> None:
         """``torch.cuda.synchronize``."""
@@ -164,8 +167,10 @@ class PretendCuda:
         from_device = isinstance(source, PretendTensor)
         if from_device and not to_device:
             self.to_host[place] += 1
+            self.bytes_to_host += source.nbytes
         elif to_device and not from_device:
             self.to_device[place] += 1
+            self.bytes_to_device += source.nbytes if source.dim() else 0
             # a number becomes an argument of a kernel
             if source.dim() and (patient or not getattr(source, "pretend_pinned", False)):
                 self.blocking[place] += 1
@@ -273,6 +278,7 @@ def pretend_cuda(*, warp: bool = False) -> Generator[PretendCuda]:
         mock.patch.object(torch.cuda, "current_stream", pretend.current_stream),
         mock.patch.object(torch.cuda, "synchronize", pretend.synchronize),
         mock.patch.object(torch, "Generator", _Generator),
+        mock.patch("headrace._device.has_warp", lambda device: warp and device.type == "cuda"),
         *(_warp_patches(pretend) if warp else ()),
     ]
     before = torch._C._only_lift_cpu_tensors(), torch.__future__.get_overwrite_module_params_on_conversion()

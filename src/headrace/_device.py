@@ -8,7 +8,8 @@ wait for anything else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+import importlib.util
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +39,12 @@ def warp_launches(device: torch.device) -> Generator[Any]:
         yield there
 
 
+@functools.cache
+def has_warp(device: torch.device) -> bool:
+    """Whether Warp's kernels run there: on CUDA, with the extra ``warp``."""
+    return device.type == "cuda" and importlib.util.find_spec("warp") is not None
+
+
 def to_device(host: Tensor, device: torch.device) -> Tensor:
     """A copy of a CPU tensor on ``device``; does not wait for a GPU (a plain ``.to`` does). CPU: the tensor itself."""
     if device.type == "cpu":
@@ -45,6 +52,27 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU, without gradients, in one copy for all of a device: one wait of the host.
+
+    CPU tensors are given back as they are.
+    """
+    found = dict(tensors)
+    for device in {tensor.device for tensor in tensors.values()}:
+        if device.type == "cpu":
+            continue
+        # the largest items first: every part begins at a multiple of its own
+        names = [name for name, tensor in tensors.items() if tensor.device == device]
+        names.sort(key=lambda name: -tensors[name].element_size())
+        parts = [tensors[name].detach().reshape(-1).view(torch.uint8) for name in names]
+        packed, at = torch.cat(parts).cpu(), 0
+        for name, part in zip(names, parts, strict=True):
+            there = tensors[name]
+            found[name] = packed[at : at + part.shape[0]].view(there.dtype).view(there.shape)
+            at += part.shape[0]
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import headrace
-from headrace.bench._capture import environment_variables, git_state, hardware, versions
+from headrace.bench._capture import GB, environment_variables, git_state, hardware, versions
 from headrace.bench._monitor import ResourceMonitor
 from headrace.errors import ConfigError
 
@@ -110,3 +111,37 @@ def test_a_gauge_that_fails_is_told_once_and_the_others_go_on() -> None:
 def test_an_interval_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="above 0"):
         ResourceMonitor(0.0)
+
+
+def test_gpu_gauges_follow_the_device_that_is_used_and_say_when_nvml_is_absent(monkeypatch) -> None:
+    def no_nvml(_device: torch.device) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
+
+    cuda = torch.cuda
+    for name, value in (
+        ("is_available", lambda: True),
+        ("is_initialized", lambda: True),
+        ("device_count", lambda: 2),
+        ("memory_reserved", lambda index: 4096 * index),
+        ("utilization", no_nvml),
+        ("mem_get_info", lambda device: (3 << 30, (3 + device.index) << 30)),
+    ):
+        monkeypatch.setattr(cuda, name, value)
+    monitor = ResourceMonitor(interval=60)
+    monitor.start()
+    monitor.stop()
+    found = monitor.resources()
+    assert found.gpu_mem_gb is not None
+    assert found.gpu_mem_gb.max == pytest.approx((1 << 30) / GB)
+    assert found.gpu_util_pct is None
+    assert found.problems == [
+        "gpu_util_pct: ModuleNotFoundError: nvidia-ml-py does not seem to be installed or it can't be imported."
+    ]
+
+
+def test_gpu_gauges_read_nothing_before_the_program_uses_a_device() -> None:
+    monitor = ResourceMonitor(interval=60)
+    monitor.start()
+    monitor.stop()
+    found = monitor.resources()
+    assert (found.gpu_util_pct, found.gpu_mem_gb, found.problems) == (None, None, [])

@@ -11,6 +11,7 @@ import torch
 import headrace
 from headrace.envs import make_task
 from headrace.errors import ActionError, LifecycleError
+from headrace.recording import EpisodeRecorder
 from pretend_cuda import PretendCuda, _Stream, pretend_cuda
 
 N = 4
@@ -129,32 +130,47 @@ def test_tasks_run_on_the_device(device: PretendCuda, task: str) -> None:
     env.load_state_dict(state)
 
 
-def table_of_docs() -> dict[str, list[int]]:
-    """The table of docs/gpu.md: what happens in a step → operations, graphs, waits, copies down, copies up."""
-    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| cartpole, ")]
-    return {cells[0].strip(): [int(cell) for cell in cells[1:6]] for cells in lines}
-
-
 def counted(device: PretendCuda, env: headrace.BatchEnv) -> list[int]:
+    """Operations, launches of Warp, waits, copies down, bytes down, copies up, bytes up of the next step."""
     actions = zeros(env)
     device.clear()
     env.step(actions)
-    launches = device.launches["graph"]
-    assert device.launches.total() == launches
-    copies = device.to_host.total(), device.to_device.total()
-    return [device.operations.total(), launches, device.waits, *copies]
+    down, up = device.to_host.total(), device.to_device.total()
+    counts = [device.operations.total(), device.launches.total(), device.waits]
+    return [*counts, down, device.bytes_to_host, up, device.bytes_to_device]
 
 
-def test_the_table_of_the_docs_is_what_is_counted(device: PretendCuda) -> None:
-    env = make()
-    for _ in range(5):
-        env.step(zeros(env))
-    found = {"cartpole, all act": counted(device, env)}
-    for _ in range(3):
-        env.step(zeros(env))
-    found["cartpole, all episodes end and begin"] = counted(device, env)
+def count_steps(device: PretendCuda, task: str, **settings: object) -> dict[str, list[int]]:
+    """The three kinds of steps of a task with episodes of five steps."""
+    env = make(task, **settings)
     env.suspend([0, 1])
-    env.step(zeros(env))
-    found["cartpole, half is suspended"] = counted(device, env)
-    assert found == table_of_docs()
+    for _ in range(6):  # graphs are captured, constants sent
+        env.step(zeros(env))
+    found = {f"{task}, half is suspended": counted(device, env)}
+    env.reset(seed=0)
+    env.resume([0, 1])
+    for _ in range(6):
+        env.step(zeros(env))
+    found[f"{task}, all act"] = counted(device, env)
+    for _ in range(2):
+        env.step(zeros(env))
+    found[f"{task}, all episodes end and begin"] = counted(device, env)
+    env.close()
+    return found
+
+
+def test_the_table_of_the_docs_is_what_is_counted(device: PretendCuda, tmp_path: Path) -> None:
+    found: dict[str, list[int]] = {}
+    for task in ("cartpole", "ant", "cartpole-camera"):
+        found |= count_steps(device, task)
+    env = make()
+    with EpisodeRecorder(tmp_path / "episodes") as recorder:
+        env.attach(recorder)
+        env.reset(seed=0)
+        for _ in range(6):
+            env.step(zeros(env))
+        found["cartpole, all act and are recorded"] = counted(device, env)
+    rows = [f"| {name} | {' | '.join(map(str, counts))} |" for name, counts in found.items()]
+    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text().splitlines()
+    missing = [row for row in rows if row not in text]
+    assert not missing, "docs/gpu.md: expected these rows in its table:\n" + "\n".join(missing)

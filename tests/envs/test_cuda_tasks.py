@@ -76,7 +76,9 @@ def test_a_step_waits_once_and_copies_one_byte_per_environment_down(device: Pret
         assert device.waits == 1 + words, (device.syncs, device.to_host, device.blocking)
         assert device.to_host.total() == 1 + words
         # physics; reset and forward; each look of a camera
-        assert device.launches == {"graph": 1 + 2 * begins + camera * (1 + begins)}
+        assert device.launches["graph"] == 1 + 2 * begins + camera * (1 + begins)
+        # the others write frames into stacks, and stacks into observations
+        assert device.launches.total() == device.launches["graph"] or camera
         assert device.to_device.total() == (2 if begins else 0) or camera
         assert not device.blocking
         assert not device.off_stream

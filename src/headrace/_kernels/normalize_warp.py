@@ -18,6 +18,7 @@ from headrace.errors import require_extra
 wp: Any = require_extra("warp", extra="warp", purpose="normalizing images on a CUDA device")
 _Bytes: Any = wp.array(dtype=wp.uint8)
 _Floats: Any = wp.array(dtype=wp.float32)
+_Longs: Any = wp.array(dtype=wp.int64)
 _Sums: Any = wp.array2d(dtype=wp.int64)
 _Means: Any = wp.array2d(dtype=wp.vec2d)
 
@@ -29,8 +30,18 @@ _lock = threading.Lock()
 """Two Python threads may share a stream, and then the sums: the launches of one image batch stay together."""
 
 
+@wp.func
+def _place(image: wp.int32, rows: _Longs, per_row: wp.int32) -> wp.int64:
+    """Where an image is among those of all rows."""
+    if per_row == 0:
+        return wp.int64(image)
+    return rows[image // per_row] * wp.int64(per_row) + wp.int64(image % per_row)
+
+
 @wp.kernel(enable_backward=False)
 def _sum(
+    rows: _Longs,
+    per_row: wp.int32,
     x: _Bytes,
     strides: wp.vec4l,
     width: wp.int32,
@@ -41,7 +52,7 @@ def _sum(
     image, lane_channel = wp.tid()
     lane = lane_channel // channels
     channel = lane_channel % channels
-    base = wp.int64(image) * strides[0] + wp.int64(channel) * strides[3]
+    base = _place(image, rows, per_row) * strides[0] + wp.int64(channel) * strides[3]
     total = wp.int64(0)
     pixel = lane
     while pixel < pixels:
@@ -63,6 +74,9 @@ def _mean(sums: _Sums, pixels: wp.int64, mean: _Means) -> None:
 
 @wp.kernel(enable_backward=False)
 def _write(
+    rows: _Longs,
+    out_rows: _Longs,
+    per_row: wp.int32,
     x: _Bytes,
     mean: _Means,
     strides: wp.vec4l,
@@ -76,9 +90,14 @@ def _write(
     pixel = value // channels
     row = wp.int64(pixel // width)
     column = wp.int64(pixel % width)
-    at = wp.int64(image) * strides[0] + row * strides[1] + column * strides[2] + wp.int64(channel) * strides[3]
+    at = (
+        _place(image, rows, per_row) * strides[0]
+        + row * strides[1]
+        + column * strides[2]
+        + wp.int64(channel) * strides[3]
+    )
     to = (
-        wp.int64(image) * out_strides[0]
+        _place(image, out_rows, per_row) * out_strides[0]
         + row * out_strides[1]
         + column * out_strides[2]
         + wp.int64(channel) * out_strides[3]
@@ -87,18 +106,23 @@ def _write(
     out[to] = wp.float32(((wp.float64(x[at]) - m[0]) - m[1]) * wp.float64(RECIPROCAL))
 
 
-def normalize_warp(x: Tensor, out: Tensor) -> None:
+def normalize_warp(x: Tensor, out: Tensor, rows: tuple[Tensor, Tensor] | None = None, per_row: int = 1) -> None:
     """Write the normalized images of ``x`` into ``out``; the same bits as ``normalize_cpu``.
 
     Runs on torch's current stream. Sums are kept per (shape, device, stream).
 
     Args:
         x: uint8 (images, height, width, channels), any strides.
-        out: float32 of the same shape and device, any strides.
+        out: float32 on the same device, any strides; of the same shape where ``rows`` is None.
+        rows: int64 (n,) twice: the images of row ``rows[0][i]`` of ``x`` go to row ``rows[1][i]`` of ``out``, and no
+            others are touched. None: all images go to their own places.
+        per_row: images in a row.
     """
-    if x.shape[0] == 0:
-        return
     images, height, width, channels = x.shape
+    if rows is not None:
+        images = rows[0].shape[0] * per_row
+    if images == 0:
+        return
     pixels = height * width
     stream = current_stream(x.device)
     with _lock, warp_launches(x.device) as device:
@@ -108,11 +132,14 @@ def normalize_warp(x: Tensor, out: Tensor) -> None:
         target = wp.from_torch(_flat(out), dtype=wp.float32)
         warp_sums = wp.from_torch(sums, dtype=wp.int64)
         warp_mean = wp.from_torch(mean, dtype=wp.vec2d)
+        # without rows nobody reads them
+        taken, put = (wp.from_torch(each) for each in rows or (sums.view(-1), sums.view(-1)))
+        per_row = 0 if rows is None else per_row
         strides, out_strides = wp.vec4l(*x.stride()), wp.vec4l(*out.stride())
         wp.launch(
             _sum,
             dim=(images, _LANES * channels),
-            inputs=[source, strides, width, channels, pixels],
+            inputs=[taken, per_row, source, strides, width, channels, pixels],
             outputs=[warp_sums],
             device=device,
         )
@@ -120,7 +147,7 @@ def normalize_warp(x: Tensor, out: Tensor) -> None:
         wp.launch(
             _write,
             dim=(images, pixels * channels),
-            inputs=[source, warp_mean, strides, width, channels, out_strides],
+            inputs=[taken, put, per_row, source, warp_mean, strides, width, channels, out_strides],
             outputs=[target],
             device=device,
         )

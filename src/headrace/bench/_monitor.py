@@ -135,14 +135,18 @@ class _Processes:
 
 
 def _cuda() -> torch.device | None:
-    """The current CUDA device, once the program itself has loaded torch and begun to use it."""
+    """The first CUDA device with torch's memory on it, once the program itself has loaded torch and begun to use it.
+
+    Which one is current is no answer: every thread has its own, and this one never chose.
+    """
     module = sys.modules.get("torch")
     cuda = getattr(module, "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return None
     import torch
 
-    return torch.device("cuda", torch.cuda.current_device())
+    used = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
+    return torch.device("cuda", used[0]) if used else None
 
 
 def _gpu_percent() -> float | None:

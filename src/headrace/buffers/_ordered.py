@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace import _device
 from headrace._kernels.compiled import helper, inline, kernel, run
 from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
@@ -65,6 +66,13 @@ class OrderedFrames:
             by: int64 (N,), at least 1 where addressed: how many slots to move; slots in between are zeroed.
             fill: bool (N,): environments whose every slot becomes the new frame.
         """
+        if _device.has_warp(self.data.device):
+            from headrace._kernels.frames_warp import push_warp  # an extra, loaded on use
+
+            given = None if rows is None else self._apart(rows)
+            sizes = {"inner_bytes": self._inner_bytes, "length": self.length}
+            push_warp(self.data, given, where.ids, where.mask, by, fill, **sizes)
+            return
         if self.data.device.type != "cpu":
             mask = where.mask
             if mask is None and where.ids is not None:

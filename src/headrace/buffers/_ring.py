@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace import _device
 from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
 
@@ -25,6 +26,11 @@ class RingFrames:
 
     def push(self, rows: Tensor, where: EnvRows, pushed: Tensor) -> None:
         """Write ``rows`` (row_count, *frame_shape) as the newest frames; ``pushed`` counts those before."""
+        if _device.has_warp(self.data.device):
+            from headrace._kernels.frames_warp import append_warp  # an extra, loaded on use
+
+            append_warp(self.data, rows, where.ids, where.mask, pushed, length=self.length)
+            return
         slot = pushed % self.length
         if where.mask is None:
             envs = where.select(self._envs)

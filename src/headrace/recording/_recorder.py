@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
-from headrace.recording._fields import Array, as_array, check_choice, needs_frames
+from headrace.recording._fields import as_array, check_choice, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.recording._sources import FieldSources
@@ -121,7 +123,7 @@ class EpisodeRecorder:
         self._instructions: list[str] = []
         self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._returns: NDArray[np.float64] = np.empty(0)
-        self._substeps: list[Array] = []
+        self._substeps: list[Tensor] = []
         self._at_exit = _close_at_exit(self)
 
     @property
@@ -149,27 +151,28 @@ class EpisodeRecorder:
         self._check_open()
         if not self._num_envs:
             self._begin(record)
-        env_ids = record.env_ids.cpu().numpy()
+        if self._sources is None:
+            self._sources = FieldSources(self.cfg.fields, record.obs)
+        record = self._sources.reset_on_host(record)
+        env_ids = record.env_ids.numpy()
         for row, slot in enumerate(env_ids.tolist()):
             self._forget(slot)
             self._seeds[slot] = record.seed
             self._instructions[slot] = _instruction(record, row)
         # an interrupt before the last line leaves environments without an episode, not episodes without a beginning
         self._episodes[env_ids] = -1
-        if self._sources is None:
-            self._sources = FieldSources(self.cfg.fields, record.obs)
         found = self._sources.of_reset(record)
         if self._moments is None:
             self._moments = RunningRows(found, self._num_envs, with_first=True)
         self._moments.write(found, env_ids, np.arange(len(env_ids)), np.zeros(len(env_ids), np.int64))
-        self._episodes[env_ids] = record.episode_ids.cpu().numpy()
+        self._episodes[env_ids] = record.episode_ids.numpy()
 
     def after_substep(self, record: SubstepRecord) -> None:
         """Keep the states of a substep until its step is recorded."""
         if "substeps" in self.cfg.fields:
             if record.index == 0:
                 self._substeps.clear()
-            self._substeps.append(as_array(record.states, "substeps"))
+            self._substeps.append(record.states)
 
     def after_step(self, record: StepRecord) -> None:
         """Copy the rows that acted; hand over the episodes that ended."""
@@ -184,12 +187,15 @@ class EpisodeRecorder:
             self._report.begun_before += int(done[record.env_ids].sum())
             return
         self._in_step = True
-        env_ids = record.env_ids.cpu().numpy()
-        seen = self._episodes[env_ids] == record.episode_ids.cpu().numpy()
+        assert self._sources is not None
+        substeps = torch.stack(self._substeps, dim=1) if self._substeps else None
+        record, substeps = self._sources.step_on_host(record, substeps)
+        env_ids = record.env_ids.numpy()
+        seen = self._episodes[env_ids] == record.episode_ids.numpy()
         rows = np.flatnonzero(seen)
         slots = env_ids[rows]
         if len(slots):
-            self._write(record, slots, rows)
+            self._write(record, slots, rows, substeps)
             self._lengths[slots] += 1
             self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
         self._end_episodes(record, env_ids)
@@ -259,11 +265,12 @@ class EpisodeRecorder:
     def _running(self) -> list[RunningRows]:
         return [part for part in (self._moments, self._acts) if part is not None]
 
-    def _write(self, record: StepRecord, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    def _write(
+        self, record: StepRecord, slots: NDArray[np.int64], rows: NDArray[np.int64], substeps: Tensor | None
+    ) -> None:
         """Copy one step: environments ``slots``, which are ``rows`` of the record."""
         assert self._sources is not None
         assert self._moments is not None
-        substeps = np.stack(self._substeps, axis=1) if self._substeps else None
         found, lengths = self._sources.of_act(record, substeps), self._lengths[slots]
         if self._acts is None:
             self._acts = RunningRows(found, self._num_envs, with_first=False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from headrace._device import to_host
 from headrace._leaves import Path as LeafPath
 from headrace._leaves import leaves
 from headrace.errors import DataError
 from headrace.recording._fields import Array, as_array, choose_observations
-from headrace.types import Obs, ResetRecord, StepRecord
+from headrace.types import Obs, ResetRecord, Step, StepInfo, StepRecord
 
 Sources: TypeAlias = Mapping[str, tuple[Array, bool]]
 """Field → (values, borrowed; whether they have a row per environment, or only per row of the record)."""
@@ -30,6 +32,84 @@ class FieldSources:
         chosen = choose_observations(choice, {name: tuple(leaf.value.shape[1:]) for name, leaf in found.items()})
         self._observations = [(name, found[name].path) for name in chosen]
         self._choice = frozenset(choice)
+
+    def reset_on_host(self, record: ResetRecord) -> ResetRecord:
+        """The record with what is read of it on the CPU: one copy from a GPU."""
+        if record.env_ids.is_cpu:
+            return record
+        given = {"env_ids": record.env_ids, "episode_ids": record.episode_ids, **self._chosen(record.obs)}
+        if record.states is not None:
+            given["states"] = record.states
+        found = to_host(given)
+        return replace(
+            record,
+            env_ids=found["env_ids"],
+            episode_ids=found["episode_ids"],
+            obs=self._named(found),
+            states=found.get("states"),
+        )
+
+    def step_on_host(self, record: StepRecord, substeps: Tensor | None) -> tuple[StepRecord, Tensor | None]:
+        """The same of a step, and the states of its substeps (n, decimation, S)."""
+        step, info = record.step, record.step.info
+        if record.env_ids.is_cpu and step.reward.is_cpu:
+            return record, substeps
+        ends, final = info.get("ends"), info.get("final_obs")
+        if final is step.obs or "_final_obs" not in info:
+            final = None
+        maybe = {
+            "actions": record.actions if "actions" in self._choice else None,
+            "states": record.states,
+            "processed_actions": record.processed_actions,
+            "substeps": substeps,
+            "ends": None if ends is None else ends.env_ids,
+            "success": None if ends is None else ends.success,
+            "diverged": None if ends is None else ends.diverged,
+            "mask": None if final is None else info.get("_final_obs"),
+        }
+        found = to_host(
+            {
+                "env_ids": record.env_ids,
+                "episode_ids": record.episode_ids,
+                "reward": step.reward,
+                "terminated": step.terminated,
+                "truncated": step.truncated,
+                **{name: values for name, values in maybe.items() if values is not None},
+                **self._chosen(step.obs),
+                **{f"final {name}": values for name, values in self._chosen(final).items()},
+            }
+        )
+        told: StepInfo = {}
+        if ends is not None:
+            told["ends"] = replace(
+                ends, env_ids=found["ends"], success=found.get("success"), diverged=found["diverged"]
+            )
+        if final is not None:
+            told["final_obs"], told["_final_obs"] = self._named(found, "final "), found["mask"]
+        host = Step(self._named(found), found["reward"], found["terminated"], found["truncated"], told)
+        return replace(
+            record,
+            env_ids=found["env_ids"],
+            episode_ids=found["episode_ids"],
+            actions=found.get("actions", record.actions),
+            step=host,
+            states=found.get("states"),
+            processed_actions=found.get("processed_actions"),
+        ), found.get("substeps")
+
+    def _chosen(self, obs: Obs | None) -> dict[str, Tensor]:
+        return {} if obs is None else {name: _leaf(obs, path) for name, path in self._observations}
+
+    def _named(self, found: Mapping[str, Tensor], prefix: str = "") -> Obs:
+        """The observations among ``found`` whose names begin so, nested as they were."""
+        tree: dict[Any, Any] = {}
+        for name, path in self._observations:
+            *above, last = path
+            branch = tree
+            for key in above:
+                branch = branch.setdefault(key, {})
+            branch[last] = found[f"{prefix}{name}"]
+        return tree
 
     def of_reset(self, record: ResetRecord) -> Sources:
         """What there is at the beginning of an episode: observations and states."""
@@ -50,7 +130,7 @@ class FieldSources:
             merged[name][0][ended] = _follow(final, path, name)[ended]
         return merged
 
-    def of_act(self, record: StepRecord, substeps: Array | None) -> Sources:
+    def of_act(self, record: StepRecord, substeps: Tensor | None) -> Sources:
         """What belongs to the step itself. ``substeps``: (n, decimation, S) where they are recorded."""
         step = record.step
         found: dict[str, tuple[Array, bool]] = {}
@@ -74,10 +154,14 @@ class FieldSources:
         return found
 
 
-def _follow(obs: Any, path: LeafPath, name: str) -> Array:
+def _leaf(obs: Any, path: LeafPath) -> Any:
     for key in path:
         obs = obs[key]
-    return as_array(obs, name)
+    return obs
+
+
+def _follow(obs: Any, path: LeafPath, name: str) -> Array:
+    return as_array(_leaf(obs, path), name)
 
 
 def _given(name: str, values: Tensor | Array | None, advice: str) -> Array:

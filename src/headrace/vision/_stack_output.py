@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace import _device
 from headrace._kernels.gather import scatter
 from headrace._kernels.normalize import normalize_rows
 from headrace.types import StackSpec
@@ -66,7 +67,11 @@ class StackOutput:
             out = out.view(data.dtype)
         else:
             data = data.view(self._frame_dtype)
-        if data.device.type != "cpu" or not (plain or (self._pictures and data.dtype == torch.uint8)):
+        direct = plain or (self._pictures and data.dtype == torch.uint8)
+        if direct and _device.has_warp(data.device):
+            self._write_warp(data, ids, out, to)
+            return
+        if data.device.type != "cpu" or not direct:
             rows = self._observed(data if ids is None else data.index_select(0, ids))
             if to is None:
                 out.copy_(rows)
@@ -81,6 +86,22 @@ class StackOutput:
         else:
             # a plane of a channel-first picture is a picture with one channel
             normalize_rows(data.view(-1, *self._pictures), out.view(-1, *self._pictures), source, target)
+
+    def _write_warp(self, data: Tensor, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
+        """Rows straight into their places, without a copy of them between."""
+        from headrace._kernels.frames_warp import copy_rows_warp  # an extra, loaded on use
+        from headrace._kernels.normalize_warp import normalize_warp
+
+        rows: tuple[Tensor, Tensor] | None = None
+        if ids is not None:
+            rows = ids, torch.arange(ids.shape[0], device=ids.device) if to is None else to
+        if self._normalize:
+            flat = (-1, *self._pictures[1:])
+            normalize_warp(data.view(flat), out.view(flat), rows, self._pictures[0])
+        elif rows is None:
+            out.copy_(self.layout(data))
+        else:
+            copy_rows_warp(data, rows[0], out, rows[1])
 
     def _observed(self, data: Tensor) -> Tensor:
         """Rows as observations, in plain operations."""
