@@ -132,8 +132,9 @@ class EpisodeState:
             truncated = truncated | diverged
         self.returns.index_add_(0, ids, reward)
         flags = (terminated | truncated).to(torch.uint8)
-        flags = flags if diverged is None else flags + 2 * diverged
-        flags = flags if refused is None else flags + 4 * refused
+        # a number times a bool would be eight bytes
+        flags = flags if diverged is None else flags.add_(diverged.to(torch.uint8), alpha=2)
+        flags = flags if refused is None else flags.add_(refused.to(torch.uint8), alpha=4)
         gain, over, cut = (self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated))
         told = flags.cpu().numpy()
         ended, gone = (torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2))

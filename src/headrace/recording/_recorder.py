@@ -181,13 +181,12 @@ class EpisodeRecorder:
             # an interrupt came in the middle of a step that the caller survived: running episodes have a gap
             self._in_step = False
             self._drop_running()
-        if not self._num_envs:
+        if not self._num_envs or self._sources is None:
             # attached in the middle of everything: no episode's beginning was seen yet
             done = record.step.terminated | record.step.truncated
             self._report.begun_before += int(done[record.env_ids].sum())
             return
         self._in_step = True
-        assert self._sources is not None
         substeps = torch.stack(self._substeps, dim=1) if self._substeps else None
         record, substeps = self._sources.step_on_host(record, substeps)
         env_ids = record.env_ids.numpy()
