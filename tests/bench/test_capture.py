@@ -132,7 +132,7 @@ def test_gpu_gauges_follow_the_device_that_is_used_and_say_when_nvml_is_absent(m
     monitor.stop()
     found = monitor.resources()
     assert found.gpu_mem_gb is not None
-    assert found.gpu_mem_gb.max == pytest.approx((1 << 30) / GB)
+    assert found.gpu_mem_gb.peak == pytest.approx((1 << 30) / GB)
     assert found.gpu_util_pct is None
     assert found.problems == [
         "gpu_util_pct: ModuleNotFoundError: nvidia-ml-py does not seem to be installed or it can't be imported."
