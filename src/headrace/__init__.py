@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.envs.bridges._make import bridge
     from headrace.types import EpisodeEnds, StackSpec, Step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BatchEnv",
