@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ from torch import Tensor
 def current_stream(device: torch.device) -> Any:
     """The stream on which work for ``device`` is queued now: torch's current one; None for the CPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """For another thread, which would queue on the default stream: what is in the block goes to ``stream`` instead."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from chunk_policies import Attention, Broken, CannotBeMade, SlowStart, Stubborn
 from script_env import Planner, ScriptEnv, length_of
 
+from headrace import _device
 from headrace.chunking import Batching, ChunkContext, ProcessEngine, Request, _engines, as_chunk_policy
 from headrace.chunking._engines import ThreadEngine, make_engine
 from headrace.errors import ConfigError, LifecycleError, PolicyError
@@ -85,6 +87,31 @@ def test_padding_may_hold_anything() -> None:
     )
     assert len(found.episodes) == 8
     assert found.counters.rows_padded == found.counters.model_calls * 5 - found.counters.rows_inferred
+
+
+@pytest.mark.parametrize("engine", ["thread", "inline with a time-out"])
+def test_a_thread_runs_the_model_on_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """A thread's own current stream is the default one: it would not wait for what ``torch.cuda.stream(s)`` queued."""
+    used: dict[int, object] = {}
+
+    @contextmanager
+    def on_stream(stream: object) -> Iterator[None]:
+        used[threading.get_ident()] = stream
+        yield
+        del used[threading.get_ident()]
+
+    monkeypatch.setattr(_device, "current_stream", lambda device: f"the caller's, {device}")
+    monkeypatch.setattr(_device, "on_stream", on_stream)
+    seen: list[object] = []
+
+    def plan(obs: dict, context: ChunkContext) -> torch.Tensor:
+        seen.append(used[threading.get_ident()])
+        return Planner(4, 4, check=False)(obs, context)
+
+    policy = as_chunk_policy(plan, horizon=4, action_dim=4)
+    timeout = None if engine == "thread" else 60.0
+    evaluate(ScriptEnv(3), policy, episodes=4, execute=4, engine=engine.split()[0], timeout=timeout, progress=False)
+    assert set(seen) == {"the caller's, cpu"}
 
 
 def test_a_thread_whose_policy_exits_is_reported() -> None:

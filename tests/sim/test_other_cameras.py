@@ -136,3 +136,13 @@ def test_other_cameras_show_the_groups_that_the_native_one_shows(kind) -> None:
         ours, theirs = NativeCamera(model, spec).render(poses), kind(model, spec).render(poses)
         assert (ours.segmentation == theirs.segmentation).mean() > 0.99
         assert set(np.unique(ours.segmentation)) == set(np.unique(theirs.segmentation))
+
+
+@pytest.mark.parametrize(("groups", "warned"), [((0,), True), ((1,), False)])
+def test_mujoco_warp_says_which_sites_it_leaves_out(groups, warned, caplog) -> None:
+    pytest.importorskip("mujoco_warp")
+    model = mujoco.MjModel.from_xml_string(
+        '<mujoco><worldbody><camera name="c"/><geom size="1"/><site size=".1"/></worldbody></mujoco>'
+    )
+    WarpCamera(model, CameraSpec(name="c", width=8, height=8, groups=groups), device="cpu").close()
+    assert ("draws no sites, and 1 of this model would be shown" in caplog.text) == warned

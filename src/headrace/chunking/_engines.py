@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace import _device
 from headrace._interrupts import ignore_interrupts
 from headrace.chunking._batching import Answer, Batching, ask
 from headrace.chunking._context import ChunkContext, EpisodeRows, named
@@ -162,7 +163,7 @@ class ThreadEngine:
     def __init__(self, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> None:
         self.strict_size = batching.strict_size
         self._timeout = timeout
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Request, Any] | None] = queue.SimpleQueue()
         # not a queue: Ctrl-C right after it gave its item would lose the reply, and the engine would wait for ever
         self._reply: Reply | PolicyError | None = None
         self._replied = threading.Event()
@@ -189,7 +190,8 @@ class ThreadEngine:
         self._request = request
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         self._replied.clear()
-        self._requests.put(request)
+        device = next((leaf.device for leaf in request.obs.values()), torch.device("cpu"))
+        self._requests.put((request, _device.current_stream(device)))
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""
@@ -213,9 +215,12 @@ class ThreadEngine:
         self._thread.join(timeout=0.0 if self._stuck else SECONDS_TO_END)
 
     def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
-        while (request := self._requests.get()) is not None:
+        while (given := self._requests.get()) is not None:
+            request, stream = given
             try:
-                self._reply = _answered(policy, request, batching)
+                # the caller's stream made the observation, and will read the answer
+                with _device.on_stream(stream):
+                    self._reply = _answered(policy, request, batching)
             except PolicyError as error:
                 self._reply = error
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever

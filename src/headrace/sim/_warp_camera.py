@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from headrace.sim._camera import (
     CameraFrames,
     CameraSpec,
     ScenePoses,
+    base_colors,
     camera_id,
     frames_for,
     pose_layout,
@@ -26,13 +28,15 @@ from headrace.sim._camera import (
 from headrace.sim._mujoco_api import Model, mujoco
 from headrace.sim._warp_worlds import Worlds
 
+_LOG = logging.getLogger("headrace.sim")
+
 
 class WarpCamera:
     """A :class:`~headrace.sim.Camera` over ``mujoco_warp.render`` (``pip install 'headrace[warp]'``).
 
     Depth and segmentation agree with the other cameras; colors follow mujoco-warp's own lighting. Compiles at the
-    first picture. Rows with colors and lights of their own are refused. :meth:`render` copies frames to the host;
-    :meth:`draw` leaves them on the device.
+    first picture. Rows with colors and lights of their own are refused. No site is drawn: a warning says so where the
+    other cameras would show some. :meth:`render` copies frames to the host; :meth:`draw` leaves them on the device.
 
     Args:
         model: the model that poses belong to.
@@ -49,6 +53,7 @@ class WarpCamera:
         self.model = model
         camera_id(model, spec.name)
         self._layout = pose_layout(model)
+        _warn_of_sites(model, spec)
         self._wp.init()
         self.device = torch.device(device or ("cuda:0" if self._wp.is_cuda_available() else "cpu"))
         raw: Any = model
@@ -191,3 +196,14 @@ class WarpCamera:
             frames.segmentation[:] = np.where(is_geom, pairs[..., 0], -1)
         if frames.depth is not None:
             frames.depth[:] = np.where(is_geom, self._context.depth_data.numpy()[:n].reshape(shape), self._far)
+
+
+def _warn_of_sites(model: Model, spec: CameraSpec) -> None:
+    raw: Any = model
+    visible = np.isin(raw.site_group, spec.groups) & (base_colors(model, "site")[:, 3] > 0)
+    if visible.any():
+        _LOG.warning(
+            "camera %r: mujoco-warp draws no sites, and %d of this model would be shown; renderer='native' draws them",
+            spec.name,
+            visible.sum(),
+        )
