@@ -71,6 +71,8 @@ class EnvRecipe:
     """Threads or processes of the executor; None for one per core."""
     python: str | None = None
     """The interpreter of ``entry:…``."""
+    timeout: float = 300.0
+    """Seconds that a call to another interpreter or machine may take, making its environments included."""
 
     def __post_init__(self) -> None:
         for name, kind in (("source", str), ("overrides", Mapping), ("device", str), ("final_obs", bool)):
@@ -86,6 +88,10 @@ class EnvRecipe:
                 f"python: expected an interpreter with a source {ENTRY}module:name, and with no other, got "
                 f"{self.python!r} with {self.source!r}; on the command line, name a recipe file that says both"
             )
+        if not isinstance(self.timeout, int | float) or not self.timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # files say anything
+            raise ConfigError(f"timeout: expected more than 0 seconds, got {self.timeout!r}")
+        if self.timeout != _USUAL["timeout"] and not self.source.startswith(FOREIGN):
+            raise ConfigError(f"timeout: expected none with {self.source!r}, which is made in this process")
         for name, known in (("sim", SIMS), ("executor", get_args(Executor))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
@@ -157,9 +163,9 @@ class EnvRecipe:
 
             where: dict[str, Any] = {"source": recipe.source.removeprefix(GYMNASIUM), "executor": recipe.executor}
             if recipe.python is not None:
-                where = {"python": recipe.python, "entry": recipe.source.removeprefix(ENTRY)}
+                where = {"python": recipe.python, "entry": recipe.source.removeprefix(ENTRY), "timeout": recipe.timeout}
             elif recipe.source.startswith(FOREIGN):
-                where = {"address": recipe.source.split(",")}
+                where = {"address": recipe.source.split(","), "timeout": recipe.timeout}
             return bridge(
                 num_envs=recipe.num_envs,
                 workers=recipe.workers,

@@ -199,6 +199,22 @@ def test_a_recipe_of_another_interpreter_survives_json_and_is_evaluated_by_name(
 
 
 @pytest.mark.usefixtures("nobody_left")
+def test_a_recipe_says_how_long_its_simulator_may_take(other_python: str) -> None:
+    env = _foreign(other_python, num_envs=1, timeout=600.0)
+    recipe = env.recipe
+    env.close()
+    assert recipe is not None
+    assert recipe.timeout == 600.0
+    assert "timeout" not in recipe.identity(), "it decides no episode"
+    with pytest.raises(EnvError, match=r"within 0\.01 s"):
+        recipe.replace(timeout=0.01).make()
+    with pytest.raises(ConfigError, match="timeout: expected more than 0 seconds, got '5'"):
+        recipe.replace(timeout="5")
+    with pytest.raises(ConfigError, match="timeout: expected none with 'cartpole'"):
+        headrace.EnvRecipe("cartpole", timeout=5.0)
+
+
+@pytest.mark.usefixtures("nobody_left")
 def test_what_the_simulator_prints_never_reaches_the_protocol(other_python: str) -> None:
     reference = _played(_foreign(other_python, num_envs=1), {0, 1})
     loud = _played(_foreign(other_python, num_envs=1, env_kwargs={"fault": "print"}), {0, 1})

@@ -218,6 +218,7 @@ def _foreign_bridge(
         num_envs=num_envs,
         overrides=source.kwargs,
         workers=workers,
+        timeout=source.timeout,
         **episodes,
     )
     return env
