@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.errors import DeviceError, DtypeError, MissingExtraError, ShapeError, UnknownNameError
 from headrace.types import StackSpec
 from headrace.vision import normalize_image
+from pretend_cuda import pretend_cuda
 
 
 def pictures(*shape: int, seed: int = 0) -> Tensor:
@@ -147,3 +148,21 @@ def test_an_absent_warp_names_the_extra(monkeypatch) -> None:
 def test_an_unknown_place_of_the_channels_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown channels 'frist'; did you mean 'first'"):
         normalize_image(torch.zeros(2, 3, 3, 1, dtype=torch.uint8), channels="frist")  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["out", "rows of a larger out"])
+def test_a_gpu_writes_into_the_tensor_that_it_is_given(strided: bool) -> None:
+    x = pictures(4, 9, 7, 3)
+    expected = normalize_image(x)
+    with pretend_cuda(warp=True) as device:
+        there = x.to("cuda")
+        memory = torch.full((8, 9, 7, 3), -1.0).to("cuda")
+        out = memory[::2] if strided else memory[:4]
+        device.clear()
+        given = normalize_image(there, out=out)
+        assert given.data_ptr() == out.data_ptr()
+        assert device.waits == 0
+        assert device.off_stream.total() == 0
+        assert torch.equal(out.cpu(), expected)
+        rest = memory[1::2] if strided else memory[4:]
+        assert (rest.cpu() == -1.0).all()
