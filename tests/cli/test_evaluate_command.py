@@ -112,7 +112,7 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         ([], "--policy: expected one, since we ship none for 'cartpole', only for aloha-transfer-cube-state"),
-        (["--policy", "nowhere.pt"], "expected a checkpoint file or a task's name, got 'nowhere.pt': no such file"),
+        (["--policy", "nowhere.pt"], "expected a file, or a task that ships with one, got 'nowhere.pt': no such file"),
         (["--policy", "nowhere:nothing"], "cannot be imported"),
         (["--policy", POLICY, "--admission", "periodic"], "periodic takes period, holds: missing a required"),
         (["--policy", POLICY, "--admission", "clock:3"], "unknown admission rule 'clock'"),

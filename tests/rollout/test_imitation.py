@@ -227,7 +227,7 @@ def other_sizes(path: Path) -> None:
         (no_file, ConfigError, "no such file"),
         (garbage, DataError, "expected a checkpoint written by"),
         (cut_short, DataError, "expected a checkpoint written by"),
-        (something_else, DataError, "expected a checkpoint of format"),
+        (something_else, DataError, "expected a chunk policy that .headrace imitate. wrote"),
         (other_sizes, DataError, "do not match"),
     ],
 )
