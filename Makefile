@@ -29,7 +29,7 @@ check: $(STAMP)  ## Lint, types, layers
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-test: check  ## Checks and the test suite (under 10 minutes on two cores)
+test: check  ## Checks and the test suite (about a quarter of an hour on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)  ## Long trainings and kill tests

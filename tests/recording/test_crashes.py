@@ -257,14 +257,15 @@ def test_a_failing_disk_is_named_and_recording_goes_on_afterwards(tmp_path, monk
     assert record_some(tmp_path / "d", resume=True).committed == record_some(tmp_path / "whole").committed
 
 
-def test_a_kill_right_before_or_after_any_write_sync_or_rename_tears_nothing(tmp_path):
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["every third", "every one"])
+def test_a_kill_right_before_or_after_any_write_sync_or_rename_tears_nothing(tmp_path, stride):
     with Launcher() as launcher:
         launcher.start(tmp_path / "whole", 4)
         assert launcher.wait() == 0
         whole = {file.name: file.read_bytes() for file in (tmp_path / "whole" / "episodes").iterdir()}
-        point, status = 0, int(signal.SIGKILL)
+        point, status = 1 - stride, int(signal.SIGKILL)
         while status == signal.SIGKILL:
-            point += 1
+            point += stride
             path = tmp_path / str(point)
             status = launcher.start(path, 4, point=point)
             if status != signal.SIGKILL:
