@@ -19,11 +19,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-from examples import play_bundle, runtime_bundle, training_bundle  # noqa: E402  # the path is set above
+from examples import play_bundle, runtime_bundle, training_bundle  # the path is set above
 
-from headrace.bench._comparison import CompareCfg, Comparison, compare  # noqa: E402
-from headrace.bench._learning_schema import PerEpisode  # noqa: E402
-from headrace.bench._schema import Bundle  # noqa: E402
+from headrace.bench._comparison import CompareCfg, Comparison, compare
+from headrace.bench._learning_schema import PerEpisode
+from headrace.bench._schema import Bundle
 
 Order = Literal["sweep", "alternating", "random", "block"]
 METRIC = "frametime.environment_step_time_s"

@@ -16,18 +16,18 @@ _library = torch.library.Library("torchvision", "DEF")
 _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-from lerobot.configs.types import FeatureType, PolicyFeature, RTCAttentionSchedule  # noqa: E402
-from lerobot.policies.act.configuration_act import ACTConfig  # noqa: E402
-from lerobot.policies.act.modeling_act import ACTPolicy  # noqa: E402
-from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig  # noqa: E402
-from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy  # noqa: E402
-from lerobot.policies.factory import make_pre_post_processors  # noqa: E402
-from lerobot.policies.pi0.modeling_pi0 import PI0Policy  # noqa: E402
-from lerobot.policies.rtc.configuration_rtc import RTCConfig  # noqa: E402
-from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig  # noqa: E402
-from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import (  # noqa: E402
+from lerobot.configs.types import FeatureType, PolicyFeature, RTCAttentionSchedule
+from lerobot.policies.act.configuration_act import ACTConfig
+from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot.policies.pi0.modeling_pi0 import PI0Policy
+from lerobot.policies.rtc.configuration_rtc import RTCConfig
+from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
     PreTrainedTokenizerFast,
     SmolVLMConfig,
     SmolVLMImageProcessor,
@@ -35,15 +35,15 @@ from transformers import (  # noqa: E402
     SmolVLMVideoProcessor,
 )
 
-import headrace  # noqa: E402
-from headrace._cli import main  # noqa: E402
-from headrace.chunking import Batching, ChunkContext, as_chunk_policy, load_lerobot_policy  # noqa: E402
-from headrace.chunking._policy import has_memory  # noqa: E402
-from headrace.envs._rows import Rows  # noqa: E402
-from headrace.envs.tasks.pusher import PusherCamera, PusherCameraCfg  # noqa: E402
-from headrace.errors import ConfigError, DataError  # noqa: E402
-from headrace.rollout import EpisodeResult, evaluate  # noqa: E402
-from headrace.serving import PolicyServer, RemoteEngine, ServeCfg  # noqa: E402
+import headrace
+from headrace._cli import main
+from headrace.chunking import Batching, ChunkContext, as_chunk_policy, load_lerobot_policy
+from headrace.chunking._policy import has_memory
+from headrace.envs._rows import Rows
+from headrace.envs.tasks.pusher import PusherCamera, PusherCameraCfg
+from headrace.errors import ConfigError, DataError
+from headrace.rollout import EpisodeResult, evaluate
+from headrace.serving import PolicyServer, RemoteEngine, ServeCfg
 
 STRICT = Batching(mode="strict", size=4)
 STATE, ACTION = 17, 7

@@ -25,6 +25,18 @@ _Flags: Any = wp.array(dtype=wp.bool)
 _Words: Any = wp.array2d(dtype=Any)
 
 
+@wp.func
+def _env_of(row: wp.int32, ids: _Longs, has_ids: wp.int32, mask: _Flags, has_mask: wp.int32) -> wp.int32:
+    """The environment of a row; -1 where the mask leaves it out."""
+    env = row
+    if has_ids == 1:
+        env = wp.int32(ids[row])
+    if has_mask == 1:  # noqa: SIM102  # `and` would read the mask that is not there
+        if not mask[env]:
+            env = wp.int32(-1)
+    return env
+
+
 @wp.kernel(enable_backward=False)
 def _push(
     ids: _Longs,
@@ -40,12 +52,9 @@ def _push(
     data: _Words,
 ):
     row, word = wp.tid()
-    env = row
-    if has_ids == 1:
-        env = wp.int32(ids[row])
-    if has_mask == 1:  # noqa: SIM102  # `and` would read the mask that is not there
-        if not mask[env]:
-            return
+    env = _env_of(row, ids, has_ids, mask, has_mask)
+    if env < 0:
+        return
     first = (word // inner) * length * inner + word % inner
     if writes == 1 and fill[env]:
         for slot in range(length):
@@ -72,12 +81,9 @@ def _append(
     data: _Words,
 ):
     row, word = wp.tid()
-    env = row
-    if has_ids == 1:
-        env = wp.int32(ids[row])
-    if has_mask == 1:  # noqa: SIM102  # `and` would read the mask that is not there
-        if not mask[env]:
-            return
+    env = _env_of(row, ids, has_ids, mask, has_mask)
+    if env < 0:
+        return
     slot = wp.int32(pushed[env] % wp.int64(length))
     data[env, slot * rows.shape[1] + word] = rows[row, word]
 
