@@ -8,15 +8,15 @@ import torch
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 from headrace.vision import image_observation, normalize_image
 
-COLOUR = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+COLOR = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
 DEPTH = torch.tensor([[[0.5, float("inf")], [float("nan"), 3.0]], [[-float("inf"), 2.0], [0.0, 10.0]]])[..., None]
 IDS = torch.arange(40, dtype=torch.int32).reshape(2, 4, 5, 1)
 
 
 @pytest.mark.parametrize("kind", ["rgb", "rgba", "albedo", "simple_shading_full_mdl", "gray", "segmentation"])
 def test_uint8_colors_are_normalized(kind) -> None:
-    assert torch.equal(image_observation(kind, COLOUR), normalize_image(COLOUR))
-    first = COLOUR.permute(0, 3, 1, 2)
+    assert torch.equal(image_observation(kind, COLOR), normalize_image(COLOR))
+    first = COLOR.permute(0, 3, 1, 2)
     assert torch.equal(image_observation(kind, first, channels="first"), normalize_image(first, channels="first"))
 
 
@@ -56,26 +56,26 @@ def test_ids_and_vectors_are_copied_unless_the_caller_copies_itself(kind, image)
 
 
 def test_clone_false_still_never_writes_into_the_camera() -> None:
-    before = COLOUR.clone(), DEPTH.clone()
-    image_observation("rgb", COLOUR, clone=False).zero_()
+    before = COLOR.clone(), DEPTH.clone()
+    image_observation("rgb", COLOR, clone=False).zero_()
     image_observation("depth", DEPTH, clone=False).zero_()
-    assert torch.equal(COLOUR, before[0])
+    assert torch.equal(COLOR, before[0])
     assert torch.equal(DEPTH.nan_to_num(), before[1].nan_to_num())
 
 
 def test_float_rgb_is_normalized() -> None:
-    torch.testing.assert_close(image_observation("rgb", COLOUR.float()), normalize_image(COLOUR), atol=6e-8, rtol=0)
+    torch.testing.assert_close(image_observation("rgb", COLOR.float()), normalize_image(COLOR), atol=6e-8, rtol=0)
 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rgb"):
-        image_observation("rbg", COLOUR)  # type: ignore[arg-type]  # wrong on purpose
+        image_observation("rbg", COLOR)  # type: ignore[arg-type]  # wrong on purpose
     for kind, image in (
-        ("rgb", COLOUR.int()),
-        ("depth", COLOUR),
-        ("normals", COLOUR),
+        ("rgb", COLOR.int()),
+        ("depth", COLOR),
+        ("normals", COLOR),
         ("semantic_segmentation", DEPTH),
-        ("motion_vectors", COLOUR),
+        ("motion_vectors", COLOR),
     ):
         with pytest.raises(DtypeError):
             image_observation(kind, image)
@@ -83,7 +83,7 @@ def test_mistakes_are_named() -> None:
         with pytest.raises(DtypeError, match="torch tensor"):
             image_observation(kind, DEPTH.numpy())
     with pytest.raises(ConfigError, match="only distances"):
-        image_observation("rgb", COLOUR, max_depth=1.0)
+        image_observation("rgb", COLOR, max_depth=1.0)
     for value in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="positive distance"):
             image_observation("depth", DEPTH, max_depth=value)
