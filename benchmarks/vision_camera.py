@@ -199,7 +199,7 @@ def _positions(envs: int) -> Any:
 
 
 def _headrace(pixels: int, envs: int, textured: bool, half: bool, kinds: tuple[Any, ...]) -> Callable[[], Any]:
-    from headrace.sim._camera import CameraFrames, CameraSpec, PoseReader
+    from headrace.sim import CameraFrames, CameraSpec, PoseReader
     from headrace.sim._mujoco_api import load_model
     from headrace.sim._native_camera import NativeCamera
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import mujoco
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError, UnknownNameError
 from headrace.sim._appearance import Appearance, AppearanceSpec
-from headrace.sim._camera import CameraFrames, CameraSpec, PoseReader, ScenePoses
+from headrace.sim._camera import CameraFrames, CameraSpec
 from headrace.sim._native_camera import NativeCamera
+from headrace.sim._poses import PoseReader, ScenePoses
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES, VIEWS
@@ -213,16 +215,12 @@ def test_poses_kept_and_drawn_later_give_the_same_bits():
     model, qpos = moving_rows(5)
     spec = CameraSpec(name="front", width=32, height=32, data_types=ALL)
     camera, reader = NativeCamera(model, spec), PoseReader(model)
-    ring = np.zeros((5, reader.layout.width))
-    first = []
-    for i in range(5):
-        poses = reader.read(qpos[i : i + 1])
-        ring[i] = poses.packed[0]
-        first.append(camera.render(poses).rgb[0])
+    first = [camera.render(reader.read(qpos[i : i + 1])).rgb[0] for i in range(5)]
     order = np.array([4, 0, 2])
-    later = camera.render(ScenePoses(ring, reader.layout).rows(order))
-    for k, i in enumerate(order):
-        assert np.array_equal(later.rgb[k], first[i])
+    kept, read_again = reader.read(qpos).rows(order), reader.read(qpos[order])
+    for later in (camera.render(kept), camera.render(read_again)):
+        for k, i in enumerate(order):
+            assert np.array_equal(later.rgb[k], first[i])
 
 
 def test_reading_poses_follows_the_state_and_not_the_last_substep():
@@ -262,14 +260,19 @@ def test_a_cube_texture_has_no_direction_in_the_middle_of_a_plane_and_is_read_wi
     assert not middle[2], "a mix of red and green"
 
 
+def without_numbers(poses: ScenePoses, row: int) -> ScenePoses:
+    arrays = {field.name: np.array(getattr(poses, field.name)) for field in fields(poses)[:9]}
+    for array in arrays.values():
+        array[row] = np.nan
+    return ScenePoses(**arrays)
+
+
 def test_poses_that_are_not_numbers_draw_something_and_leave_other_rows_alone():
     # the camera of a diverged simulation: the sky has no direction to look in
     model = model_of("primitives")
     camera = NativeCamera(model, CameraSpec(name="front", width=16, height=12))
     poses = PoseReader(model).read(np.tile(model.qpos0, (3, 1)))
-    broken = poses.packed.copy()
-    broken[1] = np.nan
-    drawn = camera.render(ScenePoses(broken, poses.layout)).rgb
+    drawn = camera.render(without_numbers(poses, 1)).rgb
     assert np.array_equal(drawn[[0, 2]], camera.render(poses).rgb[[0, 2]])
 
 
@@ -329,10 +332,12 @@ def test_wrong_requests_are_refused_with_what_to_do():
         camera.render(poses, CameraFrames(rgb=strided, depth=None, segmentation=None))
     glass = model_of("glass")
     strangers = PoseReader(glass).read(glass.qpos0[None].copy())
-    with pytest.raises(LifecycleError, match="PoseReader of that model"):
+    with pytest.raises(ShapeError, match="PoseReader of that model"):
         camera.render(strangers)
     with pytest.raises(DtypeError, match="float64"):
-        ScenePoses(poses.packed.astype(np.float32), poses.layout)
+        replace(poses, geom_pos=poses.geom_pos.astype(np.float32))
+    with pytest.raises(ShapeError, match=r"poses\.light_pos: expected 2 rows"):
+        replace(poses, light_pos=poses.light_pos[:1])
     camera.close()
     with pytest.raises(LifecycleError, match="closed"):
         camera.render(poses)
@@ -382,9 +387,7 @@ def test_a_row_that_is_not_numbers_leaves_the_layers_of_others_alone():
     spec = CameraSpec(name="front", width=16, height=12, data_types=ALL)
     camera, poses = NativeCamera(model, spec), PoseReader(model).read(qpos)
     good = camera.render(poses)
-    broken = poses.packed.copy()
-    broken[2] = np.nan
-    again = camera.render(ScenePoses(broken, poses.layout))
+    again = camera.render(without_numbers(poses, 2))
     for name in ALL:
         assert np.array_equal(getattr(again, name)[[0, 1, 3]], getattr(good, name)[[0, 1, 3]])
 

@@ -8,7 +8,7 @@ int32 (n, H, W): the visible geom's slot << face_bits | its face, or -1.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,12 @@ class RenderScratch(NamedTuple):
     """(most vertices,): the first column and line at or after each vertex, 16 bits each."""
     faces: U32
     """(most faces,)."""
+
+
+def pick_rows(rows: RenderRows, index: slice | NDArray[np.int64]) -> RenderRows:
+    """Some rows; what serves all serves them, too."""
+    parts: list[Any] = [part[index] if len(part) > 1 else part for part in rows]
+    return RenderRows(*parts)
 
 
 def new_places(rows: int, geoms: int, lights: int) -> RenderPlaces:

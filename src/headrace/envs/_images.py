@@ -22,11 +22,11 @@ from headrace._device import to_device
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
 from headrace.envs._pixels import Pixels
-from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError, DataError
-from headrace.sim import PoseReader, ScenePoses, Simulation
+from headrace.sim import Simulation
 from headrace.sim._appearance import AS_MODELLED, Appearance
 from headrace.sim._camera_names import make_camera
+from headrace.sim._poses import SceneState
 from headrace.sim._warp_camera import WarpCamera
 from headrace.types import StateDict
 from headrace.vision import image_observation
@@ -57,7 +57,6 @@ class EnvImages:
         first = next(iter(specs.values()))
         self._looks_spec, self._length, self._repeats = first.looks, first.frames, first.reset == "repeat"
         kinds = tuple(dict.fromkeys(spec.kind for spec in specs.values()))
-        self._reader = PoseReader(sim.model, threads=threads)
         self._camera = make_camera(
             first.renderer_on(sim.device),
             sim.model,
@@ -76,7 +75,7 @@ class EnvImages:
         self._looks: Appearance | None = None
         self.pixels = {name: Pixels(spec, sim.num_envs, sim.device) for name, spec in specs.items()}
         """By group: what each environment showed last."""
-        self._state = SceneState(sim)
+        self._state = SceneState(sim, threads=threads)
         self._columns = self._state.columns
         self._stay = self._draws_positions()
         self._rows = torch.zeros(
@@ -181,7 +180,7 @@ class EnvImages:
         if isinstance(self._camera, WarpCamera) and self._stay:
             drawn = self._camera.draw(*self._state.positions(self._flat.index_select(0, self._on_device(places))))
             return {name: self._as_frame(spec, drawn[spec.kind]) for name, spec in self.specs.items()}
-        poses: ScenePoses = self._state.poses(self._reader, self._flat.numpy()[places])
+        poses = self._state.poses(self._flat.numpy()[places])
         if self._looks_spec != AS_MODELLED:
             if self._looks is None or self._looks.seed != episodes.seed:
                 self._looks = Appearance(self._model, self._looks_spec, seed=episodes.seed)

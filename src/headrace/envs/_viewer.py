@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs._image_spec import ImageSpec, shown_groups
-from headrace.envs._scene_state import SceneState
 from headrace.errors import ConfigError
-from headrace.sim import CameraFrames, CameraSpec, PoseReader, Simulation
+from headrace.sim import CameraFrames, CameraSpec, Simulation
 from headrace.sim._camera_names import make_camera
+from headrace.sim._poses import SceneState
 
 _PIXELS = 240
 
@@ -41,7 +41,6 @@ class Viewer:
         model = sim.model
         if model.ncam == 0:
             raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
-        self._poses = PoseReader(model)
         self._state = SceneState(sim)
         if spec is None:
             spec = CameraSpec(
@@ -53,7 +52,7 @@ class Viewer:
     def frames(self, ids: Tensor | None = None) -> CameraFrames:
         """What the camera sees of the environments ``ids`` (n,), or of all; the caller owns it."""
         self._state.refresh()
-        return self._camera.render(self._state.poses(self._poses, self._state.take(ids).cpu().numpy()))
+        return self._camera.render(self._state.poses(self._state.take(ids).cpu().numpy()))
 
     def pictures(self, ids: Tensor | None = None) -> NDArray[np.uint8]:
         """uint8 (n, height, width, 3) of the environments ``ids`` (n,), or of all; the caller owns it."""

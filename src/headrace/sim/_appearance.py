@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.rng import uniform
-from headrace.sim._camera import F64, PoseLayout, ScenePoses, base_colors, base_diffuse, pose_layout
+from headrace.sim._camera import F64, base_colors, base_diffuse, check_poses
 from headrace.sim._mujoco_api import Model
+from headrace.sim._poses import ScenePoses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +52,12 @@ class Appearance:
     def __init__(self, model: Model, spec: AppearanceSpec, *, seed: int) -> None:
         self.spec = spec
         self.seed = seed
-        self.layout: PoseLayout = pose_layout(model, randomized=True)
+        self._model = model
         self._rgba = base_colors(model)
         self._diffuse = base_diffuse(model)
 
     def apply(self, poses: ScenePoses, episode_ids: NDArray[np.int64]) -> ScenePoses:
-        """A copy of the poses with the look of each row's episode.
+        """The poses with the look of each row's episode; what does not change is shared.
 
         Args:
             poses: n rows as a PoseReader gives them.
@@ -65,37 +66,25 @@ class Appearance:
         n = len(poses)
         if episode_ids.shape != (n,):
             raise ShapeError(f"episode_ids: expected ({n},), got {episode_ids.shape}; pass one per row of poses")
-        if poses.layout.model_sizes != self.layout.model_sizes:
-            raise ShapeError(
-                f"poses: expected those of the model that this appearance was made for, got {poses.layout}; read them "
-                "with a PoseReader of that model"
-            )
-        layout = replace(poses.layout, randomized=True)
-        spec, sections = self.spec, layout.sections
-        packed = np.empty((n, layout.width))
-        for name, columns in poses.layout.sections.items():
-            if columns.start < columns.stop:
-                packed[:, sections[name]] = poses.packed[:, columns]
-        looks = ScenePoses(packed, layout)
-        shift = self._draw(episode_ids, "appearance/color", 3 * layout.geoms).reshape(n, layout.geoms, 3)
+        check_poses("appearance", self._model, poses)
+        geoms, lights, cameras = (part.shape[1] for part in (poses.geom_pos, poses.light_pos, poses.camera_pos))
+        spec, changed = self.spec, dict[str, F64]()
+        shift = self._draw(episode_ids, "appearance/color", 3 * geoms).reshape(n, geoms, 3)
         rgba = np.repeat(self._rgba[None], n, 0) if poses.geom_rgba is None else poses.geom_rgba.copy()
         rgba[..., :3] = np.clip(rgba[..., :3] + spec.color * shift, 0, 1)
-        packed[:, sections["geom_rgba"]] = rgba.reshape(n, -1)
-        factor = 1 + spec.light * self._draw(episode_ids, "appearance/light", 1 + layout.lights)
+        factor = 1 + spec.light * self._draw(episode_ids, "appearance/light", 1 + lights)
         diffuse = self._diffuse if poses.light_diffuse is None else poses.light_diffuse
-        packed[:, sections["light_diffuse"]] = (diffuse * factor[..., None]).reshape(n, -1)
-        if layout.lights and spec.light_direction:
-            turn = self._draw(episode_ids, "appearance/light_direction", 3 * layout.lights).reshape(n, -1, 3)
-            direction = looks.light_dir + spec.light_direction * turn
-            direction /= np.sqrt((direction**2).sum(-1, keepdims=True))
-            packed[:, sections["light_dir"]] = direction.reshape(n, -1)
-        if layout.cameras and (spec.camera_position or spec.camera_rotation):
-            packed[:, sections["camera_pos"]], packed[:, sections["camera_mat"]] = self._moved(looks, episode_ids)
-        return looks
+        if lights and spec.light_direction:
+            turn = self._draw(episode_ids, "appearance/light_direction", 3 * lights).reshape(n, -1, 3)
+            direction = poses.light_dir + spec.light_direction * turn
+            changed["light_dir"] = direction / np.sqrt((direction**2).sum(-1, keepdims=True))
+        if cameras and (spec.camera_position or spec.camera_rotation):
+            changed["camera_pos"], changed["camera_mat"] = self._moved(poses, episode_ids)
+        return replace(poses, geom_rgba=rgba, light_diffuse=diffuse * factor[..., None], **changed)
 
     def _moved(self, poses: ScenePoses, episode_ids: NDArray[np.int64]) -> tuple[F64, F64]:
         """Camera positions and rotations after a small motion in each camera's own frame."""
-        n, cameras = len(poses), self.layout.cameras
+        n, cameras = poses.camera_pos.shape[:2]
         axes = poses.camera_mat.reshape(n, cameras, 3, 3)
         step = self.spec.camera_position * self._draw(episode_ids, "appearance/camera_position", 3 * cameras)
         angles = self.spec.camera_rotation * self._draw(episode_ids, "appearance/camera_rotation", 3 * cameras)
@@ -103,7 +92,7 @@ class Appearance:
         position = poses.camera_pos + (axes * step.reshape(n, cameras, 1, 3)).sum(-1)
         rotation = _rotation(angles.reshape(n, cameras, 3))
         turned = (axes[..., :, :, None] * rotation[..., None, :, :]).sum(-2)
-        return position.reshape(n, -1), turned.reshape(n, -1)
+        return position, turned.reshape(n, cameras, 9)
 
     def _draw(self, episode_ids: NDArray[np.int64], stream: str, count: int) -> F64:
         """Uniform numbers in [-1, 1), float64 (n, count)."""

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._kernels.render_scene import I32, RenderRows
-from headrace.sim._camera import FRAME_KINDS, CameraFrames, CameraSpec, PoseLayout, ScenePoses
-from headrace.sim._camera_scene import SceneTables
+from headrace._kernels.render_scene import I32, RenderRows, pick_rows
+from headrace.sim._camera import FRAME_KINDS, CameraFrames, CameraSpec
 
 MOST_BYTES = 64 << 20
 """What the layers of one camera may hold; the one unused for longest makes room."""
@@ -27,9 +26,8 @@ _REMEMBERED = 4096
 class StaticLayers:
     """The layers of one camera. ``frames`` holds P of them; rows name theirs by its place."""
 
-    def __init__(self, spec: CameraSpec, tables: SceneTables, camera: int) -> None:
-        self._camera = camera
-        self._static = tables.poses[: tables.static]
+    def __init__(self, spec: CameraSpec, static: int) -> None:
+        self._static = static
         kinds = {"rgb" if kind == "gray" else kind for kind in spec.data_types} | {"depth"}
         self._shapes = {k: ((spec.height, spec.width, *FRAME_KINDS[k][0]), FRAME_KINDS[k][1]) for k in sorted(kinds)}
         per_layer = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self._shapes.values())
@@ -39,13 +37,16 @@ class StaticLayers:
         """(P,): a number that changes when a layer is replaced."""
         self._places: OrderedDict[bytes, int] = OrderedDict()
         self._once: OrderedDict[bytes, None] = OrderedDict()
-        self._columns: dict[PoseLayout, NDArray[np.int64]] = {}
         self._drawn = 0
 
-    def find(self, poses: ScenePoses, rows: RenderRows, draw: Callable[[RenderRows, CameraFrames], None]) -> I32:
+    def find(self, rows: RenderRows, draw: Callable[[RenderRows, CameraFrames], None]) -> I32:
         """int32 (n,): the layer of each row, or -1; ``draw`` makes new ones."""
-        keys = poses.packed[:, self._key_columns(poses.layout)]
-        n = len(keys)
+        n, static = len(rows.camera_pos), self._static
+        seen = (
+            *(rows.geom_pos[:, :static], rows.geom_mat[:, :static], rows.rgba[:, :static], rows.sizes[:, :static]),
+            *(rows.camera_pos, rows.camera_mat, rows.light_pos, rows.light_dir, rows.diffuse),
+        )
+        keys = np.concatenate([np.broadcast_to(part, (n, *part.shape[1:])).reshape(n, -1) for part in seen], axis=1)
         if n > 1 and bool((keys == keys[0]).all()):
             owners = {keys[0].tobytes(): np.arange(n)}
         else:
@@ -86,8 +87,7 @@ class StaticLayers:
         if not len(picked):
             return
         fresh = self._empty(len(new))
-        parts: dict[str, Any] = {k: part[picked] if len(part) > 1 else part for k, part in rows._asdict().items()}
-        draw(RenderRows(**parts), fresh)
+        draw(pick_rows(rows, picked), fresh)
         places: list[int] = []
         for key in new:
             full = len(self._places) >= self._most
@@ -113,27 +113,3 @@ class StaticLayers:
     def _empty(self, count: int) -> CameraFrames:
         arrays: dict[str, Any] = {k: np.empty((count, *shape), dtype) for k, (shape, dtype) in self._shapes.items()}
         return CameraFrames(**arrays)
-
-    def _key_columns(self, layout: PoseLayout) -> NDArray[np.int64]:
-        """The numbers of a row that its layer depends on."""
-        if layout not in self._columns:
-            sections, static = layout.sections, self._static.astype(np.int64)
-            geoms = static[static < layout.geoms]
-            picks = [
-                *(_columns(sections["geom_pos"], static, 3), _columns(sections["geom_mat"], static, 9)),
-                *(_columns(sections[f"camera_{part}"], [self._camera], w) for part, w in (("pos", 3), ("mat", 9))),
-                *(_columns(sections[name]) for name in ("light_pos", "light_dir", "light_diffuse")),
-            ]
-            if layout.randomized:
-                picks.append(_columns(sections["geom_rgba"], geoms, 4))
-            if layout.sized:
-                picks.append(_columns(sections["geom_size"], geoms, 3))
-            self._columns[layout] = np.concatenate(picks)
-        return self._columns[layout]
-
-
-def _columns(section: slice, items: Any = None, width: int = 1) -> NDArray[np.int64]:
-    """Columns of a section: of some items that are ``width`` numbers wide, or all of it."""
-    if items is None:
-        return np.arange(section.start, section.stop)
-    return (section.start + np.asarray(items, np.int64)[:, None] * width + np.arange(width)).ravel()

@@ -38,6 +38,7 @@ from headrace._kernels.render_scene import (
     ShadowMaps,
     new_places,
     new_scratch,
+    pick_rows,
 )
 from headrace._kernels.render_triangles import cast_triangles
 from headrace.sim._camera import CameraFrames
@@ -78,7 +79,6 @@ class _ShadowBuffers:
     maps: F32
     basis: F32
     ids: I32
-    lines: I32
     places: RenderPlaces
     scratch: RenderScratch
 
@@ -152,9 +152,8 @@ class Painter:
             for at in range(start, stop, buffers.rows):
                 end = min(at + buffers.rows, stop)
                 under = np.full(end - at, -1, np.int32) if layer is None else layer[at:end]
-                parts = {name: array[at:end] if len(array) > 1 else array for name, array in rows._asdict().items()}
-                some = _slices(frames, at, end)
-                self._draw_chunk(buffers, RenderRows(**parts), layers, under, some, static_only)
+                chunk = slice(at, end)
+                self._draw_chunk(buffers, pick_rows(rows, chunk), layers, under, frames.rows(chunk), static_only)
         finally:
             self._idle.append(buffers)
 
@@ -373,7 +372,6 @@ class Painter:
                 maps=np.empty((len(self._casters), rows, side, side), np.float32),
                 basis=np.empty((rows, len(self._casters), 12), np.float32),
                 ids=np.empty((rows, side, side), np.int32),
-                lines=np.empty((rows, side, 2), np.int32),
                 places=new_places(rows, geoms, lights),
                 scratch=new_scratch(side, vertices, faces, 0),
             )
@@ -420,16 +418,3 @@ def _lay(under: I32, layers: NDArray[Any] | None, out: NDArray[Any]) -> None:
     """Copy each row's layer, where it has one."""
     if layers is not None and len(layers):
         copy_bytes(under, *(array.reshape(len(array), -1).view(np.uint8) for array in (layers, out)))
-
-
-def _slices(frames: CameraFrames, start: int, stop: int) -> CameraFrames:
-    def part(array: Any) -> Any:
-        return None if array is None else array[start:stop]
-
-    return CameraFrames(
-        rgb=part(frames.rgb),
-        gray=part(frames.gray),
-        depth=part(frames.depth),
-        segmentation=part(frames.segmentation),
-        normals=part(frames.normals),
-    )

@@ -6,7 +6,7 @@ import atexit
 import copy
 import importlib
 import weakref
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,14 @@ from headrace.errors import ConfigError, LifecycleError
 from headrace.sim._camera import (
     CameraFrames,
     CameraSpec,
-    ScenePoses,
+    base_diffuse,
     camera_id,
+    check_poses,
     frames_for,
-    pose_layout,
     refuse_kinds,
-    require_layout,
 )
 from headrace.sim._mujoco_api import Model, mujoco
+from headrace.sim._poses import ScenePoses
 
 _PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
 
@@ -39,8 +39,8 @@ class GLCamera:
         refuse_kinds(spec, "gl", ("normals",))
         self.spec = spec
         self.model = model
-        self._layout = pose_layout(model)
         self._camera = camera_id(model, spec.name)
+        self._diffuse = base_diffuse(model)
         # a copy of its own: the picture must fit the off-screen buffer, and rows may change colors
         self._drawn: Any = copy.copy(model)
         visual = self._drawn.vis.global_
@@ -68,7 +68,7 @@ class GLCamera:
         """See :meth:`Camera.render`."""
         if not self._free.alive:
             raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
-        require_layout(self.spec, self._layout, poses)
+        check_poses(f"camera {self.spec.name!r}", self.model, poses)
         frames = frames_for(self.spec, len(poses), out)
         self._gl.make_current()
         for i in range(len(poses)):
@@ -106,21 +106,14 @@ class GLCamera:
             at += field.size
         mujoco.mj_fwdPosition(model, data)
         data.geom_xpos[:], data.geom_xmat[:] = poses.geom_pos[i], poses.geom_mat[i]
-        sections = poses.layout.sections
-        data.site_xpos[:] = poses.packed[i, sections["site_pos"]].reshape(-1, 3)
-        data.site_xmat[:] = poses.packed[i, sections["site_mat"]].reshape(-1, 9)
+        data.site_xpos[:], data.site_xmat[:] = poses.site_pos[i], poses.site_mat[i]
         data.cam_xpos[:], data.cam_xmat[:] = poses.camera_pos[i], poses.camera_mat[i]
         data.light_xpos[:], data.light_xdir[:] = poses.light_pos[i], poses.light_dir[i]
-        model.geom_size[:] = cast("Any", self.model).geom_size if poses.geom_size is None else poses.geom_size[i]
-        if poses.geom_rgba is not None and poses.light_diffuse is not None:
-            model.geom_rgba[:] = poses.geom_rgba[i]
-            model.vis.headlight.diffuse[:] = poses.light_diffuse[i, 0]
-            model.light_diffuse[:] = poses.light_diffuse[i, 1:]
-        else:
-            raw: Any = self.model
-            model.geom_rgba[:] = raw.geom_rgba
-            model.vis.headlight.diffuse[:] = raw.vis.headlight.diffuse
-            model.light_diffuse[:] = raw.light_diffuse
+        raw: Any = self.model
+        model.geom_size[:] = raw.geom_size if poses.geom_size is None else poses.geom_size[i]
+        model.geom_rgba[:] = raw.geom_rgba if poses.geom_rgba is None else poses.geom_rgba[i]
+        diffuse = self._diffuse if poses.light_diffuse is None else poses.light_diffuse[i]
+        model.vis.headlight.diffuse[:], model.light_diffuse[:] = diffuse[0], diffuse[1:]
         mujoco.mjv_updateScene(
             model, data, self._option, None, self._view, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene
         )

@@ -9,19 +9,12 @@ import numpy as np
 from headrace._kernels.render_scene import F32, F64, I32, RenderRows
 from headrace._kernels.threads import run
 from headrace.errors import ConfigError, LifecycleError
-from headrace.sim._camera import (
-    CameraFrames,
-    CameraSpec,
-    ScenePoses,
-    camera_id,
-    frames_for,
-    pose_layout,
-    require_layout,
-)
+from headrace.sim._camera import CameraFrames, CameraSpec, camera_id, check_poses, frames_for
 from headrace.sim._camera_layers import StaticLayers
 from headrace.sim._camera_painter import Painter
 from headrace.sim._camera_scene import build_frame, build_tables, camera_moves
 from headrace.sim._mujoco_api import Model
+from headrace.sim._poses import ScenePoses
 
 _FEW_PIXELS = 64 * 64
 """Waking a thread costs as much as it saves on fewer, and far more where the cores are busy."""
@@ -44,7 +37,6 @@ class NativeCamera:
         self.spec = spec
         self.model = model
         self._camera = camera_id(model, spec.name)
-        self._layout = pose_layout(model)
         self._threads = threads
         self._tables = build_tables(model, spec.groups)
         frame = build_frame(model, spec)
@@ -54,7 +46,7 @@ class NativeCamera:
         still = not (camera_moves(model, spec.name) or self._tables.lights_move or casters)
         self._layers: StaticLayers | None = None
         if layers and still and (self._tables.static or self._painter.has_sky):
-            self._layers = StaticLayers(spec, self._tables, self._camera)
+            self._layers = StaticLayers(spec, self._tables.static)
         # memory and layers are kept between calls: one at a time
         self._lock = threading.Lock()
         self._prepared = self._closed = False
@@ -63,7 +55,7 @@ class NativeCamera:
         """See :meth:`Camera.render`."""
         if self._closed:
             raise LifecycleError(f"camera {self.spec.name!r} is closed; make a new one")
-        require_layout(self.spec, self._layout, poses)
+        check_poses(f"camera {self.spec.name!r}", self.model, poses)
         n = len(poses)
         frames = frames_for(self.spec, n, out)
         if n == 0:
@@ -73,7 +65,7 @@ class NativeCamera:
             if not self._prepared:
                 self._painter.prepare(rows, frames)
                 self._prepared = True
-            layer = None if self._layers is None else self._layers.find(poses, rows, self._draw_layers)
+            layer = None if self._layers is None else self._layers.find(rows, self._draw_layers)
             self._draw(rows, None if layer is None or (layer < 0).all() else layer, frames)
         return frames
 
@@ -115,8 +107,8 @@ class NativeCamera:
             sizes: F64 = np.repeat(tables.sizes, len(poses), 0)
             sizes[:, geoms] = poses.geom_size[:, ids]
         return RenderRows(
-            geom_pos=np.ascontiguousarray(poses.shown_pos[:, shown]),
-            geom_mat=np.ascontiguousarray(poses.shown_mat[:, shown]),
+            geom_pos=np.ascontiguousarray(np.concatenate((poses.geom_pos, poses.site_pos), axis=1)[:, shown]),
+            geom_mat=np.ascontiguousarray(np.concatenate((poses.geom_mat, poses.site_mat), axis=1)[:, shown]),
             sizes=sizes,
             camera_pos=np.ascontiguousarray(poses.camera_pos[:, self._camera]),
             camera_mat=np.ascontiguousarray(poses.camera_mat[:, self._camera]),

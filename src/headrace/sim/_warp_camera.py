@@ -8,24 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import warp_launches
-from headrace._kernels.render_frames import to_gray
 from headrace.errors import ConfigError, LifecycleError, require_extra
 from headrace.sim._camera import (
     CameraFrames,
     CameraSpec,
-    ScenePoses,
     base_colors,
     camera_id,
+    check_poses,
     frames_for,
-    pose_layout,
     refuse_kinds,
-    require_layout,
 )
 from headrace.sim._mujoco_api import Model, mujoco
+from headrace.sim._poses import ScenePoses
 from headrace.sim._warp_worlds import Worlds
 
 _LOG = logging.getLogger("headrace.sim")
@@ -52,7 +49,6 @@ class WarpCamera:
         self.spec = spec
         self.model = model
         camera_id(model, spec.name)
-        self._layout = pose_layout(model)
         _warn_of_sites(model, spec)
         self._wp.init()
         self.device = torch.device(device or ("cuda:0" if self._wp.is_cuda_available() else "cpu"))
@@ -67,8 +63,8 @@ class WarpCamera:
     def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
         """See :meth:`Camera.render`."""
         self._check_open()
-        require_layout(self.spec, self._layout, poses)
-        if poses.layout.randomized or poses.layout.sized:
+        check_poses(f"camera {self.spec.name!r}", self.model, poses)
+        if poses.geom_rgba is not None or poses.geom_size is not None:
             raise ConfigError(
                 "WarpCamera draws the model's colors, lights and sizes; use NativeCamera or GLCamera for looks"
             )
@@ -93,7 +89,8 @@ class WarpCamera:
                     target.assign(values.astype(np.float32).reshape(*target.shape, *target.dtype._shape_))
             self._mjw.refit_bvh(self._model, data, self._context)
             self._mjw.render(self._model, data, self._context)
-            self._collect(frames, n)
+            for kind, drawn in self._frames(n).items():
+                getattr(frames, kind)[:] = drawn.cpu().numpy()
         return frames
 
     def draw(self, qpos: Tensor, mocap_pos: Tensor, mocap_quat: Tensor) -> dict[str, Tensor]:
@@ -139,7 +136,7 @@ class WarpCamera:
         self._mjw.render(model, data, self._context)
 
     def _frames(self, n: int) -> dict[str, Tensor]:
-        """What :meth:`_collect` gives, in operations on the device."""
+        """What was drawn, as :meth:`draw` gives it."""
         shape = (n, self.spec.height, self.spec.width)
         kinds, found = self.spec.data_types, dict[str, Tensor]()
         if "rgb" in kinds or "gray" in kinds:
@@ -178,24 +175,6 @@ class WarpCamera:
         )
         self._worlds = Worlds(self._wp, self.device, self._model, self._data)
         self._capacity = rows
-
-    def _collect(self, frames: CameraFrames, n: int) -> None:
-        shape = (n, self.spec.height, self.spec.width)
-        if frames.rgb is not None or frames.gray is not None:
-            packed: NDArray[np.uint32] = self._context.rgb_data.numpy()[:n].reshape(shape)
-            rgb = np.empty((*shape, 3), np.uint8) if frames.rgb is None else frames.rgb
-            for channel, shift in enumerate((16, 8, 0)):
-                rgb[..., channel] = (packed >> np.uint32(shift)) & np.uint32(255)
-            if frames.gray is not None:
-                to_gray(rgb.reshape(-1, 3), frames.gray.reshape(-1))
-        if frames.depth is None and frames.segmentation is None:
-            return
-        pairs: NDArray[np.int32] = self._context.seg_data.numpy()[:n].reshape(*shape, 2)
-        is_geom = pairs[..., 1] == int(mujoco.mjtObj.mjOBJ_GEOM)
-        if frames.segmentation is not None:
-            frames.segmentation[:] = np.where(is_geom, pairs[..., 0], -1)
-        if frames.depth is not None:
-            frames.depth[:] = np.where(is_geom, self._context.depth_data.numpy()[:n].reshape(shape), self._far)
 
 
 def _warn_of_sites(model: Model, spec: CameraSpec) -> None:
