@@ -183,7 +183,7 @@ class OneByOne:
         import torch
 
         from headrace.chunking import Reply, Request
-        from headrace.chunking._batching import Answer
+        from headrace.chunking._policy import Answer
 
         parts = []
         for row in torch.arange(len(request.context)).split(1):

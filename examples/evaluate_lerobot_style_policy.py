@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import headrace
-from headrace.chunking import Greedy, WholeBatchOnAny, as_chunk_policy
+from headrace.chunking import as_chunk_policy
 from headrace.rollout import evaluate
 
 
@@ -39,9 +39,9 @@ def main() -> None:
     env = headrace.make("cartpole", arguments.num_envs, autoreset="disabled", final_obs=False)
     policy = as_chunk_policy(TinyAct(), horizon=16, action_dim=1)
     console = Console()
-    for rule in (WholeBatchOnAny(), Greedy()):
+    for rule in ("whole-batch-on-any", "greedy"):
         result = evaluate(env, policy, episodes=arguments.episodes, execute=16, seed=0, admission=rule)
-        console.print(type(rule).__name__, result.summary())
+        console.print(rule, result.summary())
     env.close()
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 import headrace
-from headrace.chunking import Batching, ChunkContext, Greedy, Synchronized, WholeBatchOnAny, as_chunk_policy
+from headrace.chunking import Batching, ChunkContext, as_chunk_policy
 from headrace.rollout import evaluate
 
 # A policy maps rows of observations to (n, horizon, action). A module, a function, or anything with LeRobot's
@@ -31,11 +31,11 @@ def sway(obs: dict[str, Tensor], context: ChunkContext) -> Tensor:
 policy = as_chunk_policy(sway, horizon=16, action_dim=1)
 env = headrace.make("cartpole", num_envs=16, seed=0, autoreset="disabled", final_obs=False)
 
-# The naive rule: as soon as one environment runs dry, everybody gets a new chunk. `Greedy` infers exactly those that
+# The naive rule: as soon as one environment runs dry, everybody gets a new chunk. `greedy` infers exactly those that
 # wait, and *suspends* them until their chunk is there: no physics runs for who waits, no zero action is played.
 
-naive = evaluate(env, policy, episodes=48, execute=16, seed=3, admission=WholeBatchOnAny(), progress=False)
-ours = evaluate(env, policy, episodes=48, execute=16, seed=3, admission=Greedy(), progress=False)
+naive = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="whole-batch-on-any", progress=False)
+ours = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="greedy", progress=False)
 naive_rows, our_rows = naive.counters.rows_inferred, ours.counters.rows_inferred
 print(f"rows inferred: {naive_rows:,} when any triggers all, {our_rows:,} when each has its own")
 assert ours.counters.rows_inferred < naive.counters.rows_inferred
@@ -48,7 +48,7 @@ assert ours.counters.rows_inferred == needed
 # The other cure that people use is a common clock, on which whoever is early plays a hold action. It drifts: those
 # steps are physics that no policy asked for, and they change the episode.
 
-held = evaluate(env, policy, episodes=48, execute=16, seed=3, admission=Synchronized(holds=True), progress=False)
+held = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="synchronized:hold", progress=False)
 assert held.counters.held_steps > 0
 assert ours.counters.held_steps == 0
 print(f"{held.wasted_share:.0%} of the steps of the clock with holds are junk")

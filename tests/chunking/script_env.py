@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.chunking import Batching, ChunkContext, Reply, Request
-from headrace.chunking._batching import ask
+from headrace.chunking._policy import ask
 from headrace.timing import StageTimer
 from headrace.types import EpisodeEnds, Ids, Obs, Step, StepInfo
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import headrace
 from headrace.chunking import Batching, ChunkContext, as_chunk_policy
-from headrace.chunking._batching import ask
-from headrace.chunking._blending import TemporalEnsemble
+from headrace.chunking._cursors import TemporalEnsemble
+from headrace.chunking._policy import ask
 from headrace.errors import ConfigError, PolicyError
 from headrace.rollout import evaluate
 from headrace.types import Obs

@@ -10,16 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from script_env import LateEngine, Planner, ScriptEnv, expected_plays, length_of
 
-from headrace.chunking import (
-    Admission,
-    Greedy,
-    Immediate,
-    Periodic,
-    QueueState,
-    Synchronized,
-    Threshold,
-    WholeBatchOnAny,
-)
+from headrace.chunking import Admission, QueueState
+from headrace.chunking._admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
 from headrace.errors import ConfigError, LifecycleError
 from headrace.rollout import evaluate
 

@@ -17,16 +17,8 @@ from script_env import Planner, ScriptEnv, length_of
 from torch import Tensor
 
 import headrace
-from headrace.chunking import (
-    Batching,
-    ChunkContext,
-    ChunkPolicy,
-    Engine,
-    InlineEngine,
-    Synchronized,
-    _engines,
-    register_engine,
-)
+from headrace.chunking import Batching, ChunkContext, ChunkPolicy, Engine, InlineEngine, _engines, register_engine
+from headrace.chunking._admission import Synchronized
 from headrace.errors import ConfigError, EnvError, EvaluationError, HeadraceError, PolicyError
 from headrace.rollout import Evaluation, evaluate
 from headrace.types import Obs

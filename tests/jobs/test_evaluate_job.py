@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import headrace
-from headrace.chunking import Batching, ChunkContext, Greedy
+from headrace.chunking import Batching, ChunkContext
+from headrace.chunking._admission import Greedy
 from headrace.errors import ConfigError, HeadraceError, PolicyError
 from headrace.rollout import Evaluation, PPOCfg
 from headrace.rollout import evaluate as play_plan

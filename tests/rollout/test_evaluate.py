@@ -13,18 +13,8 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.chunking import (
-    Admission,
-    Batching,
-    ChunkContext,
-    Greedy,
-    Immediate,
-    Periodic,
-    Synchronized,
-    Threshold,
-    WholeBatchOnAny,
-    as_chunk_policy,
-)
+from headrace.chunking import Admission, Batching, ChunkContext, as_chunk_policy
+from headrace.chunking._admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
 from headrace.envs._rows import Rows
 from headrace.envs.tasks.ant import Ant, AntCfg
 from headrace.rollout import EpisodeResult, Evaluation, evaluate

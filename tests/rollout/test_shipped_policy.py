@@ -11,17 +11,8 @@ import pytest
 import torch
 
 from headrace import _published
-from headrace.chunking import (
-    Admission,
-    Batching,
-    ChunkPolicy,
-    Greedy,
-    Immediate,
-    Periodic,
-    Synchronized,
-    Threshold,
-    WholeBatchOnAny,
-)
+from headrace.chunking import Admission, Batching, ChunkPolicy
+from headrace.chunking._admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
 from headrace.chunking._engines import EngineName
 from headrace.envs._registry import make
 from headrace.errors import DataError

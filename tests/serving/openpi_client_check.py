@@ -10,7 +10,7 @@ import torch
 from served_policies import STRICT, Denoiser
 
 from headrace.chunking import ChunkContext, as_chunk_policy
-from headrace.chunking._batching import ask
+from headrace.chunking._policy import ask
 from headrace.serving import PolicyServer, ServeCfg
 
 ROOT = Path(__file__).parents[2]

@@ -236,7 +236,8 @@ def _loop(
     plan: PlannedEpisodes | EndlessPlan,
     on_step: Callable[[Step, float, int], None],
 ) -> ChunkLoop:
-    from headrace.chunking import Batching, Immediate, InlineEngine
+    from headrace.chunking import Batching, InlineEngine
+    from headrace.chunking._admission import Immediate
     from headrace.chunking._cursors import ChunkLengths
     from headrace.rollout._chunk_loop import ChunkLoop
 

@@ -62,10 +62,7 @@ class Admission(Protocol):
 class WholeBatchOnAny:
     """One waits → the whole batch is inferred. The baseline that escalates once environments are out of phase."""
 
-    @property
-    def holds(self) -> bool:
-        """Waiting environments are suspended."""
-        return False
+    holds = False
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Everyone who runs, as soon as one waits."""
@@ -76,10 +73,7 @@ class WholeBatchOnAny:
 class Immediate:
     """Whoever waits is inferred at once, and nobody else."""
 
-    @property
-    def holds(self) -> bool:
-        """Waiting environments are suspended."""
-        return False
+    holds = False
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits."""
@@ -120,15 +114,11 @@ class Threshold:
     """Whoever waits is inferred once ``count`` of them do, or when nobody can act."""
 
     count: int
+    holds = False
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"Threshold.count: expected at least 1 environment, got {self.count}")
-
-    @property
-    def holds(self) -> bool:
-        """Waiting environments are suspended."""
-        return False
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, if they are enough."""
@@ -149,10 +139,7 @@ class Greedy:
       would keep the many waiting for the whole of its fixed part.
     """
 
-    @property
-    def holds(self) -> bool:
-        """Waiting environments are suspended."""
-        return False
+    holds = False
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, the first half of a convoy, or nobody yet."""
@@ -204,9 +191,9 @@ def make_admission(words: str) -> Admission:
         raise UnknownNameError("admission rule", name, admission_names())
     holds = rest[-1:] == ["hold"]
     numbers = rest[:-1] if holds else rest
-    if not all(number.isdigit() for number in numbers):
+    if not all(map(str.isdecimal, numbers)):
         raise ConfigError(f"admission rule: expected NAME, NAME:NUMBER or NAME:NUMBER:hold, got {words!r}")
-    build, given, named = _RULES[name], [int(number) for number in numbers], {"holds": True} if holds else {}
+    build, given, named = _RULES[name], list(map(int, numbers)), {"holds": True} if holds else {}
     signature = inspect.signature(build)
     try:
         signature.bind(*given, **named)

@@ -1,9 +1,8 @@
-"""What a policy gets beside the observation: whose rows they are, which chunk is due, and what is left of the last."""
+"""What a policy gets: whose rows they are, which chunk is due, what is left of the last, and past observations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,10 +12,12 @@ from torch import Tensor
 
 from headrace import rng
 from headrace.errors import ConfigError
+from headrace.types import Obs
 
 PADDING = -1
 """The episode and environment id of rows that only fill a batch up."""
 _NOISE_PER_CHUNK = 1 << 24
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class ChunkContext:
     """What a policy gets beside the observation. Row i of everything belongs to the same environment.
 
     The tensors are the policy's to keep, not to write into; nothing in them depends on which other environments are in
-    the batch. The fields are the one list that processes and the wire use: see :meth:`to_arrays`.
+    the batch. The fields are the one list that the wire uses, too: see :meth:`to_arrays`.
     """
 
     seeds: Tensor
@@ -83,10 +84,8 @@ class ChunkContext:
 
     def rows(self, index: Tensor) -> ChunkContext:
         """The context of some rows, int64 (m,)."""
-        chosen: list[int] = index.tolist()
-        return self.map_rows(
-            lambda _, values: values.index_select(0, index), lambda texts: tuple([texts[row] for row in chosen])
-        )
+        tensors = {name: getattr(self, name).index_select(0, index) for name in TENSOR_FIELDS}
+        return ChunkContext(instructions=tuple(self.instructions[row] for row in index.tolist()), **tensors)
 
     def beginning(self) -> EpisodeRows:
         """The rows whose episode begins with this chunk."""
@@ -97,27 +96,12 @@ class ChunkContext:
             instructions=tuple(self.instructions[row] for row in first.tolist()),
         )
 
-    def map_rows(
-        self,
-        tensors: Callable[[str, Tensor], Tensor],
-        texts: Callable[[tuple[str, ...]], tuple[str, ...]],
-    ) -> ChunkContext:
-        """The context with every tensor changed by ``tensors(field, values)``, and the instructions by ``texts``."""
-        changed = {name: tensors(name, getattr(self, name)) for name in TENSOR_FIELDS}
-        return ChunkContext(instructions=texts(self.instructions), **changed)
-
     def to_arrays(self) -> dict[str, NDArray[np.generic] | list[str]]:
-        """Every field by name as host arrays and a list of texts: what crosses to a process, or over a wire."""
+        """Every field by name as host arrays and a list of texts: what crosses a wire."""
         arrays: dict[str, NDArray[np.generic] | list[str]] = {
             name: getattr(self, name).cpu().numpy() for name in TENSOR_FIELDS
         }
         return arrays | {"instructions": list(self.instructions)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic] | list[str]]) -> ChunkContext:
-        """The context that :meth:`to_arrays` wrote, on the host; shares memory with the arrays."""
-        tensors = {name: torch.from_numpy(arrays[name]) for name in TENSOR_FIELDS}
-        return cls(instructions=tuple(map(str, arrays["instructions"])), **tensors)
 
 
 TENSOR_FIELDS = tuple(field.name for field in fields(ChunkContext) if field.name != "instructions")
@@ -129,3 +113,37 @@ def named(context: ChunkContext) -> str:
     envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
     shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
     return f"environments {shown}" + (", …" if len(envs) > 8 else "")
+
+
+class ObsHistory:
+    """Owns the newest ``steps`` observations of N environments, group → (N, steps, …), oldest first.
+
+    At the start of an episode the first observation fills all places. Environments not addressed do not change.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._kept: Obs = {}
+
+    def begin(self, ids: Tensor, obs: Obs, num_envs: int) -> None:
+        """Start with the first observations (m, …) of ``ids`` (m,)."""
+        for name, values in obs.items():
+            if name not in self._kept:
+                shape = (num_envs, self.steps, *values.shape[1:])
+                self._kept[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
+            signed(self._kept[name])[ids] = signed(values)[:, None]
+
+    def push(self, ids: Tensor, obs: Obs) -> None:
+        """Append the observations (n, …) of ``ids`` (n,)."""
+        for name, values in obs.items():
+            kept = signed(self._kept[name])
+            kept[ids] = torch.cat((kept[ids, 1:], signed(values)[:, None]), dim=1)
+
+    def rows(self, ids: Tensor) -> Obs:
+        """(n, steps, …) of ``ids`` (n,), fresh."""
+        return {name: kept.index_select(0, ids) for name, kept in self._kept.items()}
+
+
+def signed(values: Tensor) -> Tensor:
+    """The same memory in a type whose rows torch can assign: of unsigned types it can those of uint8 alone."""
+    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values

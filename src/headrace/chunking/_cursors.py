@@ -1,7 +1,8 @@
-"""Cursors: per environment, which chunk is played, which row comes next, when it runs dry, and what is under way."""
+"""What each environment plays: cursors into its chunks, and how predictions of one step by several chunks blend."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +84,9 @@ class Cursors:
     @property
     def due(self) -> NDArray[np.bool_]:
         """bool (N,): it is time to observe and to ask for the next chunk, and it has not been asked for."""
-        return (self._left <= self._delay()) & ~self._arrived & ~self._in_flight & self.running
+        # the first chunk of an episode has nothing to play meanwhile: it takes over at once
+        delay = np.where(self.chunk_index > 0, self.lengths.latency, 0) if self.lengths.latency else 0
+        return (self._left <= delay) & ~self._arrived & ~self._in_flight & self.running
 
     @property
     def has_action(self) -> NDArray[np.bool_]:
@@ -156,8 +159,18 @@ class Cursors:
         return self._tensor(np.minimum(self._left[ids], self.lengths.latency))
 
     def play(self, ids: NDArray[np.int64]) -> Tensor:
-        """The next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors."""
-        self._take_over(ids)
+        """The next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors.
+
+        Environments that have played the old chunk to its end go on with the one that has arrived.
+        """
+        ready = ids[self._arrived[ids] & (self._left[ids] == 0)]
+        if len(ready):
+            skipped = self._skip[ready]
+            self._place[ready] = 1 - self._place[ready]
+            self._row[ready] = self.lengths.offset + skipped
+            self._left[ready] = self.lengths.execute + self.lengths.latency - skipped
+            self._arrived[ready] = False
+            self.chunk_index[ready] += 1
         left = self._left[ids]
         if not left.all():
             dry = ids[left == 0].tolist()
@@ -168,21 +181,48 @@ class Cursors:
         self._left[ids] = left - 1
         return self._chunks.flatten(0, 1).index_select(0, self._tensor(index))
 
-    def _delay(self) -> NDArray[np.int64] | int:
-        """The first chunk of an episode has nothing to play meanwhile: it takes over at once."""
-        return np.where(self.chunk_index > 0, self.lengths.latency, 0) if self.lengths.latency else 0
-
-    def _take_over(self, ids: NDArray[np.int64]) -> None:
-        """Environments that have played the old chunk to its end go on with the one that has arrived."""
-        ready = ids[self._arrived[ids] & (self._left[ids] == 0)]
-        if not len(ready):
-            return
-        skipped = self._skip[ready]
-        self._place[ready] = 1 - self._place[ready]
-        self._row[ready] = self.lengths.offset + skipped
-        self._left[ready] = self.lengths.execute + self.lengths.latency - skipped
-        self._arrived[ready] = False
-        self.chunk_index[ready] += 1
-
     def _tensor(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+class TemporalEnsemble:
+    """ACT's temporal ensembling: the mean of all predictions of a step, weights exp(−m·i), i = 0 the oldest.
+
+    A negative m favors the newest, as LeRobot documents.
+
+    Needs a chunk every step. Owns float32 (N, horizon, A) and a count per step and environment, so that a predicted
+    zero is not taken for "nothing predicted". Kept as a running mean: ``a ← (a·W[c−1] + new·w[c]) / W[c]`` with W the
+    cumulative sum of w and c the predictions so far.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        horizon: int,
+        action_dim: int,
+        *,
+        decay: float = 0.01,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not math.isfinite(decay):
+            raise ConfigError(f"ensemble decay: expected a finite number, got {decay}")
+        # a negative decay favors new predictions; the largest weight is 1, whatever the sign
+        ages = torch.arange(horizon, dtype=torch.float64, device=device)
+        weights = torch.exp(-decay * (ages if decay >= 0 else ages - (horizon - 1)))
+        self._weights = weights.to(torch.float32)
+        self._sums = weights.cumsum(0).to(torch.float32)
+        self._mean = torch.zeros((num_envs, horizon, action_dim), device=device)
+        self._count = torch.zeros((num_envs, horizon), dtype=torch.int64, device=device)
+
+    def begin(self, ids: Tensor) -> None:
+        """Forget the predictions of environments that begin an episode (m,)."""
+        self._count[ids] = 0
+
+    def blend(self, ids: Tensor, chunks: Tensor) -> Tensor:
+        """Add chunks (n, horizon, A) whose row 0 is now; gives the actions for now, (n, A), and moves on by a step."""
+        mean, count = self._mean[ids], self._count[ids]
+        before = self._sums[(count - 1).clamp(min=0)] * (count > 0)
+        blended = (mean * before[..., None] + chunks * self._weights[count][..., None]) / self._sums[count][..., None]
+        self._mean[ids] = torch.cat((blended[:, 1:], torch.zeros_like(blended[:, :1])), dim=1)
+        self._count[ids] = torch.cat((count[:, 1:] + 1, torch.zeros_like(count[:, :1])), dim=1)
+        return blended[:, 0]

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import pickle
 import queue
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from headrace import _device
 from headrace._interrupts import ignore_interrupts
-from headrace.chunking._batching import Answer, Batching, ask
 from headrace.chunking._context import ChunkContext, EpisodeRows, named
-from headrace.chunking._policy import ChunkPolicy
+from headrace.chunking._policy import Answer, Batching, ChunkPolicy, ask
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
 from headrace.types import Obs
 
@@ -125,7 +125,7 @@ def _process_engine(policy: ChunkPolicy, batching: Batching, timeout: float | No
             f"engine 'process': expected a policy that can be pickled, got {error}; "
             "pass ProcessEngine(make_policy, batching) with a function that can be imported"
         ) from error
-    return ProcessEngine(partial(pickle.loads, packed), batching, timeout=timeout)
+    return ProcessEngine(partial(pickle.loads, packed), batching, timeout)
 
 
 def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
@@ -144,34 +144,16 @@ def _blamed(context: ChunkContext, error: BaseException) -> PolicyError:
     return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
 
 
-def _late(context: ChunkContext, timeout: float) -> PolicyError:
-    return PolicyError(
-        f"policy: expected an answer within {timeout:g} s, got none; it was asked for {named(context)}. The first call "
-        "of a model that compiles takes long: call it once before, or allow for more with timeout="
-    )
-
-
-def _cannot_take() -> LifecycleError:
-    return LifecycleError("engine: a request is under way, or the engine is closed; poll the first, or make a new one")
-
-
-class ThreadEngine:
-    """Runs the model in a thread beside the physics: torch and MuJoCo release the GIL."""
+class _OneRequest(ABC):
+    """Runs one request at a time beside the caller, for ``timeout`` seconds at most."""
 
     overlaps = True
 
-    def __init__(self, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> None:
+    def __init__(self, batching: Batching, timeout: float | None) -> None:
         self.strict_size = batching.strict_size
         self._timeout = timeout
-        self._requests: queue.SimpleQueue[tuple[Request, Any] | None] = queue.SimpleQueue()
-        # not a queue: Ctrl-C right after it gave its item would lose the reply, and the engine would wait for ever
-        self._reply: Reply | PolicyError | None = None
-        self._replied = threading.Event()
-        self._request: Request | None = None
         self._deadline: float | None = None
-        self._stuck = False
-        self._thread = threading.Thread(target=self._work, args=(policy, batching), name="headrace-engine", daemon=True)
-        self._thread.start()
+        self._request: Request | None = None
 
     @property
     def busy(self) -> bool:
@@ -185,13 +167,13 @@ class ThreadEngine:
 
     def submit(self, request: Request) -> None:
         """Hand over a request."""
-        if self.busy or self._stuck or not self._thread.is_alive():
-            raise _cannot_take()
+        if self.busy or not self._usable():
+            raise LifecycleError(
+                "engine: a request is under way, or the engine is closed; poll the first, or make a new one"
+            )
         self._request = request
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._replied.clear()
-        device = next((leaf.device for leaf in request.obs.values()), torch.device("cpu"))
-        self._requests.put((request, _device.current_stream(device)))
+        self._send(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""
@@ -199,20 +181,75 @@ class ThreadEngine:
         if request is None:
             return None
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        if not self._replied.is_set() and not (wait and self._replied.wait(left)):
-            if left is not None and (wait or left == 0.0):
-                self._request, self._stuck = None, True
-                raise _late(request.context, cast("float", self._timeout))
-            return None
-        reply, self._request = self._reply, None
-        if isinstance(reply, PolicyError):
-            raise reply
-        return reply
+        # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
+        if self._wait(left if wait else 0.0):
+            return self._fetch()
+        if left is not None and (wait or left == 0.0):
+            self._request = None
+            self._abandon()
+            raise PolicyError(
+                f"policy: expected an answer within {self._timeout:g} s, got none; it was asked for "
+                f"{named(request.context)}. The first call of a model that compiles takes long: call it once before, "
+                "or allow for more with timeout="
+            )
+        return None
+
+    @abstractmethod
+    def _usable(self) -> bool: ...
+
+    @abstractmethod
+    def _send(self, request: Request) -> None: ...
+
+    @abstractmethod
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether the reply is there within the seconds (None: any)."""
+
+    @abstractmethod
+    def _fetch(self) -> Reply:
+        """The reply that is there; the request is no longer under way."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """The call is late: never use what it gives."""
+
+
+class ThreadEngine(_OneRequest):
+    """Runs the model in a thread beside the physics: torch and MuJoCo release the GIL."""
+
+    def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
+        super().__init__(batching, timeout)
+        self._requests: queue.SimpleQueue[tuple[Request, Any] | None] = queue.SimpleQueue()
+        # not a queue: Ctrl-C right after it gave its item would lose the reply, and the engine would wait for ever
+        self._reply: Reply | PolicyError | None = None
+        self._replied = threading.Event()
+        self._stuck = False
+        self._thread = threading.Thread(target=self._work, args=(policy, batching), name="headrace-engine", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread. A call under way is waited for, but not for ever: a stuck one is left behind."""
         self._requests.put(None)
         self._thread.join(timeout=0.0 if self._stuck else SECONDS_TO_END)
+
+    def _usable(self) -> bool:
+        return not self._stuck and self._thread.is_alive()
+
+    def _send(self, request: Request) -> None:
+        self._replied.clear()
+        device = next((leaf.device for leaf in request.obs.values()), torch.device("cpu"))
+        self._requests.put((request, _device.current_stream(device)))
+
+    def _wait(self, seconds: float | None) -> bool:
+        return self._replied.is_set() or (seconds != 0.0 and self._replied.wait(seconds))
+
+    def _fetch(self) -> Reply:
+        reply, self._request = self._reply, None
+        if isinstance(reply, PolicyError):
+            raise reply
+        return cast("Reply", reply)
+
+    def _abandon(self) -> None:
+        self._stuck = True
 
     def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
         while (given := self._requests.get()) is not None:
@@ -234,12 +271,12 @@ class InlineEngine:
 
     overlaps = False
 
-    def __init__(self, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> None:
+    def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
         self.strict_size = batching.strict_size
         self._policy = policy
         self._batching = batching
         # a call that is stuck cannot be left but by leaving its thread
-        self._thread = None if timeout is None else ThreadEngine(policy, batching, timeout=timeout)
+        self._thread = None if timeout is None else ThreadEngine(policy, batching, timeout)
         self._reply: Reply | None = None
 
     @property
@@ -273,21 +310,17 @@ class InlineEngine:
             self._thread.close()
 
 
-class ProcessEngine:
+class ProcessEngine(_OneRequest):
     """Runs the model in a process of its own, for policies that hold the GIL.
 
     The policy is made there by ``make_policy``, which must be picklable: a function that can be imported by name, or a
     partial of one. The process computes with as many threads as the caller's torch does.
     """
 
-    overlaps = True
-
     def __init__(
-        self, make_policy: Callable[[], ChunkPolicy], batching: Batching, *, timeout: float | None = None
+        self, make_policy: Callable[[], ChunkPolicy], batching: Batching, timeout: float | None = None
     ) -> None:
-        self.strict_size = batching.strict_size
-        self._timeout = timeout
-        self._deadline: float | None = None
+        super().__init__(batching, timeout)
         # not fork: threads of physics and kernels do not survive one
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -299,57 +332,11 @@ class ProcessEngine:
         )
         self._process.start()
         theirs.close()
-        self._request: Request | None = None
 
     @property
     def pid(self) -> int | None:
         """Of the process."""
         return self._process.pid
-
-    @property
-    def busy(self) -> bool:
-        """A request is under way, or its reply has not been fetched."""
-        return self._request is not None
-
-    @property
-    def pending(self) -> bool:
-        """The same: one request at a time."""
-        return self.busy
-
-    def submit(self, request: Request) -> None:
-        """Send a request."""
-        if self._request is not None or self._pipe.closed:
-            raise _cannot_take()
-        try:
-            self._pipe.send(_packed(request))
-        except OSError as error:
-            raise self._dead(request) from error
-        self._request = request
-        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-
-    def poll(self, *, wait: bool) -> Reply | None:
-        """The reply, if it is there or waited for."""
-        request = self._request
-        if request is None:
-            return None
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
-        if not self._pipe.poll(left if wait else 0.0):
-            if left is not None and (wait or left == 0.0):
-                self._request = None
-                self.close()
-                raise _late(request.context, cast("float", self._timeout))
-            return None
-        try:
-            told = cast("_Told", self._pipe.recv())
-        except (EOFError, OSError) as error:
-            self._request = None
-            raise self._dead(request) from error
-        self._request = None
-        if told.error is not None:
-            raise PolicyError(told.error)
-        answer = Answer(actions=torch.from_numpy(told.actions), calls=told.calls, padding=told.padding)
-        return Reply(request=request, answer=answer, seconds=told.seconds)
 
     def close(self) -> None:
         """End the process; a call under way is dropped."""
@@ -359,7 +346,34 @@ class ProcessEngine:
         self._process.kill()
         self._process.join()
 
+    def _usable(self) -> bool:
+        return not self._pipe.closed
+
+    def _send(self, request: Request) -> None:
+        try:
+            _send(self._pipe, request)
+        except OSError as error:
+            raise self._dead(request) from error
+
+    def _wait(self, seconds: float | None) -> bool:
+        return self._pipe.poll(seconds)
+
+    def _fetch(self) -> Reply:
+        request = cast("Request", self._request)
+        try:
+            told: tuple[Answer, float] | str = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._dead(request) from error
+        self._request = None
+        if isinstance(told, str):
+            raise PolicyError(told)
+        return Reply(request=request, answer=told[0], seconds=told[1])
+
+    def _abandon(self) -> None:
+        self.close()
+
     def _dead(self, request: Request) -> PolicyError:
+        self._request = None
         self._process.join(timeout=SECONDS_TO_END)
         return PolicyError(
             f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
@@ -367,63 +381,24 @@ class ProcessEngine:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a process says in answer to a request; ``error`` or the rest."""
+class _ArrayPickler(pickle.Pickler):
+    """Tensors travel as arrays: torch's own way is shared memory, with a thread that serves its handles."""
 
-    error: str | None = None
-    actions: NDArray[np.float32]
-    calls: int = 0
-    padding: int = 0
-    seconds: float = 0.0
+    def reducer_override(self, obj: object) -> Any:  # pickle's own protocol
+        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
 
 
-_SILENCE = np.zeros(0, np.float32)
-# arrays and texts: tensors would travel through shared memory, with a thread that serves their handles
-_Fields = dict[str, "NDArray[np.generic] | list[str]"]
+def _send(pipe: Connection, message: Request | tuple[Answer, float] | str) -> None:
+    file = io.BytesIO()
+    _ArrayPickler(file, protocol=5).dump(message)
+    pipe.send_bytes(file.getbuffer())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Packed:
-    """A request on its way to a process."""
-
-    obs: dict[str, NDArray[np.generic]]
-    context: _Fields
-    ended: tuple[list[int], list[int], tuple[str, ...]] | None
-
-
-def _packed(request: Request) -> _Packed:
-    ended = request.ended
-    return _Packed(
-        obs={name: values.cpu().numpy() for name, values in request.obs.items()},
-        context=request.context.to_arrays(),
-        ended=None if ended is None else (ended.seeds.tolist(), ended.episode_ids.tolist(), ended.instructions),
-    )
-
-
-def _unpacked(packed: _Packed) -> Request:
-    ended = None
-    if packed.ended is not None:
-        seeds, episode_ids, instructions = packed.ended
-        ended = EpisodeRows(
-            seeds=torch.tensor(seeds, dtype=torch.int64),
-            episode_ids=torch.tensor(episode_ids, dtype=torch.int64),
-            instructions=instructions,
-        )
-    return Request(
-        obs={name: torch.from_numpy(values) for name, values in packed.obs.items()},
-        context=ChunkContext.from_arrays(packed.context),
-        ended=ended,
-    )
-
-
-def _traced(error: PolicyError) -> str:
+def _trace(error: BaseException | None) -> str:
     """Where a policy raised; nothing for an answer that is bad."""
-    return "" if error.__cause__ is None else f"\n\nin the policy's process:\n{_trace(error.__cause__)}"
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()
+    if error is None:
+        return ""
+    return f"\n\nin the policy's process:\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
 def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
@@ -433,27 +408,19 @@ def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: 
     policy: ChunkPolicy | None = None
     while True:
         try:
-            request = _unpacked(cast("_Packed", pipe.recv()))
+            request = cast("Request", pickle.loads(pipe.recv_bytes()))
         except (EOFError, OSError):
             return
         try:
             policy = make_policy() if policy is None else policy
             reply = _answered(policy, request, batching)
         except PolicyError as error:
-            pipe.send(_Told(error=f"{error}{_traced(error)}", actions=_SILENCE))
+            _send(pipe, f"{error}{_trace(error.__cause__)}")
         # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
         except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
-            told = _blamed(request.context, error)
-            pipe.send(_Told(error=f"{told}\n\nin the policy's process:\n{_trace(error)}", actions=_SILENCE))
+            _send(pipe, f"{_blamed(request.context, error)}{_trace(error)}")
         else:
-            answer = reply.answer
-            pipe.send(
-                _Told(actions=answer.actions.numpy(), calls=answer.calls, padding=answer.padding, seconds=reply.seconds)
-            )
+            _send(pipe, (reply.answer, reply.seconds))
 
 
-_ENGINES: dict[str, EngineFactory] = {
-    "inline": lambda policy, batching, timeout: InlineEngine(policy, batching, timeout=timeout),
-    "process": _process_engine,
-    "thread": lambda policy, batching, timeout: ThreadEngine(policy, batching, timeout=timeout),
-}
+_ENGINES: dict[str, EngineFactory] = {"inline": InlineEngine, "process": _process_engine, "thread": ThreadEngine}

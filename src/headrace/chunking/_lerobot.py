@@ -1,4 +1,4 @@
-"""LeRobot's policies as chunk policies: processors, history, noise of our own, and real-time chunking.
+"""LeRobot's policies as chunk policies: names, processors, history, noise of our own, and real-time chunking.
 
 A LeRobot policy keeps queues of observations for one batch that begins and ends together. Ours begin and end on their
 own: what a policy needs of the past is kept outside, per episode, and its queues are filled anew for each call.
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from headrace import rng
 from headrace.chunking._context import ChunkContext, EpisodeRows
-from headrace.chunking._lerobot_names import lerobot_action_dim, lerobot_batch, lerobot_horizon
-from headrace.errors import ConfigError, DataError, require_extra
+from headrace.errors import ConfigError, DataError, PolicyError, require_extra
 from headrace.types import Obs
 
-_ACTION, _IMAGES = "action", "observation.images"
+_ACTION, _STATE, _IMAGES = "action", "observation.state", "observation.images"
+_MOST_CHANNELS = 4
 _DETERMINISTIC = ("act",)
 """LeRobot's types that draw nothing when they predict."""
 _NOISE_BY_KEYWORD = ("pi0", "pi05", "smolvla")
@@ -70,8 +70,10 @@ class LeRobotPolicy:
                 f"LeRobot policy of type {self._type!r}: expected one that draws nothing or takes noise= in "
                 "predict_action_chunk, since results must not depend on the batch; pass a function that calls it"
             )
-        self.horizon = lerobot_horizon(self.config)
-        self.action_dim = lerobot_action_dim(self.config)
+        # a diffusion policy plans ``horizon`` rows from its oldest observation on, and gives these from now on
+        rows = "n_action_steps" if hasattr(self.config, "noise_scheduler_type") else "chunk_size"
+        self.horizon: int | None = getattr(self.config, rows, None)
+        self.action_dim = _action_dim(self.config)
         self.obs_steps: int | None = getattr(self.config, "n_obs_steps", None)
         if isinstance(policy, nn.Module):
             policy.eval()
@@ -86,7 +88,7 @@ class LeRobotPolicy:
     def _inputs(self, obs: Obs, context: ChunkContext) -> dict[str, Any]:
         """The policy's batch, on its device."""
         renamed = {**obs, **{feature: obs[group] for feature, group in self._groups.items() if group in obs}}
-        batch: dict[str, Any] = dict(lerobot_batch(renamed, self.policy))
+        batch: dict[str, Any] = dict(_with_features(renamed, self.config))
         if self._preprocessor is None:
             device = _device(self.policy)
             return {key: values.to(device) for key, values in batch.items()}
@@ -101,9 +103,9 @@ class LeRobotPolicy:
             reset()
         self._fill_queues(batch)
         if self._takes_noise:
-            shape = (int(self.config.horizon) if self._diffuses else int(self.horizon or 0), self._noise_width())
-            device = _device(self.policy)
-            extra = {**extra, "noise": context.noise(*shape).to(device)}
+            rows = int(self.config.horizon) if self._diffuses else int(self.horizon or 0)
+            width = int(getattr(self.config, "max_action_dim", None) or self.action_dim or 0)
+            extra = {**extra, "noise": context.noise(rows, width).to(_device(self.policy))}
         if not self._diffuses:
             return self._predict(batch, **extra)
         model = cast("Any", self.policy).diffusion
@@ -118,15 +120,12 @@ class LeRobotPolicy:
         """Give a policy with observation queues its history: (n, obs_steps, …) of each becomes obs_steps entries."""
         queues = cast("dict[str, deque[Tensor]]", getattr(self.policy, "_queues", None) or {})
         if _IMAGES in queues:
-            self._stack_images(batch)
+            # all cameras under one key, the camera's axis before (C, H, W)
+            batch[_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=-4)
         for key, queue in queues.items():
             if key != _ACTION and key in batch:
                 queue.clear()
                 queue.extend(batch[key].unbind(dim=1) if (self.obs_steps or 1) > 1 else (batch[key],))
-
-    def _stack_images(self, batch: dict[str, Any]) -> None:
-        """All cameras under one key, the camera's axis before (C, H, W)."""
-        batch[_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=-4)
 
     def _finish(self, actions: Tensor) -> Tensor:
         """Actions in our units; a processor sees rows (n · horizon, A), as LeRobot's own loop gives them."""
@@ -134,9 +133,6 @@ class LeRobotPolicy:
             return actions
         rows = cast("Tensor", self._postprocessor(actions.flatten(0, 1)))
         return rows.reshape(*actions.shape[:2], -1)
-
-    def _noise_width(self) -> int:
-        return int(getattr(self.config, "max_action_dim", None) or self.action_dim or 0)
 
     @property
     def _diffuses(self) -> bool:
@@ -247,3 +243,39 @@ def _generators(context: ChunkContext) -> list[torch.Generator]:
         bits = int(rng.random_bits(seed, episode, "denoising", chunk, 1))
         generators.append(torch.Generator().manual_seed(bits & (2**63 - 1)))
     return generators
+
+
+def _action_dim(config: object) -> int | None:
+    """What a LeRobot configuration says of the size of an action; None where there is no such thing."""
+    features: object = getattr(config, "output_features", None)
+    action = cast("Mapping[str, object]", features).get(_ACTION) if isinstance(features, Mapping) else None
+    shape = cast("tuple[int, ...] | None", getattr(action, "shape", None))
+    return shape[0] if shape else None
+
+
+def _with_features(obs: Obs, config: object) -> Obs:
+    """The groups, and beside them what a policy's ``config.input_features`` name, as our export writes them.
+
+    ``observation.state`` is the group ``policy``, ``observation.<group>`` another one, and
+    ``observation.images.<group>`` a picture: float32 (…, C, H, W), from uint8 divided by 255.
+    """
+    wanted: object = getattr(config, "input_features", None)
+    if not isinstance(wanted, Mapping):
+        return obs
+    return {**obs, **{key: _feature(obs, key) for key in cast("Mapping[str, object]", wanted) if key not in obs}}
+
+
+def _feature(obs: Obs, key: str) -> Tensor:
+    pictured = key.startswith(f"{_IMAGES}.")
+    group = "policy" if key == _STATE else key.removeprefix(f"{_IMAGES}." if pictured else "observation.")
+    if group not in obs:
+        raise PolicyError(
+            f"policy: its config.input_features has {key!r}, expected a group {group!r} of the environment, got "
+            f"{sorted(obs)}; pass a function that renames them and calls predict_action_chunk"
+        )
+    rows = obs[group]
+    if not pictured:
+        return rows
+    if rows.shape[-1] <= _MOST_CHANNELS < rows.shape[-3]:
+        rows = rows.movedim(-1, -3)
+    return rows.to(torch.float32) / 255 if rows.dtype == torch.uint8 else rows

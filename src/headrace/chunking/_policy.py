@@ -1,4 +1,10 @@
-"""The contract between a chunk policy and the scheduler: observation rows in, a chunk of actions each out."""
+"""The contract between a chunk policy and the scheduler: observation rows in, a chunk of actions each out.
+
+A model sees the rows that wait in batches. ``fast`` gives it whoever waits, padded to a bucket where the engine wants
+fixed sizes. ``strict`` gives it batches of one fixed size in which an episode always has the same row (its id modulo
+the size): a matrix product then adds up the same numbers in the same order, and neither the number of environments nor
+neighbors change one bit of the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headrace.chunking._context import ChunkContext, EpisodeRows, named
+from headrace.chunking._context import PADDING, TENSOR_FIELDS, ChunkContext, EpisodeRows, named, signed
 from headrace.chunking._lerobot import adapt_lerobot
 from headrace.errors import ConfigError, PolicyError
 from headrace.types import Obs
@@ -77,7 +83,7 @@ class _Adapted:
     """A policy with the sizes that the contract wants. Can be pickled if the policy can."""
 
     policy: PolicyLike
-    form: Literal["with context", "plain"]
+    takes_context: bool
     horizon: int
     action_dim: int
     obs_steps: int
@@ -94,7 +100,7 @@ class _Adapted:
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         with torch.no_grad():
             call = cast("Callable[..., Tensor]", self.policy)
-            return call(obs, context) if self.form == "with context" else call(obs)
+            return call(obs, context) if self.takes_context else call(obs)
 
 
 def as_chunk_policy(
@@ -112,9 +118,14 @@ def as_chunk_policy(
         obs_steps: observations wanted, where the policy does not say (``obs_steps``, or LeRobot's
             ``config.n_obs_steps``); 1 if nobody does.
     """
-    own = policy.policy if isinstance(policy, _Adapted) else policy
+    own = cast("PolicyLike", written_policy(policy))
     if callable(getattr(own, "predict_action_chunk", None)):
         own = policy = adapt_lerobot(own)
+    if not callable(own):
+        raise ConfigError(
+            "policy: expected a function, an nn.Module or an object with predict_action_chunk, "
+            f"got {type(own).__name__}"
+        )
     if callable(getattr(own, "begin", None)) != callable(getattr(own, "end", None)):
         raise ConfigError(
             "policy: expected begin(rows) and end(rows), or neither, got only one of them; begin is called when "
@@ -124,7 +135,7 @@ def as_chunk_policy(
         own.eval()
     return _Adapted(
         policy=own,
-        form=_form(own),
+        takes_context=_takes_context(own),
         horizon=_size("horizon", horizon, getattr(policy, "horizon", None)),
         action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None)),
         obs_steps=_size("obs_steps", obs_steps, getattr(policy, "obs_steps", None), default=1),
@@ -138,15 +149,14 @@ def written_policy(policy: object) -> object:
 
 def has_memory(policy: ChunkPolicy) -> bool:
     """Whether a policy keeps something from chunk to chunk of an episode."""
-    own = policy.policy if isinstance(policy, _Adapted) else policy
+    own = written_policy(policy)
     # not isinstance: a protocol's takes 50 µs, and this is asked at every call of the model
     return callable(getattr(own, "begin", None)) and callable(getattr(own, "end", None))
 
 
 def _size(name: str, given: int | None, own: object, default: int | None = None) -> int:
     """The size that the policy states; what the caller says must agree."""
-    said = [size for size in (own, given) if size is not None][:1] or [default]
-    size = said[0]
+    size = own if own is not None else given if given is not None else default
     if not isinstance(size, int) or size < 1:
         raise ConfigError(
             f"{name}: expected a policy that says it, with at least 1, got {size!r}; "
@@ -197,15 +207,6 @@ def _asked(context: ChunkContext) -> str:
     return f", for {named(context)}"
 
 
-def _form(policy: PolicyLike) -> Literal["with context", "plain"]:
-    if not callable(policy):
-        raise ConfigError(
-            "policy: expected a function, an nn.Module or an object with predict_action_chunk, "
-            f"got {type(policy).__name__}"
-        )
-    return "with context" if _takes_context(policy) else "plain"
-
-
 def _takes_context(policy: Callable[..., object]) -> bool:
     """Whether a second argument must be given; one with a default is the policy's own affair, unless named so."""
     written: object = getattr(policy, "_orig_mod", policy)  # torch.compile's module takes anything: ask what is in it
@@ -215,7 +216,133 @@ def _takes_context(policy: Callable[..., object]) -> bool:
         signature = inspect.signature(target)
     except ValueError:  # a traced module has none, and takes tensors only
         return False
-    parameters = [p for p in signature.parameters.values() if p.kind in positional]
-    if len(parameters) < 2:
+    parameters = list(signature.parameters.values())
+    if len(parameters) < 2 or parameters[1].kind not in positional:
         return False
     return parameters[1].default is inspect.Parameter.empty or parameters[1].name in ("context", "ctx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How model batches are formed."""
+
+    mode: Literal["fast", "strict"] = "strict"
+    size: int = 16
+    """Rows of a batch in ``strict`` mode."""
+    buckets: tuple[int, ...] = ()
+    """Sizes that batches are padded to in ``fast`` mode, ascending; empty for any size."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("fast", "strict"):
+            raise ConfigError(f"batching mode: expected 'fast' or 'strict', got {self.mode!r}")
+        if self.size < 1:
+            raise ConfigError(f"batching size: expected at least 1 row, got {self.size}")
+        if list(self.buckets) != sorted(set(self.buckets)) or min(self.buckets, default=1) < 1:
+            raise ConfigError(f"batching buckets: expected ascending sizes of at least 1, got {self.buckets}")
+        if self.mode == "strict" and self.buckets:
+            raise ConfigError(
+                "batching buckets: expected none in strict mode, whose batches all have one size; use mode='fast'"
+            )
+
+    @property
+    def strict_size(self) -> int | None:
+        """Rows of a strict batch; None in ``fast`` mode."""
+        return self.size if self.mode == "strict" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model said, and what it cost."""
+
+    actions: Tensor
+    """float32 (n, horizon, A) on the host, in the order of the rows asked for."""
+    calls: int
+    padding: int
+    """Wasted rows: computed, and read by no environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Some rows of a request in one batch of the model."""
+
+    rows: Tensor
+    """int64 (m,): rows of the request in this batch."""
+    slots: Tensor
+    """int64 (m,): where they stand in it."""
+    size: int
+
+
+def ask(
+    policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching, *, ended: EpisodeRows | None = None
+) -> Answer:
+    """Run the policy over n rows in batches, and check each answer; errors name the environments.
+
+    A policy with memory is told first of the episodes that have ended, then of those that begin with this chunk.
+    """
+    if has_memory(policy):
+        keeper = cast("RemembersEpisodes", policy)
+        if ended is not None and len(ended):
+            keeper.end(ended)
+        if len(beginning := context.beginning()):
+            keeper.begin(beginning)
+    actions = torch.zeros((len(context), policy.horizon, policy.action_dim))
+    if not len(context):
+        return Answer(actions=actions, calls=0, padding=0)
+    if batching.mode == "fast" and not batching.buckets:
+        return Answer(actions=checked_chunk(policy(obs, context), policy, context, read=None), calls=1, padding=0)
+    strict = batching.mode == "strict"
+    ids = context.episode_ids
+    placements = _strict_batches(ids, batching.size) if strict else _bucket_batches(ids, batching.buckets)
+    padding = -len(context)
+    for place in placements:
+        whole = _placed_context(context, place)
+        rows = {name: _placed(values, place) for name, values in obs.items()}
+        actions[place.rows.cpu()] = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
+        padding += place.size
+    return Answer(actions=actions, calls=len(placements), padding=padding)
+
+
+def _bucket_batches(episode_ids: Tensor, buckets: tuple[int, ...]) -> list[_Placement]:
+    """Batches of the largest bucket, and the rest in the smallest that holds it."""
+    everyone = torch.arange(len(episode_ids), device=episode_ids.device)
+    return [
+        _Placement(
+            rows,
+            torch.arange(len(rows), device=rows.device),
+            next(size for size in buckets if size >= len(rows)),
+        )
+        for rows in everyone.split(buckets[-1])
+    ]
+
+
+def _strict_batches(episode_ids: Tensor, size: int) -> list[_Placement]:
+    """Batches in which each row stands at its episode's place; rows that collide go into the next call."""
+    slots = episode_ids % size
+    left = torch.arange(len(episode_ids), device=episode_ids.device)
+    placements: list[_Placement] = []
+    while len(left):
+        taken = slots.index_select(0, left)
+        order = torch.argsort(taken, stable=True)
+        repeated = taken[order][1:] == taken[order][:-1]
+        first = torch.ones_like(left, dtype=torch.bool)
+        first[order[1:][repeated]] = False
+        placements.append(_Placement(left[first], taken[first], size))
+        left = left[~first]
+    return placements
+
+
+def _placed_context(context: ChunkContext, place: _Placement) -> ChunkContext:
+    """The context of a batch; rows that only fill it up have no episode."""
+    texts = [""] * place.size
+    for slot, row in zip(place.slots.tolist(), place.rows.tolist(), strict=True):
+        texts[slot] = context.instructions[row]
+    fill = {"env_ids": PADDING, "episode_ids": PADDING}
+    tensors = {name: _placed(getattr(context, name), place, fill.get(name, 0)) for name in TENSOR_FIELDS}
+    return ChunkContext(instructions=tuple(texts), **tensors)
+
+
+def _placed(values: Tensor, place: _Placement, fill: int = 0) -> Tensor:
+    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, ``fill`` elsewhere. Always fresh."""
+    batch = torch.full((place.size, *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
+    signed(batch)[place.slots] = signed(values).index_select(0, place.rows)
+    return batch

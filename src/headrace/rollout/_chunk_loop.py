@@ -13,24 +13,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.chunking import (
-    Admission,
-    ChunkContext,
-    ChunkPolicy,
-    Engine,
-    EpisodeRows,
-    Greedy,
-    Immediate,
-    QueueState,
-    Reply,
-    Request,
-    Synchronized,
-    WholeBatchOnAny,
-)
-from headrace.chunking._blending import TemporalEnsemble
-from headrace.chunking._cursors import ChunkLengths, Cursors
+from headrace.chunking import Admission, ChunkContext, ChunkPolicy, Engine, EpisodeRows, QueueState, Reply, Request
+from headrace.chunking._admission import Greedy, Immediate, Synchronized, WholeBatchOnAny
+from headrace.chunking._context import ObsHistory
+from headrace.chunking._cursors import ChunkLengths, Cursors, TemporalEnsemble
 from headrace.chunking._engines import SECONDS_TO_END
-from headrace.chunking._history import ObsHistory
 from headrace.chunking._policy import has_memory
 from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._background_resets import BackgroundResets

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.chunking import Batching, ChunkContext, ChunkPolicy, EpisodeRows, Request
-from headrace.chunking._batching import Answer, ask
 from headrace.chunking._context import TENSOR_FIELDS
+from headrace.chunking._policy import Answer, ask
 from headrace.errors import LifecycleError, PolicyError
 from headrace.types import Obs
 

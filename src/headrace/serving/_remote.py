@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from headrace.chunking import ChunkContext, ChunkPolicy, EpisodeRows, Reply, Request
-from headrace.chunking._batching import Answer
 from headrace.chunking._context import named
-from headrace.chunking._policy import checked_chunk
+from headrace.chunking._policy import Answer, checked_chunk
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError, UnknownNameError
 from headrace.serving._dialects import (
     WEBSOCKET_DIALECTS,
