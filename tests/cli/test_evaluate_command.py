@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace
-from headrace._cli import evaluate
-from headrace._cli.main import main
+from headrace._cli.main import build_parser, main
 from headrace.chunking import ChunkContext
 from headrace.errors import ConfigError, PolicyError
 from headrace.rollout._act_policy import ActCfg, ActPolicy, save_policy
@@ -36,8 +34,7 @@ def breaks(obs: Obs, context: ChunkContext) -> Tensor:
 
 
 def _run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    evaluate.add_parser(parser.add_subparsers())
+    parser = build_parser("evaluate")
     arguments = parser.parse_args(["evaluate", "cartpole", "--threads", "1", "--set", "episode_length=40", *words])
     return int(arguments.handler(arguments))
 

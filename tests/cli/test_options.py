@@ -87,7 +87,7 @@ def test_help_texts_use_the_words_of_the_style_guide(word: str) -> None:
 def test_the_help_of_formatter_names_every_form_that_ships() -> None:
     # in a process of its own: other tests register forms
     code = (
-        "from headrace._cli.bench_options import FORMS; from headrace.bench._formatters import FORMATTERS\n"
+        "from headrace._cli.options import FORMS; from headrace.bench._formatters import FORMATTERS\n"
         "print(*[name for name in FORMATTERS if name not in FORMS.split(', ')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

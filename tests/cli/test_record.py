@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from headrace._cli import record
+from headrace._cli.main import build_parser
 from headrace.envs._registry import make
 from headrace.errors import ConfigError, IdError
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
 
 def run(*arguments: object) -> int:
-    parser = argparse.ArgumentParser(prog="headrace")
-    record.add_parser(parser.add_subparsers())
+    parser = build_parser("record")
     parsed = parser.parse_args(["record", *map(str, arguments)])
     return parsed.handler(parsed)
 

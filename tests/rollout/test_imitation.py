@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import signal
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace._cli import imitate
+from headrace._cli.main import build_parser
 from headrace._interrupts import SignalInterrupt
 from headrace.chunking import ChunkContext
 from headrace.envs._batch_env import BatchEnv
@@ -270,8 +269,7 @@ def test_an_expert_that_never_succeeds_is_reported_and_does_not_run_for_ever() -
 
 
 def run_command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    imitate.add_parser(parser.add_subparsers())
+    parser = build_parser("imitate")
     parsed = parser.parse_args(["imitate", *words])
     return parsed.handler(parsed)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
+from headrace._cli.options import add_options, arguments_of
+from headrace._cli.printing import say
+from headrace._jobs.comparing import compare
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,69 +20,38 @@ if TYPE_CHECKING:
 _SEPARATOR = "vs"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "compare",
-        help="say which metrics of two sets of runs improved or regressed",
-        usage="headrace compare [options] A [A ...] [vs] B [B ...]",
-        description=(
-            "Compare runs A with runs B, metric by metric: improved, regressed, unchanged or inconclusive. A and B are "
-            "bundle files or directories of them; with more than two, put 'vs' between the sides. The design of the "
-            "data chooses the test: runs of a sweep are compared in pairs, plays of one policy per side by episode, "
-            "others by ranks; times of runs that did not take turns get no verdict. P-values are corrected for the "
-            "number of metrics. Exit code 1 if anything regressed."
-        ),
-    )
+HELP = "say which metrics of two sets of runs improved or regressed"
+DESCRIPTION = (
+    "Compare runs A with runs B, metric by metric: improved, regressed, unchanged or inconclusive. A and B are "
+    "bundle files or directories of them; with more than two, put 'vs' between the sides. The design of the "
+    "data chooses the test: runs of a sweep are compared in pairs, plays of one policy per side by episode, "
+    "others by ranks; times of runs that did not take turns get no verdict. P-values are corrected for the "
+    "number of metrics. Exit code 1 if anything regressed."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.usage = "headrace compare [options] A [A ...] [vs] B [B ...]"
     parser.add_argument("paths", nargs="+", metavar="A … vs B …", help="bundle files or directories")
     add_rule_options(parser)
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as Markdown")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the verdicts as JUnit XML")
-    parser.set_defaults(handler=_compare)
+    parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
+    parser.add_argument("--junit", metavar="FILE", help="also write the verdicts as JUnit XML")
 
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:
     """When a change counts; also for ``sweep``."""
-    parser.add_argument("--min-effect", type=float, default=0.05, help="smallest change that matters (default: 0.05)")
-    parser.add_argument(
-        "--alpha", type=float, default=0.01, help="chance of any false verdict in a comparison (default: 0.01)"
-    )
-    parser.add_argument(
-        "--metric", action="append", default=[], metavar="PATTERN", help="only metrics that match, such as 'runtime.*'"
-    )
+    add_options(parser, compare, "min_effect", "alpha", "metrics PATTERN")
     parser.add_argument("--fail-inconclusive", action="store_true", help="exit code 1 also if a metric is inconclusive")
-    add_design_options(parser)
+    add_options(parser, compare, "allow DIFFERENCE", "accept_drift")
 
 
-def add_design_options(parser: argparse.ArgumentParser) -> None:
-    """What may be compared; also for ``report``."""
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="DIFFERENCE",
-        help="compare although this differs: hardware, task, settings, timing, library; repeatable",
-    )
-    parser.add_argument(
-        "--accept-drift",
-        action="store_true",
-        help="judge times although one side ran before the other, or a warm-up did not become steady",
-    )
-
-
-def rule_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options as arguments of ``headrace.compare`` and ``headrace.sweep``."""
-    names = ("min_effect", "alpha", "allow", "accept_drift")
-    return {name: getattr(arguments, name) for name in names} | {"metrics": arguments.metric}
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from headrace._jobs.comparing import compare
-
+def handle(arguments: argparse.Namespace) -> int:
+    """Compare and print."""
     sides = split_sides(arguments.paths)
     if len(sides) != 2:
         raise ConfigError(f"compare: expected A B, or A … vs B …, got {' '.join(arguments.paths)!r}")
-    return show(compare(*sides, **rule_of(arguments)), arguments)
+    return show(compare(*sides, **arguments_of(arguments, compare)), arguments)
 
 
 def show(result: ComparisonResult, arguments: argparse.Namespace) -> int:
@@ -92,12 +63,12 @@ def show(result: ComparisonResult, arguments: argparse.Namespace) -> int:
     for comparison in result.comparisons:
         console.print(table(comparison, result.names))
         for note in (*all_notes(comparison), *result.notes):
-            console.print(Text(f"• {note}"), soft_wrap=True)
+            say(f"• {note}")
     strict: bool = arguments.fail_inconclusive
     if getattr(arguments, "markdown", None) is not None:
-        write_whole(arguments.markdown, result.markdown())
+        write_whole(Path(arguments.markdown), result.markdown())
     if getattr(arguments, "junit", None) is not None:
-        write_whole(arguments.junit, result.junit(fail_inconclusive=strict))
+        write_whole(Path(arguments.junit), result.junit(fail_inconclusive=strict))
     return 1 if result.regressed or (strict and result.inconclusive) else 0
 
 

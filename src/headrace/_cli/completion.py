@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headrace._cli.options import TASK
 
@@ -30,28 +30,24 @@ _RULES = ("greedy", "immediate", "synchronized", "whole-batch-on-any")
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "completion",
-        help="a script for your shell that completes commands, options and tasks",
-        description='Print the script. For bash:  eval "$(headrace completion bash)"  in ~/.bashrc; zsh the same way.',
-    )
+HELP = "a script for your shell that completes commands, options and tasks"
+DESCRIPTION = 'Print the script. For bash:  eval "$(headrace completion bash)"  in ~/.bashrc; zsh the same way.'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument."""
     parser.add_argument("shell", choices=("bash", "zsh"))
-    parser.set_defaults(handler=_handler(commands))
 
 
-def _handler(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],  # pyright: ignore[reportPrivateUsage]  # as above
-) -> Callable[[argparse.Namespace], int]:
-    def complete(arguments: argparse.Namespace) -> int:
-        sys.stdout.write((_ZSH if arguments.shell == "zsh" else "") + bash_script(dict(commands.choices)))
-        return 0
+def handle(arguments: argparse.Namespace) -> int:
+    """Print the script."""
+    from headrace._cli.main import build_parser
 
-    return complete
+    sys.stdout.write((_ZSH if arguments.shell == "zsh" else "") + _bash_script(build_parser()))
+    return 0
 
 
-def bash_script(commands: dict[str, argparse.ArgumentParser]) -> str:
+def _bash_script(root: argparse.ArgumentParser) -> str:
     """The completion function for bash: words by command, values after an option, then file names.
 
     Tasks are those of this installation, with what other packages add by entry points.
@@ -61,9 +57,10 @@ def bash_script(commands: dict[str, argparse.ArgumentParser]) -> str:
     cases: list[str] = []
     values: list[str] = []
     known = _known_values()
+    (commands,) = [action.choices for action in root._actions if isinstance(action.choices, dict)]  # pyright: ignore[reportPrivateUsage]  # argparse does not show them otherwise
     for name, parser in commands.items():
         words: list[str] = []
-        for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse does not show them otherwise
+        for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # as above
             words += action.option_strings
             if action.option_strings and (choices := [*map(str, action.choices or known.get(action.dest, ()))]):
                 patterns = "|".join(f'"{name} {option}"' for option in action.option_strings)
@@ -86,7 +83,7 @@ def _known_values() -> dict[str, Sequence[str]]:
 
     return {
         "library": library_names(),
-        "formatter": sorted(FORMATTERS),
+        "formatters": sorted(FORMATTERS),
         "sim": SIMS,
         "renderer": camera_names(),
         "kind": list(FRAME_KINDS),

@@ -11,34 +11,30 @@ from rich.rule import Rule
 from rich.table import Table
 
 from headrace._cli.compiling import compile_bar
-from headrace._cli.options import add_option
+from headrace._cli.options import add_options
+from headrace._jobs.demo import demo, warm_up
+
+HELP = "the whole story in a few minutes"
+DESCRIPTION = (
+    "Evaluate the shipped chunk policy under three schedulers, kill and resume and merge the same evaluation, "
+    "fill a replay buffer, record and replay episodes, and write a film and report.html. Ends with what was "
+    "saved: model calls, images, bytes."
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "demo",
-        help="the whole story in a few minutes",
-        description=(
-            "Evaluate the shipped chunk policy under three schedulers, kill and resume and merge the same evaluation, "
-            "fill a replay buffer, record and replay episodes, and write a film and report.html. Ends with what was "
-            "saved: model calls, images, bytes."
-        ),
-    )
-    add_option(parser, "--output", default=Path("outputs/demo"))
-    parser.add_argument("--quick", action="store_true", help="fewer episodes, to see what it shows")
-    parser.set_defaults(handler=_demo)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_options(parser, demo, "output", "quick")
 
 
-def _demo(arguments: argparse.Namespace) -> int:
+def handle(arguments: argparse.Namespace) -> int:
+    """Show everything."""
     console, begin = Console(), time.perf_counter()
-    output = _free_folder(arguments.output)
-    # the first line comes before the heavy imports, also where the output is a file
+    output = _free_folder(Path(arguments.output))
+    # the first line comes before anything heavy, also where the output is a file
     console.print(
         f"headrace demo, into {output}; the first run on a machine compiles for about a minute", soft_wrap=True
     )
-    from headrace._jobs.demo import demo, warm_up
-
     with compile_bar():
         warm_up()
     result = demo(output, quick=arguments.quick, on_scene=lambda title: console.print(Rule(title)), show=console.print)

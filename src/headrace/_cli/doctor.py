@@ -28,26 +28,25 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="what is installed, what is missing, and the command that mends it",
-        description=(
-            "Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real image. An absent "
-            "extra is no fault; exit code 1 means that the core itself does not work."
-        ),
-    )
+HELP = "what is installed, what is missing, and the command that mends it"
+DESCRIPTION = (
+    "Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real image. An absent "
+    "extra is no fault; exit code 1 means that the core itself does not work."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument(
         "--compile", action="store_true", help="compile every kernel now, with a progress bar, instead of at first use"
     )
     parser.add_argument(
         "--gpu", action="store_true", help="compare every GPU path with its CPU reference on the CUDA device of torch"
     )
-    parser.set_defaults(handler=_doctor)
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def handle(arguments: argparse.Namespace) -> int:
+    """Look and print."""
     console = Console()
     if arguments.compile:
         from headrace._cli.compiling import compile_everything

@@ -8,116 +8,90 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
-from headrace._cli.options import add_option, add_task, values
-from headrace._cli.remote_policy import add_remote_options, remote_of
+from headrace._cli.options import add_options, add_task, arguments_of, option_of
 from headrace._interrupts import exit_code
+from headrace._jobs.evaluate import evaluate
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.chunking import Batching
     from headrace.rollout import Evaluation
+    from headrace.serving import WireMapping
 
-_RULES = "greedy, immediate, periodic:K[:hold], synchronized[:hold], threshold:N, whole-batch-on-any, or module:name"
+HELP = "play episodes with a policy that plans chunks of actions"
+DESCRIPTION = (
+    "Play episodes of TASK, each exactly once, with a policy that plans chunks of actions, and print success "
+    "rate and reward with intervals, and what the model cost. An environment that waits for its next chunk is "
+    "suspended. The table does not depend on --num-envs, --engine or --admission (but for the hold forms) by "
+    "one bit, unless --fast is given."
+)
+_PROMPT = "prompt"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="play episodes with a policy that plans chunks of actions",
-        description=(
-            "Play episodes of TASK, each exactly once, with a policy that plans chunks of actions, and print success "
-            "rate and reward with intervals, and what the model cost. An environment that waits for its next chunk is "
-            "suspended. The table does not depend on --num-envs, --engine or --admission (but for the hold forms) by "
-            "one bit, unless --fast is given."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_task(parser, more=", or a suite: FILE.toml")
-    parser.add_argument(
-        "--policy",
-        help="a checkpoint of 'headrace imitate' or 'headrace train', or a training's directory; module:name of a "
-        "policy object, class or function; lerobot:DIR; the address of a server: openpi://HOST:8000, gr00t://HOST:5555 "
-        "(default: the policy that we ship for TASK)",
-    )
+    add_options(parser, evaluate, "policy")
     which = parser.add_mutually_exclusive_group()
-    add_option(which, "--episodes", otherwise="100")
+    add_options(which, evaluate, "episodes")
+    parser.set_defaults(episodes=None)  # a suite has its own: whether it was given must be seen
     which.add_argument(
         "--episode-ids", metavar="FIRST:END", help="play these ids instead of --episodes, for example 100:200"
     )
-    add_option(parser, "--num-envs", otherwise="16, or the recipe's")
-    add_option(parser, "--seed", otherwise="0, or the recipe's or suite's")
-    add_option(parser, "--threads", otherwise="all cores")
-    add_option(parser, "--execute", otherwise="the policy's horizon")
-    parser.add_argument("--offset", type=int, default=0, help="first row of a chunk that is played (default: 0)")
-    parser.add_argument("--latency", type=int, default=0, help="simulated latency in steps (default: 0)")
-    add_option(parser, "--horizon", otherwise="what the policy says")
-    parser.add_argument("--admission", default="greedy", metavar="RULE", help=f"{_RULES} (default: greedy)")
-    parser.add_argument(
-        "--engine", default="inline", choices=("inline", "thread", "process"), help="where the model runs"
+    add_options(parser, evaluate, "num_envs", "seed", "threads", "execute", "offset", "latency", "horizon")
+    add_options(parser, evaluate, "admission RULE", "engine {inline,thread,process}")
+    add_batch_options(parser)
+    add_options(parser, evaluate, "timeout SECONDS", "ensemble_decay DECAY", "video", "film failures|ID,ID,…")
+    add_options(parser, evaluate, "films DIRECTORY", "renderer")
+    add_csv(parser)
+    add_options(parser, evaluate, "output", "overrides", "journal FILE", "resume", "policy_id", "instruction TEXT")
+    add_options(parser, evaluate, "workers K", "ray_address ADDRESS")
+    group = parser.add_argument_group("policies of a server (openpi://, gr00t://, roboarena://, vllm-omni://)")
+    group.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        metavar="KEY=GROUP",
+        help="fill the server's KEY from a group, or a part of it such as policy[0:7]; repeatable",
     )
-    add_option(parser, "--fast")
-    add_option(parser, "--batch-size", otherwise="16")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one call of the model (default: none)")
-    parser.add_argument(
-        "--ensemble", type=float, metavar="DECAY", help="temporal ensembling as in ACT; executes one action per chunk"
+    group.add_argument(
+        "--prompt-key", default=_PROMPT, metavar="KEY", help="name of the instruction in a request (default: prompt)"
     )
-    add_option(parser, "--video")
-    parser.add_argument(
-        "--film",
-        metavar="failures|ID,ID,…",
-        help="play these episodes again afterwards, bit for bit, and film each into --films",
-    )
-    parser.add_argument(
-        "--films",
-        type=Path,
-        default=Path("films"),
-        metavar="DIRECTORY",
-        help="directory for the films of --film (default: films)",
-    )
-    add_option(parser, "--renderer", default="native")
-    add_option(parser, "--csv")
-    add_option(parser, "--output", otherwise="nowhere")
-    add_option(parser, "--set")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="append every finished episode here at once")
-    add_option(parser, "--resume")
-    parser.add_argument(
-        "--policy-id",
-        help="what --journal and --output call the policy (default: a hash of its weights, settings and code)",
-    )
-    parser.add_argument("--instruction", metavar="TEXT", help="what the policy is told (default: the task's own text)")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="K",
-        help="play in K processes over Ray, each with --num-envs environments (default: in this process)",
-    )
-    parser.add_argument(
-        "--ray-address", metavar="ADDRESS", help="of a Ray cluster, or auto (default: this machine, for this command)"
-    )
-    add_remote_options(parser)
-    parser.set_defaults(handler=_evaluate)
+    group.add_argument("--resize", metavar="HxW", help="fit images into this size, padded with black")
+    add_options(group, evaluate, "connections", "images {raw,png,jpeg}")
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-    from headrace._jobs.evaluate import evaluate
+def add_batch_options(parser: argparse.ArgumentParser) -> None:
+    """In which batches the model runs; also for ``serve``."""
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="batches of varying size, without padding rows; the last bits of an answer depend on the rest of its "
+        "batch",
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="rows of every batch in strict mode (default: 16)")
 
-    played = ("num_envs", "threads", "execute", "offset", "latency", "horizon", "admission", "engine", "timeout")
-    kept = ("journal", "resume", "policy_id", "workers", "ray_address", "output")
-    settings = values(arguments, *played, *kept) | remote_of(arguments)
+
+def add_csv(parser: argparse.ArgumentParser) -> None:
+    """Where the rows go; also for ``merge``."""
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the per-episode table here")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    settings = arguments_of(arguments, evaluate)
     settings["batching"] = _batching(arguments.fast, arguments.batch_size)
-    settings["ensemble_decay"] = arguments.ensemble
+    settings["mapping"] = _mapping(arguments)
+    if arguments.episodes is None:
+        del settings["episodes"]
     if arguments.task.endswith(".toml"):
         return _suite(arguments, settings)
     check_table(arguments.csv)
+    settings["film"] = _films(arguments.film)
+    if arguments.episode_ids is not None:
+        settings["episodes"] = _ids(arguments.episode_ids)
     try:
-        found = evaluate(
-            arguments.task,
-            arguments.policy,
-            episodes=_episodes(arguments),
-            film=_films(arguments.film),
-            **values(arguments, "seed", "overrides", "instruction", "video", "films", "renderer"),
-            **settings,
-        )
+        found = evaluate(arguments.task, **settings)
     except HeadraceError as error:
         if error.finished is not None:
             show(cast("Evaluation", error.finished), arguments.csv)
@@ -129,11 +103,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _suite(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     from headrace._jobs.suite import evaluate_suite
 
-    for name in ("episodes", "episode_ids", "seed", "set", "instruction", "csv", "video", "film"):
+    for name in ("episodes", "episode_ids", "seed", "overrides", "instruction", "csv", "video", "film"):
         if getattr(arguments, name) not in (None, []):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option}: expected none with a suite, which has its own, or takes none")
-    found = evaluate_suite(arguments.task, arguments.policy, **settings)
+            raise ConfigError(f"{option_of(name)}: expected none with a suite, which has its own, or takes none")
+        settings.pop(name, None)
+    found = evaluate_suite(arguments.task, **settings)
     Console().print(found.summary())
     return _ending(found.interrupt, found.unfinished)
 
@@ -162,17 +136,34 @@ def _batching(fast: bool, size: int | None) -> Batching | Literal["fast"] | None
     return "fast" if fast else None if size is None else Batching(size=size)
 
 
-def _episodes(arguments: argparse.Namespace) -> int | range:
-    if arguments.episode_ids is not None:
-        return _ids(arguments.episode_ids)
-    return 100 if arguments.episodes is None else arguments.episodes
-
-
 def _ids(text: str) -> range:
     first, _, end = text.partition(":")
     if not first.isdigit() or not end.isdigit() or int(first) >= int(end):
         raise ConfigError(f"--episode-ids: expected FIRST:END with FIRST < END, for example 0:500, got {text!r}")
     return range(int(first), int(end))
+
+
+def _mapping(arguments: argparse.Namespace) -> WireMapping | None:
+    """From our groups to a server's keys, where somebody says it."""
+    size = _size(arguments.resize)
+    if arguments.map:
+        from headrace.serving._mapping import parse_mapping
+
+        return parse_mapping(arguments.map, image_size=size, prompt=arguments.prompt_key)
+    if size is not None or arguments.prompt_key != _PROMPT:
+        raise ConfigError(
+            "--resize, --prompt-key: expected --map KEY=GROUP with them; without, groups go by name as they are"
+        )
+    return None
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    height, _, width = text.partition("x")
+    if not height.isdigit() or not width.isdigit():
+        raise ConfigError(f"--resize: expected HEIGHTxWIDTH such as 224x224, got {text!r}")
+    return int(height), int(width)
 
 
 def show(found: Evaluation, table: Path | None) -> None:

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headrace._cli.options import add_option, add_task, values
+from headrace._cli.options import add_options, add_task, arguments_of
+from headrace._cli.printing import say
 from headrace._interrupts import exit_code
+from headrace._jobs.imitate import imitate
 
 if TYPE_CHECKING:
     from headrace._jobs.imitate import ImitationResult
@@ -19,38 +21,28 @@ if TYPE_CHECKING:
 _MOST_ROWS = 10
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "imitate",
-        help="train a chunk policy on an expert's demonstrations, or on a recorded dataset",
-        description=(
-            "Record successful episodes of TASK's expert, or take those of a dataset, train a small action-chunking "
-            "transformer on them, save it, and evaluate it on episodes it has not seen, compared with the same model "
-            "untrained and with the mean action."
-        ),
-    )
+HELP = "train a chunk policy on an expert's demonstrations, or on a recorded dataset"
+DESCRIPTION = (
+    "Record successful episodes of TASK's expert, or take those of a dataset, train a small action-chunking "
+    "transformer on them, save it, and evaluate it on episodes it has not seen, compared with the same model "
+    "untrained and with the mean action. --episodes 0 leaves the evaluation out."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     more = (
         "; it must have an expert, or, with --dataset, it is evaluated in (default: what the dataset was recorded in)"
     )
     add_task(parser, more=more, optional=True)
-    parser.add_argument("--dataset", metavar="DIR", help="a recorded dataset, ours or LeRobot's (version 3)")
+    add_options(parser, imitate, "dataset DIR")
     parser.add_argument(
-        "--groups", metavar="A,B", help="observation groups of the dataset to learn from (default: all but critic)"
+        "--groups",
+        metavar="A,B",
+        type=lambda text: text.split(","),
+        help="observation groups of the dataset to learn from (default: all but critic)",
     )
-    parser.add_argument(
-        "--keep",
-        choices=("succeeded", "all"),
-        help="episodes of the dataset to learn from (default: succeeded, where the dataset says which are)",
-    )
-    parser.add_argument("--demos", type=int, default=2000, help="successful episodes of the expert (default: 2000)")
-    parser.add_argument("--updates", type=int, default=8000, help="optimizer steps (default: 8000)")
-    parser.add_argument(
-        "--held-out",
-        type=float,
-        metavar="SHARE",
-        help="share of the episodes to measure the loss on instead of learning from them (default: 0.1 of a dataset)",
-    )
+    add_options(parser, imitate, "keep {succeeded,all}", "demos", "updates", "held_out SHARE")
     parser.add_argument(
         "--act",
         action="append",
@@ -58,18 +50,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="a setting of the policy or of its training, for example horizon=100, width=128, batch=64; repeatable",
     )
-    add_option(parser, "--resume")
-    add_option(parser, "--output", required=True)
-    add_option(parser, "--num-envs", default=128)
-    add_option(parser, "--seed", default=0)
-    add_option(parser, "--set")
-    add_option(parser, "--episodes", default=300, otherwise="300; 0 for no evaluation")
-    add_option(parser, "--execute", otherwise="the whole chunk")
-    parser.set_defaults(handler=_run)
+    add_options(parser, imitate, "resume")
+    add_options(parser, imitate, "output", required=True)
+    add_options(parser, imitate, "num_envs", "seed", "overrides", "episodes", "execute")
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from headrace._jobs.imitate import imitate
+def handle(arguments: argparse.Namespace) -> int:
+    """Train, evaluate and print."""
     from headrace.envs._overrides import parse_assignments
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -82,15 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 bars[name] = progress.add_task(name, total=total)
             progress.update(bars[name], completed=done, description=stage)
 
-        names = ("dataset", "keep", "demos", "updates", "held_out", "resume", "num_envs", "seed", "overrides")
-        result = imitate(
-            arguments.task,
-            arguments.output,
-            **values(arguments, *names, "episodes", "execute"),
-            groups=None if arguments.groups is None else arguments.groups.split(","),
-            settings=parse_assignments(arguments.act, "--act"),
-            on_progress=update,
-        )
+        settings = parse_assignments(arguments.act, "--act")
+        result = imitate(**arguments_of(arguments, imitate), settings=settings, on_progress=update)
     console = Console()
     if result.losses:
         console.print(_loss_table(result))
@@ -98,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print(_table(result))
     else:
         console.print("not evaluated: no episodes were asked for, or the dataset does not say its environment (TASK)")
-    console.print(f"{result.path}: {result.path.stat().st_size:,} bytes, sha256 {result.sha256}", soft_wrap=True)
+    say(f"{result.path}: {result.path.stat().st_size:,} bytes, sha256 {result.sha256}")
     return 0 if result.interrupt is None else exit_code(result.interrupt)
 
 

@@ -1,4 +1,4 @@
-"""The root of the command: one module per sub-command, each with ``add_parser``."""
+"""The root of the command: one module per sub-command, each a :class:`Command`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -18,6 +18,22 @@ from headrace._cli.compiling import compile_notice
 from headrace._cli.parser import Parser, helping
 from headrace._interrupts import exit_code, interruptible, signal_name
 from headrace.errors import HeadraceError
+
+
+class Command(Protocol):
+    """What the module of a sub-command has."""
+
+    HELP: str
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add arguments and options."""
+        ...
+
+    def handle(self, arguments: argparse.Namespace) -> int:
+        """Do it; returns the exit code."""
+        ...
+
 
 COMMANDS = (
     *("tasks", "run", "view", "picture", "train", "play", "evaluate", "merge", "serve", "imitate", "record"),
@@ -56,7 +72,11 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.set_defaults(handler=helping(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS if only is None else (only,):
-        importlib.import_module(f"headrace._cli.{name}").add_parser(commands)
+        module = cast("Command", importlib.import_module(f"headrace._cli.{name}"))
+        command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
+        # one that has only commands of its own shows its help
+        command.set_defaults(handler=getattr(module, "handle", helping(command)))
+        module.add_arguments(command)
     return parser
 
 
@@ -78,8 +98,8 @@ def _plain_warnings() -> Generator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    # a command is parsed by its own module alone: the others need not be imported; completion has to know them all
-    alone = words[0] if words and words[0] in COMMANDS and words[0] != "completion" else None
+    # a command is parsed by its own module alone: the others need not be imported
+    alone = words[0] if words and words[0] in COMMANDS else None
     parsed = build_parser(alone).parse_args(words)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:

@@ -1,46 +1,56 @@
-"""Options that several commands have: one name and one help text for each idea."""
+"""Options of commands, made of the jobs that they call: name, kind and default are those of an argument."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 
-_WHOLE: dict[str, Any] = {"type": int, "metavar": "N"}
-_SHARED: dict[str, tuple[str, dict[str, Any]]] = {
-    "--batch-size": ("rows of every batch in strict mode", _WHOLE),
-    "--csv": ("write the per-episode table here", {"type": Path, "metavar": "FILE"}),
-    "--episodes": ("episodes to play, with ids from 0, each counted once", _WHOLE),
-    "--execute": ("actions executed of each chunk", _WHOLE),
-    "--fast": (
-        "batches of varying size, without padding rows; the last bits of an answer depend on the rest of its batch",
-        {"action": "store_true"},
-    ),
-    "--horizon": ("actions of a chunk", _WHOLE),
-    "--library": ("RL library: headrace, rl_games, rsl_rl, sb3, skrl, or one that an installed package adds", {}),
-    "--num-envs": ("environments in the batch", _WHOLE),
-    "--num-steps": ("steps of the batch", _WHOLE),
-    "--output": ("where to write the result", {"type": Path, "metavar": "PATH"}),
-    "--port": ("port to listen on; 0 for any free one", _WHOLE),
-    "--preset": (
-        "file of task settings ('path: value' lines), applied before --set; repeatable",
-        {"type": Path, "metavar": "FILE.yaml", "action": "append"},
-    ),
-    "--renderer": ("what draws: native, gl (MuJoCo's own images) or warp", {"metavar": "NAME"}),
-    "--resume": ("continue what was cut short: do only what its journal or checkpoint lacks", {"action": "store_true"}),
-    "--seed": ("seed of episodes and of everything else that is random", _WHOLE),
-    "--set": (
-        "override a setting of the task, or an argument of a Gymnasium environment; repeatable",
-        {"metavar": "PATH=VALUE", "action": "append"},
-    ),
-    "--threads": ("physics threads", _WHOLE),
-    "--warmup-steps": ("steps before measuring, at least; more until the step time is steady", _WHOLE),
-    "--video": ("record a video of the first environments", {"type": Path, "metavar": "FILE.mp4"}),
-}
+from headrace._jobs.request import RunOptions
 
-
+FORMS = "schema, isaaclab, json, omniperf, osmo, summary, tensorboard, or module:function of your own"
 TASK = "TASK"
 _SOURCES = "a name from 'headrace tasks', module:NAME, gym:ID, or a recipe file (.yaml, .json)"
+_FLAGS = {
+    "ensemble_decay": "--ensemble",
+    "formatters": "--formatter",
+    "metrics": "--metric",
+    "overrides": "--set",
+    "presets": "--preset",
+}
+"""Arguments whose option is not called like them."""
+_SHARED = {
+    "device": ("", "device of the tensors: cpu, or cuda with --sim warp (default: cpu)"),
+    "episodes": ("N", "episodes to play, with ids from 0, each counted once"),
+    "formatters": ("FORM", f"form of the result, repeatable: {FORMS} (default: schema, the bundle)"),
+    "label": ("", "a name for this run in comparisons and reports"),
+    "library": ("", "RL library: headrace, rl_games, rsl_rl, sb3, skrl, or one that an installed package adds"),
+    "num_envs": ("N", "environments in the batch"),
+    "num_steps": ("N", "steps of the batch"),
+    "output": ("PATH", "where to write the result"),
+    "overrides": (
+        "PATH=VALUE",
+        "override a setting of the task, or an argument of a Gymnasium environment; repeatable",
+    ),
+    "presets": ("FILE.yaml", "file of task settings ('path: value' lines), applied before --set; repeatable"),
+    "renderer": ("NAME", "what draws: native, gl (MuJoCo's own images) or warp"),
+    "resume": ("", "continue what was cut short: do only what its journal or checkpoint lacks"),
+    "seed": ("N", "seed of episodes and of everything else that is random"),
+    "sim": ("SIM", "physics: mujoco or warp (default: mujoco)"),
+    "threads": ("N", "physics threads"),
+    "warmup_steps": ("N", "steps before measuring, at least; more until the step time is steady"),
+    "video": ("FILE.mp4", "record a video of the first environments"),
+}
+"""Arguments that several jobs have: metavar and help text."""
+_RUN_DEFAULTS = {
+    "num_envs": "the recipe's, else 64",
+    "output": "runs/<run id>; never overwrites",
+    "seed": "the recipe's, else 0",
+    "threads": "all cores",
+}
+"""What :class:`headrace.RunOptions` leaves open, in words."""
 
 
 def add_task(parser: argparse.ArgumentParser, *, more: str = "", optional: bool = False) -> None:
@@ -54,40 +64,99 @@ def add_task(parser: argparse.ArgumentParser, *, more: str = "", optional: bool 
     parser.add_argument("task", metavar=TASK, nargs="?" if optional else None, help=_SOURCES + more)
 
 
-def add_option(
+def option_of(name: str) -> str:
+    """The option that stands for an argument."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def add_options(
     parser: argparse._ActionsContainer,  # pyright: ignore[reportPrivateUsage]  # a parser or a group of one
-    name: str,
-    *,
-    default: object = None,
-    otherwise: str | None = None,
-    required: bool = False,
+    job: Callable[..., object],
+    *names: str,
     short: str | None = None,
+    required: bool = False,
 ) -> None:
-    """Add an option that other commands have, too.
+    """Add options for arguments of a job, whose docstring has their help texts.
+
+    ``; None for …`` at the end of a text is the default in words; what comes after ``; in Python`` is left out.
 
     Args:
         parser: of the command.
-        name: of the option, such as ``--num-envs``.
-        default: its value where it is not given.
-        otherwise: the default in words, where ``default`` does not show it.
-        required: must be given.
+        job: what the command calls.
+        *names: of arguments, each with a metavar or choices where it needs one: ``"timeout SECONDS"``,
+            ``"actions {random,zero}"``.
         short: a one-letter name beside it, such as ``-o``.
+        required: must be given.
     """
-    text, arguments = _SHARED[name]
-    defaults = {"append": list[str](), "store_true": False}
-    given: dict[str, Any] = {**arguments, "default": defaults.get(str(arguments.get("action")), default)}
-    if required:
-        given["required"] = True
-    shown = otherwise if otherwise is not None else default
-    names = (name,) if short is None else (name, short)
-    parser.add_argument(*names, help=text if shown is None else f"{text} (default: {shown})", **given)
+    texts, parameters = _texts(job), inspect.signature(job).parameters
+    for entry in names:
+        name, _, metavar = entry.partition(" ")
+        known = parameters.get(name)
+        annotation, default = (RunOptions.__annotations__[name], None) if known is None else _declared(known)
+        text, _, otherwise = texts.get(name, "").partition("; in Python")[0].partition("; None for ")
+        if name in _SHARED:
+            usual, text = _SHARED[name]
+            metavar = metavar or usual
+        shown = otherwise or (_RUN_DEFAULTS.get(name) if known is None else None)
+        if default not in (None, ()) and default is not False:
+            shown = str(default)
+        given = _kind(getattr(annotation, "__forward_arg__", annotation), metavar)
+        if given.get("action") == "append":
+            default = list(default or ())
+        if required:
+            given["required"] = True
+        parser.add_argument(
+            *filter(None, (option_of(name), short)),
+            dest=name,
+            default=default,
+            help=f"{text} (default: {shown})" if shown else text,
+            **given,
+        )
 
 
-def values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Some of the options, as the arguments of a job that have their names; ``overrides`` are what ``--set`` says."""
-    found = {name: getattr(arguments, name) for name in names if name != "overrides"}
-    if "overrides" in names:
+def add_run_options(parser: argparse.ArgumentParser, job: Callable[..., object]) -> None:
+    """Add what every measured job takes: what to run on, where the result goes and in what form."""
+    add_task(parser)
+    add_options(parser, job, *RunOptions.__annotations__)
+
+
+def arguments_of(parsed: argparse.Namespace, job: Callable[..., object]) -> dict[str, Any]:
+    """Whatever of the command line is an argument of ``job``; ``overrides`` are what ``--set`` says."""
+    names = inspect.signature(job).parameters
+    known = {*names, *RunOptions.__annotations__} if "options" in names else {*names}
+    found = {name: value for name, value in vars(parsed).items() if name in known}
+    if "overrides" in found:
         from headrace.envs._overrides import parse_assignments
 
-        found["overrides"] = parse_assignments(arguments.set)
+        found["overrides"] = parse_assignments(found["overrides"])
     return found
+
+
+def _declared(parameter: inspect.Parameter) -> tuple[str, Any]:
+    default = None if parameter.default is inspect.Parameter.empty else parameter.default
+    return parameter.annotation, default
+
+
+def _texts(job: Callable[..., object]) -> dict[str, str]:
+    """What the docstring of a job says about its arguments, without markup and the last period."""
+    section = (inspect.getdoc(job) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries: list[tuple[str, str]] = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: re.sub("``([^`]+)``", _plain, " ".join(text.split())).removesuffix(".") for name, text in entries}
+
+
+def _plain(code: re.Match[str]) -> str:
+    """What stands between backticks: one word as it is, several in quotes."""
+    return f"'{code[1]}'" if " " in code[1] else code[1]
+
+
+def _kind(annotation: str, metavar: str) -> dict[str, Any]:
+    """What argparse has to know of an argument that is annotated so."""
+    kinds = annotation.split(" | ")
+    if kinds[0] == "bool":
+        return {"action": "store_true"}
+    if metavar.startswith("{"):
+        return {"choices": metavar.strip("{}").split(",")}
+    if kinds[0].startswith(("Iterable", "Mapping", "Sequence")):
+        return {"action": "append", "metavar": metavar}
+    kind = int if "int" in kinds else float if "float" in kinds else str
+    return {"type": kind, "metavar": metavar or ("N" if kind is int else None)}

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace._cli.options import add_option, values
-from headrace._cli.parser import helping
+from headrace._cli.printing import say
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.types import StackSpec
 
-_DESCRIPTION = """\
+HELP = "info, verify, replay, merge and export recorded episodes"
+DESCRIPTION = """\
 Work with episodes that an EpisodeRecorder wrote.
 
   headrace record info runs/ant                            what is in it
@@ -30,15 +30,9 @@ Work with episodes that an EpisodeRecorder wrote.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command and its own sub-commands."""
-    parser = commands.add_parser(
-        "record",
-        help="info, verify, replay, merge and export recorded episodes",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(handler=helping(parser))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands, each with its own options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_export(actions)
     verify = actions.add_parser(
@@ -56,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="print where a dataset comes from and its episodes; with --sheet also an image of their frames",
         description="Print where a recorded dataset comes from, its episodes and what they are made of.",
     )
-    show.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
+    _add_dataset(show)
     show.add_argument("--limit", type=int, default=20, help="episodes in the table (default: 20)")
     show.add_argument("--sheet", type=Path, metavar="FILE.png", help="write a contact sheet of frames to this file")
     show.add_argument("--camera", help="array for the sheet, such as obs/camera (default: the first with images)")
@@ -69,9 +63,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "Says that every number was equal to the last bit, or where the first one differs (exit code 1)."
         ),
     )
-    replay.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
+    _add_dataset(replay)
     replay.add_argument("--episode", type=int, metavar="ID", help="episode id (default: all of them)")
-    add_option(replay, "--seed", otherwise="that of the recording; needed where an id has several")
+    replay.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of episodes and of everything else that is random (default: that of the recording; needed where an "
+        "id has several)",
+    )
     replay.add_argument(
         "--task",
         help="module:NAME, gym:module:ID or a recipe file, where the dataset names a module or an interpreter of yours "
@@ -87,11 +87,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     merge.add_argument("datasets", metavar="DATASET", type=Path, nargs="+", help="directories of EpisodeRecorders")
-    merge.add_argument("--output", "-o", type=Path, metavar="PATH", required=True, help="where to write the result")
+    merge.add_argument("--output", "-o", type=str, metavar="PATH", required=True, help="where to write the result")
     merge.set_defaults(handler=_merge)
 
 
-def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
+def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
     export = actions.add_parser(
         "export",
         help="write the episodes in a format that people train from",
@@ -101,7 +101,7 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "A Minari directory is named like its dataset id, for example ant-v0."
         ),
     )
-    export.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
+    _add_dataset(export)
     export.add_argument(
         "target", metavar="TARGET", type=Path, help="file or directory to make; must not exist, unless --append"
     )
@@ -134,6 +134,10 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     export.set_defaults(handler=_export)
 
 
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", type=Path, help="directory that an EpisodeRecorder wrote")
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from headrace.recording import export_dataset
 
@@ -142,13 +146,16 @@ def _export(arguments: argparse.Namespace) -> int:
         bar = progress.add_task(f"to {arguments.to}", total=None)
         made = export_dataset(
             *(arguments.dataset, arguments.target, arguments.to),
-            **values(arguments, "only", "min_length", "fps", "append"),
+            only=arguments.only,
+            min_length=arguments.min_length,
+            fps=arguments.fps,
+            append=arguments.append,
             cameras=dict(_pairs(arguments.camera_name, "--camera-name FIELD=NAME")),
             stacks={name: _stack(frames) for name, frames in _pairs(arguments.stack, "--stack FIELD=FRAMES")},
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     for path in made:
-        Console().print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+        say(f"wrote {path}")
     return 0
 
 
@@ -172,8 +179,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     from headrace.recording import EpisodeDataset, merge_datasets
 
     path = merge_datasets(arguments.datasets, arguments.output)
-    words = f"wrote {escape(str(path))}: {len(EpisodeDataset(path))} episodes of {len(arguments.datasets)} datasets"
-    Console().print(words, highlight=False, soft_wrap=True)
+    say(f"wrote {path}: {len(EpisodeDataset(path))} episodes of {len(arguments.datasets)} datasets")
     return 0
 
 
@@ -198,13 +204,12 @@ def _info(arguments: argparse.Namespace) -> int:
     console = Console()
     for name, value in asdict(dataset.info).items():
         if name not in ("spaces", "stacks") and value:
-            console.print(f"{name}: {escape(str(value))}", highlight=False, soft_wrap=True)
+            say(f"{name}: {value}")
     console.print(episode_table(dataset, limit=arguments.limit))
     if len(dataset):
         console.print(field_table(dataset[0]))
     if arguments.sheet is not None:
-        path = contact_sheet(dataset, arguments.sheet, camera=arguments.camera)
-        console.print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+        say(f"wrote {contact_sheet(dataset, arguments.sheet, camera=arguments.camera)}")
     return 0
 
 

@@ -3,68 +3,41 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from headrace._cli.bench_options import progress_bar
-from headrace._cli.options import add_option, add_task, values
+from headrace._cli.options import add_options, add_task, arguments_of
+from headrace._cli.printing import progress_bar
+from headrace._jobs.run import run
 
 if TYPE_CHECKING:
     from headrace._jobs.run import SteppingResult
 
+HELP = "step a task and see its rates"
+DESCRIPTION = (
+    "Step TASK with random, zero or your own actions and print env-steps per second, where the time went and "
+    "how the episodes ended. With --suspend-fraction F that share of the environments is frozen, at no cost."
+)
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "run",
-        help="step a task and see its rates",
-        description=(
-            "Step TASK with random, zero or your own actions and print env-steps per second, where the time went and "
-            "how the episodes ended. With --suspend-fraction F that share of the environments is frozen, at no cost."
-        ),
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_task(parser)
-    add_option(parser, "--num-envs", otherwise="64, or the recipe's")
-    add_option(parser, "--num-steps", default=300)
-    add_option(parser, "--seed", otherwise="0, or the recipe's")
-    add_option(parser, "--threads", otherwise="all cores")
-    parser.add_argument(
-        "--policy",
-        default="random",
-        help="random, zero, module:name of a function of the observation groups, a checkpoint of 'headrace train', its "
-        "run's directory, or latest (default: random)",
-    )
-    parser.add_argument(
-        "--suspend-fraction", type=float, default=0.0, help="share of environments to suspend, 0 to 1 (default: 0)"
-    )
-    add_option(parser, "--set")
-    parser.add_argument(
-        "--frame-stack", type=int, metavar="K", help="frames in an observation of a camera task, oldest first"
-    )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="DIRECTORY",
-        help="record every finished episode (observations, actions, rewards, flags, physics states); see 'record'",
-    )
-    parser.set_defaults(handler=_run)
+    add_options(parser, run, "num_envs", "num_steps", "seed", "threads", "policy", "suspend_fraction F", "overrides")
+    add_options(parser, run, "frame_stack K", "record DIRECTORY")
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from headrace._jobs.run import run
-
-    names = ("policy", "num_steps", "suspend_fraction", "frame_stack", "record")
-    environment = ("num_envs", "seed", "threads", "overrides")
+def handle(arguments: argparse.Namespace) -> int:
+    """Step and print."""
     with progress_bar("stepping", arguments.num_steps) as update:
-        result = run(arguments.task, **values(arguments, *names, *environment), on_progress=update)
+        result = run(**arguments_of(arguments, run), on_progress=update)
     Console().print(_table(result, arguments.record))
     return 0
 
 
-def _table(result: SteppingResult, recorded_in: Path | None) -> Table:
+def _table(result: SteppingResult, recorded_in: str | None) -> Table:
     acting = result.num_envs - result.suspended
     table = Table(title=f"{result.task}: {acting} of {result.num_envs} environments acting", show_header=False)
     table.add_column(style="bold")

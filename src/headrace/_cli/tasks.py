@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from headrace.envs._task import Task
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "tasks",
-        help="list the tasks with their spaces and success measures",
-        description="List the tasks: make one in Python with headrace.make(NAME, num_envs=…).",
-    )
-    parser.set_defaults(handler=_tasks)
+HELP = "list the tasks with their spaces and success measures"
+DESCRIPTION = "List the tasks: make one in Python with headrace.make(NAME, num_envs=…)."
 
 
-def _tasks(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    """Print the table."""
     del arguments
     from headrace.envs import make_task
     from headrace.envs._registry import task_entry, task_names

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
+from headrace._cli.options import add_options, add_task, arguments_of
+from headrace._cli.printing import say
+from headrace._jobs.view import view
 
-from headrace._cli.options import add_option, add_task, values
+HELP = "watch a task live in a browser, or in MuJoCo's own window"
+DESCRIPTION = (
+    "Step TASK in real time and show all environments, tiled, on a page of this machine. A click on a tile "
+    "suspends that environment, another resumes it. Ctrl-C ends."
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "view",
-        help="watch a task live in a browser, or in MuJoCo's own window",
-        description=(
-            "Step TASK in real time and show all environments, tiled, on a page of this machine. A click on a tile "
-            "suspends that environment, another resumes it. Ctrl-C ends."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_task(parser)
-    add_option(parser, "--num-envs", otherwise="9, or the recipe's")
-    add_option(parser, "--seed", otherwise="0, or the recipe's")
-    parser.add_argument(
-        "--policy",
-        default="random",
-        help="random, zero, module:name of a function of the observation groups, a checkpoint of 'headrace train', its "
-        "run's directory, or latest (default: random)",
-    )
-    add_option(parser, "--port", default=8765)
-    add_option(parser, "--num-steps", otherwise="run until Ctrl-C")
-    parser.add_argument("--window", action="store_true", help="environment 0 in MuJoCo's viewer; needs a display")
-    add_option(parser, "--renderer", default="native")
-    add_option(parser, "--set")
-    parser.set_defaults(handler=_view)
+    names = ("num_envs", "seed", "policy", "port", "num_steps", "window", "renderer", "overrides")
+    add_options(parser, view, *names)
 
 
-def _view(arguments: argparse.Namespace) -> int:
-    from headrace._jobs.view import view
-
-    names = ("policy", "num_steps", "port", "window", "renderer", "num_envs", "seed", "overrides")
-    view(
-        arguments.task,
-        **values(arguments, *names),
-        on_url=lambda url: Console().print(f"{url}  (Ctrl-C ends)", soft_wrap=True, highlight=False),
-    )
+def handle(arguments: argparse.Namespace) -> int:
+    """Show until it ends."""
+    view(**arguments_of(arguments, view), on_url=lambda url: say(f"{url}  (Ctrl-C ends)"))
     return 0

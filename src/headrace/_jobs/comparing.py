@@ -75,9 +75,9 @@ def compare(
         before: bundles, evaluations, files of either (also journals), or directories of them.
         after: likewise.
         min_effect: smallest change that matters.
-        alpha: chance of any false verdict among the metrics of a comparison.
-        allow: in what the sides may differ: ``hardware``, ``task``, ``settings``, ``timing``, ``library``.
-        metrics: patterns of the metrics to compare, such as ``runtime.*``; all if empty.
+        alpha: chance of any false verdict in a comparison.
+        allow: compare although this differs: ``hardware``, ``task``, ``settings``, ``timing``, ``library``; repeatable.
+        metrics: only metrics that match, such as ``runtime.*``; repeatable; in Python all if empty.
         accept_drift: judge times although one side ran before the other, or a warm-up did not become steady.
         names: of the sides, for tables.
 

@@ -73,47 +73,49 @@ def evaluate(
         env: a task name, ``module:NAME``, ``gym:ID``; a recipe, which then says everything about the environments, so
             that an argument that says something else is refused; or an environment with ``autoreset="disabled"``,
             which stays open.
-        policy: whatever :func:`headrace.chunking.as_chunk_policy` takes; a checkpoint that ``headrace imitate`` or
-            ``headrace train`` wrote, the directory of a training, ``latest`` or ``best`` of ``runs/``, a TorchScript or
-            ONNX file; ``module:name`` of a policy object, class or function; ``lerobot:DIR``; the address of a
-            server, such as ``openpi://HOST:8000``, whose API key is in the variable ``HEADRACE_API_KEY``. None for the
-            policy that we ship for the task.
+        policy: a checkpoint that ``headrace imitate`` or ``headrace train`` wrote, the directory of a training,
+            ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; ``module:name`` of a policy object, class
+            or function; ``lerobot:DIR``; the address of a server, such as ``openpi://HOST:8000`` or
+            ``gr00t://HOST:5555``, whose API key is in the variable ``HEADRACE_API_KEY``; None for the policy that we
+            ship for the task; in Python also whatever :func:`headrace.chunking.as_chunk_policy` takes.
         episodes: how many (ids from 0), or the ids.
         num_envs: environments in the batch; None for the recipe's, else 16.
         seed: of the episodes and of the policy's noise; None for that of the recipe or environment, else 0.
         threads: physics threads of a task; None for the recipe's, else all cores.
         overrides: task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``.
-        execute: actions that are played of each chunk; None for all that are left after offset and latency, and 1
-            with ``ensemble_decay``.
+        execute: actions executed of each chunk; None for all that are left after offset and latency, 1 with
+            ensembling.
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
         horizon: rows of a chunk, where the policy does not say.
-        admission: when to infer, and whom: a rule, its name (``greedy``, ``immediate``, …), or ``module:name`` of one.
-        engine: ``inline``, ``thread`` (the model beside the physics), ``process`` (for policies that hold the GIL), the
-            name of a registered engine, or an engine of your own, which you close. A server's policy has its own.
+        admission: when to infer, and whom: ``greedy``, ``immediate``, ``periodic:K[:hold]``, ``synchronized[:hold]``,
+            ``threshold:N``, ``whole-batch-on-any``, or ``module:name`` of a rule; in Python also the rule itself.
+        engine: where the model runs: ``inline``, ``thread`` (beside the physics), ``process`` (for policies that hold
+            the GIL); in Python also the name of a registered engine, or an engine of your own, which you close. A
+            server's policy has its own.
         batching: ``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode
             always has the same row: results are equal bit for bit whatever ``num_envs``, at the price of padding rows.
             ``fast`` gives it whoever waits; results then differ in their last bits with the batch. A
             :class:`headrace.chunking.Batching` says the size or buckets. A server, or an engine of yours, has its own.
-        ensemble_decay: ACT's temporal ensembling with this decay; needs ``execute=1``. Negative favors new predictions.
+        ensemble_decay: temporal ensembling as in ACT, with this decay, which executes one action of each chunk;
+            negative favors new predictions.
         hold_action: what waiting environments play under a rule that holds: ``last``, ``zero`` or a function.
         allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
             result says so.
         timeout: seconds that one call of the model may take, with an engine by name; None for any.
         journal: file that every finished episode is appended to at once.
         resume: go on with that journal.
-        policy_id: what journal and output call the policy; None for a hash of its weights, settings and code. The
-            policy of a server needs one.
-        instruction: what the policy is told in every episode, in place of the environment's own text.
+        policy_id: what journal and output call the policy, needed for that of a server; None for a hash of its
+            weights, settings and code.
+        instruction: what the policy is told in every episode; None for the task's own text.
         on_episodes: called with the rows of episodes as they finish.
-        workers: play in this many processes, each with ``num_envs`` environments, as
-            :func:`headrace.distributed.evaluate` does; None for this process.
-        ray_address: of the Ray cluster whose machines the workers run on; None for this machine.
+        workers: processes to play in over Ray, each with a batch of its own; None for this process.
+        ray_address: of the Ray cluster whose machines the workers run on, or ``auto``; None for this machine.
         output: new file that the result is saved to, also after Ctrl-C or a failure; :meth:`Evaluation.load` reads it.
         video: film the first environments of a task of ours into this file, which must be new.
-        film: play these episodes again afterwards, bit for bit, and film each: ``failures`` for those without success,
-            or ids of the plan. A task of ours.
-        films: directory for ``episode-ID.mp4`` files, each of which must be new.
+        film: episodes to play again afterwards, bit for bit, and to film: ``failures`` for those without success,
+            or ids of the plan; of a task of ours.
+        films: directory for the films, ``episode-ID.mp4``, each of which must be new.
         renderer: what draws videos: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         mapping: from our groups to a server's keys.
         connections: requests to a server that are under way at once.

@@ -91,13 +91,13 @@ def imitate(
         task: a task with an expert, such as ``pusher-solid``; with ``dataset``, the environment to evaluate in, None
             for the one that the dataset was recorded in, if it says.
         output: file of the checkpoint.
-        dataset: directory that ``EpisodeRecorder`` wrote, or one in LeRobot's layout (version 3).
+        dataset: a recorded dataset, ours or LeRobot's (version 3).
         groups: observation groups of the dataset to learn from, images included; None for all but ``critic``.
-        keep: ``succeeded`` or ``all`` episodes of the dataset; None for the successful ones where it says which.
-        demos: successful episodes to learn from, without ``dataset``.
+        keep: episodes of the dataset to learn from; None for the successful ones, where it says which.
+        demos: successful episodes of the expert to learn from.
         updates: steps of the optimizer.
         held_out: share of the episodes that are not learned from, and that a loss is measured on; None for a tenth of
-            a dataset, and for none of an expert's.
+            a dataset's, none of an expert's.
         settings: of the policy (``horizon``, ``width``, ``heads``, ``memory_tokens``, ``hidden``, ``image_size``) and
             of its training (``batch``, ``learning_rate``, ``average``, ``check_every``).
         resume: go on with a training that was stopped; settings and demonstrations must be the same.
@@ -105,7 +105,7 @@ def imitate(
         seed: of episodes, weights and batches.
         overrides: settings of the environment, by path.
         episodes: to evaluate with; 0 for no evaluation.
-        execute: actions that are played of each chunk there; None for all.
+        execute: actions executed of each chunk; None for all.
         on_progress: called with a stage (``recording``; ``training, loss …``), what is done of it, and its total.
 
     Returns:

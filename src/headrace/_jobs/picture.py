@@ -58,14 +58,14 @@ def picture(
     Args:
         task: a task name, ``module:NAME``, a recipe or a recipe file; ``gym:ID`` and other bridged environments, too,
             which draw themselves, in one way and size.
-        camera: name of a camera of the model; None for its first.
+        camera: camera of the model; None for its first.
         kind: ``rgb``, ``gray``, ``depth``, ``segmentation`` or ``normals``.
         renderer: ``native``, ``gl`` (MuJoCo's own picture) or ``warp``.
         output: a new file: ``.png`` for people, ``.npy`` for the values; None writes none.
-        width: pixels.
-        height: pixels.
+        width: pixels from left to right.
+        height: pixels from top to bottom.
         num_steps: steps of zero actions to take before.
-        seed: of the episode (0).
+        seed: of the episode; None for the recipe's, else 0.
         overrides: task settings by path.
 
     Returns:

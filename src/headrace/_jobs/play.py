@@ -72,7 +72,8 @@ def play(
         warmup_steps: steps that are played before, unmeasured, at least; more until the step time is steady. 0 for
             none. The episodes that are played do not depend on it.
         deterministic: the policy's mean action; False to sample.
-        trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code.
+        trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code; load only files
+            you trust.
         video: film the first environments into this file.
         renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         on_note: called with what a user may want to know: which checkpoint was found, a plan that is too short.

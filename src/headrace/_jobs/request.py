@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from headrace.rollout._evaluated_env import EvaluatedEnv
 
 B = TypeVar("B", "PlayBundle", "RuntimeBundle", "StartupBundle", "TrainingBundle")
-_NUM_ENVS = 64
+USUAL_ENVS = 64
+"""Environments in a batch where nobody says how many."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -42,7 +43,7 @@ class RunOptions(TypedDict, total=False):
     """Of episodes, actions, networks and library (0)."""
     overrides: Mapping[str, object] | None
     """Task settings by path; of a Gymnasium environment, arguments for ``gymnasium.make``."""
-    presets: Sequence[str | Path]
+    presets: Sequence[str | Path] | None
     """YAML files of overrides, applied before :attr:`overrides`."""
     threads: int | None
     """Physics threads (all cores); of a Gymnasium environment, threads that step it (one)."""
@@ -52,7 +53,7 @@ class RunOptions(TypedDict, total=False):
     """The physics: ``mujoco`` (as usual) or ``warp``."""
     output: str | Path | None
     """Directory of the result, which is never overwritten (``runs/<run id>``)."""
-    formatters: Sequence[str]
+    formatters: Sequence[str] | None
     """Forms of the result (``schema``, the bundle)."""
     label: str | None
     """A name for this run in comparisons and reports."""
@@ -99,7 +100,7 @@ class RunRequest:
             if name not in RunOptions.__annotations__:
                 raise UnknownNameError("argument", name, RunOptions.__annotations__)
         names = ("num_envs", "seed", "overrides", "threads", "device", "sim")
-        recipe = recipe_of(task, _NUM_ENVS, **{name: options.get(name) for name in names}).resolve()
+        recipe = recipe_of(task, USUAL_ENVS, **{name: options.get(name) for name in names}).resolve()
         plain = EnvRecipe("usual")
         for name in ("autoreset", "final_obs", "episode_stride"):
             if getattr(recipe, name) != getattr(plain, name):
@@ -107,7 +108,7 @@ class RunRequest:
                     f"recipe: expected {name}={getattr(plain, name)!r} here, got {getattr(recipe, name)!r}; "
                     "use recipe.replace(…)"
                 )
-        presets = [Path(preset) for preset in options.get("presets", ())]
+        presets = [Path(preset) for preset in options.get("presets") or ()]
         preset_settings: dict[str, object] = {}
         for preset in presets:
             preset_settings |= read_preset(preset)
@@ -116,7 +117,7 @@ class RunRequest:
             recipe=recipe.replace(overrides=preset_settings | dict(recipe.overrides)),
             presets=tuple(preset.stem for preset in presets),
             output=None if output is None else Path(output),
-            formatters=options.get("formatters", ("schema",)),
+            formatters=options.get("formatters") or ("schema",),
             label=options.get("label"),
         )
 

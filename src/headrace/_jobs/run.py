@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from headrace._jobs.request import recipe_of
+from headrace._jobs.request import USUAL_ENVS, recipe_of
 from headrace._named import load
 from headrace.errors import ConfigError
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
 """Actions (N, …) from the observation groups."""
 
-_NUM_ENVS = 64
 _FIELDS = ("obs", "actions", "rewards", "flags", "states")
 _BRIDGED_COST = {
     "native": "nothing: suspended environments are skipped",
@@ -84,14 +83,15 @@ def run(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
             the environments.
-        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function; a
-            checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
+            training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
+            the function itself.
         num_steps: steps of the batch.
         suspend_fraction: share of the environments to freeze, 0 to 1.
-        frame_stack: frames in an observation of a camera task.
+        frame_stack: frames in an observation of a camera task, oldest first.
         record: directory to record every finished episode in; physics states, too, of a task of ours.
-        num_envs: environments in the batch (64).
-        seed: of episodes and actions (0).
+        num_envs: environments in the batch; None for the recipe's, else 64.
+        seed: of episodes and actions; None for the recipe's, else 0.
         threads: physics threads; None for all cores.
         overrides: task settings by path.
         on_progress: called with the steps that are done.
@@ -106,7 +106,7 @@ def run(
         )
     if num_steps < 1:
         raise ConfigError(f"num_steps (--num-steps): expected at least 1, got {num_steps}")
-    recipe = recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides).resolve()
+    recipe = recipe_of(task, USUAL_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides).resolve()
     if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
         raise ConfigError(
             f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"

@@ -37,8 +37,9 @@ def runtime(
         task: a task name, ``module:NAME``, ``gym:ID``, or a recipe.
         num_steps: measured steps of the batch.
         warmup_steps: steps before measuring, at least; more until the step time is steady.
-        actions: what acts.
-        timing: ``host_return`` until ``env.step`` returns; ``synchronized`` until the device has done the work.
+        actions: how actions are chosen.
+        timing: ``host_return``: until ``env.step`` returned; ``synchronized``: until the device has done the work; no
+            difference on a CPU.
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
@@ -80,7 +81,9 @@ def startup(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, or a recipe.
         top_n: functions to keep of each phase.
-        whitelist: phase → fnmatch patterns of the functions to keep instead, or a YAML file of that.
+        whitelist: YAML file of ``phase: [patterns]`` lines: keep the functions that match (fnmatch,
+            ``module:function``) instead of the top; a pattern that matches nothing is an error; in Python
+            also the mapping itself.
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """

@@ -29,8 +29,8 @@ def serve(
 
     Args:
         task: serve the policy that we ship for it.
-        policy: a policy, a checkpoint that ``headrace imitate`` wrote, ``module:name`` of a policy object, class or
-            function, or ``lerobot:DIR``; None for the policy that we ship for ``task``.
+        policy: a checkpoint that ``headrace imitate`` wrote, ``module:name`` of a policy object, class or function, or
+            ``lerobot:DIR``; None for the policy that we ship for the task; in Python also the policy itself.
         cfg: address, batching and key.
         horizon: rows of a chunk, where the policy does not say.
         action_dim: size of an action, where the policy does not say.

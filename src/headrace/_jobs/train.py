@@ -64,16 +64,16 @@ def train(
             environment over a bridge; or a recipe.
         library: who learns: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
             library that an installed package adds.
-        iterations: rollouts to learn from.
+        iterations: rollouts to collect and learn from.
         settings: of PPO, all or by name; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
-        resume_from: directory of an earlier run to continue.
+        resume_from: directory of an earlier run, to continue from its last checkpoint.
         ema_alpha: weight of the newest value in the smoothed curves.
         series: False to keep only the final values of the curves.
         video: film the first environments into this file, which must be new, while they collect for the first iteration
             and for each that ``video_interval`` divides. Filming takes time, which is in the figures: comparisons keep
             filmed trainings apart.
-        video_interval: iterations from one filmed to the next.
+        video_interval: iterations from one filmed to the next; filming takes time, which is in the figures.
         renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
         on_begin: called with the output directory once everything is checked.
         on_iteration: called after each iteration.

@@ -50,14 +50,15 @@ def view(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
             the environments. A bridged environment draws itself; ``gym:ID`` is made with ``render_mode="rgb_array"``.
-        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, or the function; a
-            checkpoint of a training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file.
-        num_steps: stop after so many steps of the batch; None to go on until Ctrl-C, or until the window is closed.
-        port: of the page; 0 for any free one.
-        window: show environment 0 in MuJoCo's viewer instead, which needs a display.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
+            training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
+            the function itself.
+        num_steps: of the batch, after which it ends; None for no end before Ctrl-C, or before the window is closed.
+        port: port to listen on; 0 for any free one.
+        window: environment 0 in MuJoCo's viewer instead, which needs a display.
         renderer: what draws: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.
-        num_envs: environments in the batch (9).
-        seed: of episodes and actions (0).
+        num_envs: environments in the batch; None for the recipe's, else 9.
+        seed: of episodes and actions; None for the recipe's, else 0.
         overrides: task settings by path.
         on_url: called with the address of the page, which has a secret in it.
     """
