@@ -141,7 +141,7 @@ def _native_skrl(learner: Any) -> Rollout:
         "disable_progressbar": True,
         "close_environment_at_exit": False,
     }
-    trainer = SequentialTrainer(env=Nothing(learner._core.env), agents=agent, cfg=cfg)
+    trainer = SequentialTrainer(env=Nothing(learner.core.env), agents=agent, cfg=cfg)
 
     def iterate() -> tuple[float, float]:
         begin = time.perf_counter()

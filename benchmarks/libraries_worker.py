@@ -272,7 +272,7 @@ def _play(name: str, folder: Path, *, whole: bool) -> Section:
     from headrace._published import published, published_file
     from headrace.adapters._policies import inspect_file, load_policy
     from headrace.bench import PlayBuilder
-    from headrace.bench._learning_schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
+    from headrace.bench._schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
     from headrace.chunking._policy import has_memory
 
     entry = published()[name]

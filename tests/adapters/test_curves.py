@@ -14,7 +14,7 @@ import pytest
 import headrace
 from headrace.adapters import library as spec_of
 from headrace.adapters import read_curves
-from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._learner import LearnerEnv
 from headrace.adapters._torch_state import library_run
 from headrace.errors import DataError
 from headrace.rollout import PPOCfg

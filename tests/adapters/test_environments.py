@@ -14,8 +14,7 @@ from torch import Tensor
 import headrace
 from headrace.adapters import library as spec_of
 from headrace.adapters import make_learner
-from headrace.adapters._learner import CheckpointMeta
-from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._learner import CheckpointMeta, LearnerEnv
 from headrace.adapters._torch_state import library_run
 from headrace.rollout import PPOCfg
 from headrace.types import Step

@@ -11,8 +11,8 @@ import torch
 import headrace
 from headrace.adapters import library as spec_of
 from headrace.adapters import make_learner
-from headrace.adapters._checkpoint import read_meta, recognize
-from headrace.adapters._learner import CheckpointMeta, Learner
+from headrace.adapters._checkpoint import CheckpointMeta, read_meta, recognize
+from headrace.adapters._learner import Learner
 from headrace.adapters._library import library_names
 from headrace.adapters._step_policy import RecurrentStepPolicy, as_steps
 from headrace.adapters._torch_state import library_run

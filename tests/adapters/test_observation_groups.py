@@ -87,7 +87,7 @@ def value(library: str, learner: Any, obs: Any) -> torch.Tensor:
         case "rl_games":
             return learner.agent.central_value_net.get_value({"states": learner._env.grouped(obs)["states"]})
         case "skrl":
-            states = learner._env._flat(obs, learner._core.read.critic)
+            states = learner._env._flat(obs, learner.core.read.critic)
             return learner.agent.models["value"].act({"states": states}, role="value")[0]
         case _:
             tensors, _ = learner.model.policy.obs_to_tensor(learner._env.arrays(obs))

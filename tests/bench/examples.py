@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 
 from headrace.bench import PlayBuilder, RunConfig, RuntimeBuilder, SuccessRule, TrainingBuilder
-from headrace.bench._builders import Provenance, StartupBuilder
+from headrace.bench._builders import Provenance, StartupBuilder, StepTimes
 from headrace.bench._comparison import Comparison
-from headrace.bench._learning_schema import CheckpointInfo, EpisodePlan, LibraryDescriptor, PolicyDescriptor
 from headrace.bench._schema import (
     Bundle,
+    CheckpointInfo,
+    EpisodePlan,
     GpuDeviceInfo,
     Hardware,
+    LibraryDescriptor,
+    PolicyDescriptor,
     ProfiledFunction,
     ProfileNode,
     Resources,
@@ -23,7 +26,6 @@ from headrace.bench._schema import (
     Warmup,
 )
 from headrace.bench._statistic import Statistic
-from headrace.bench._step_times import StepTimes
 
 
 def origin(kind: str = "runtime", *, run_id: str | None = None, **changes: object) -> Provenance:
@@ -75,7 +77,7 @@ def origin(kind: str = "runtime", *, run_id: str | None = None, **changes: objec
         sample_interval_s=1.0,
         problems=["gpu_util_pct: ModuleNotFoundError: no pynvml"],
     )
-    return Provenance(run, versions, hardware, resources)
+    return Provenance(run=run, versions=versions, hardware=hardware, resources=resources)
 
 
 def filled(steps: StepTimes, seconds: list[float]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.bench._capture import GB, environment_variables, git_state, hardware, versions
+from headrace.bench._capture import GB, environment_variables, gpu_devices, hardware, versions
 from headrace.bench._monitor import ResourceMonitor
 from headrace.errors import ConfigError
 
@@ -29,28 +29,33 @@ def test_the_git_state_is_that_of_the_users_project(tmp_path: Path) -> None:
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-qm", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert git_state(tmp_path) == (commit, "trunk", False)
+    found = versions(tmp_path)
+    assert (found.git_commit, found.git_branch, found.git_dirty) == (commit, "trunk", False)
     (tmp_path / "a").write_text("2")
-    assert git_state(tmp_path) == (commit, "trunk", True)
+    found = versions(tmp_path)
+    assert (found.git_commit, found.git_branch, found.git_dirty) == (commit, "trunk", True)
     git(tmp_path, "checkout", "-q", "--detach")
-    assert git_state(tmp_path).branch is None
+    assert versions(tmp_path).git_branch is None
 
 
 def test_a_folder_without_git_has_no_state(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == (None, None, None)
+    found = versions(tmp_path)
+    assert (found.git_commit, found.git_branch, found.git_dirty) == (None, None, None)
 
 
-def test_versions_and_hardware_name_what_is_there() -> None:
-    found = versions(git_state(Path.cwd()))
+def test_versions_and_hardware_name_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 2.0, 3.0))
+    found = versions(Path.cwd())
     assert found.headrace == headrace.__version__
     assert found.torch is not None
     assert found.torch.startswith("2.")
     assert found.packages["numba"]
-    machine = hardware((1.0, 2.0, 3.0))
+    machine = hardware()
     assert machine.cpu_count == os.cpu_count()
     assert machine.cpu_name
     assert machine.ram_gb > 0.5
     assert machine.load_average == (1.0, 2.0, 3.0)
+    assert len(gpu_devices()) == torch.cuda.device_count()
 
 
 def test_variables_that_matter_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

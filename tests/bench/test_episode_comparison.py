@@ -10,8 +10,7 @@ from examples import play_bundle, verdict
 
 from headrace.bench._comparison import CompareCfg, compare
 from headrace.bench._comparison_output import change
-from headrace.bench._learning_schema import PerEpisode
-from headrace.bench._schema import Bundle
+from headrace.bench._schema import Bundle, PerEpisode
 from headrace.bench._statistic import Proportion
 
 

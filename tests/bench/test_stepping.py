@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from headrace._jobs.request import rendering_backend
 from headrace.bench import RuntimeBuilder
-from headrace.bench._step_times import StepTimes
+from headrace.bench._builders import StepTimes
 from headrace.bench._stepping import Stepper, WarmupRule, action_maker, warm_up
 from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, UnsupportedError

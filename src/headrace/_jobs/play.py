@@ -83,7 +83,7 @@ def play(
     """
     from headrace.adapters import library as library_of
     from headrace.bench import Benchmark, PlayBuilder
-    from headrace.bench._learning_schema import EpisodePlan
+    from headrace.bench._schema import EpisodePlan
     from headrace.bench._stepping import WarmupRule
     from headrace.rollout._evaluated_env import frames_drawn
 
@@ -292,7 +292,7 @@ def _describe(
     file: PolicyFile | None,
 ) -> None:
     from headrace.bench import describe_library
-    from headrace.bench._learning_schema import CheckpointInfo, PolicyDescriptor
+    from headrace.bench._schema import CheckpointInfo, PolicyDescriptor
     from headrace.chunking._policy import has_memory
     from headrace.files import hash_file
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from headrace.bench import PlayBundle, RunSettings, RuntimeBundle, StartupBundle, TrainingBundle
+    from headrace.bench._builders import StartupClock
     from headrace.bench._schema import Actions, Kind
-    from headrace.bench._step_times import StartupClock
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
     from headrace.rollout._evaluated_env import EvaluatedEnv

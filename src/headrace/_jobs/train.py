@@ -244,7 +244,7 @@ class _Training:
 
     def _name_checkpoint(self, keeper: CheckpointKeeper) -> None:
         """Let the bundle name the newest checkpoint."""
-        from headrace.bench._learning_schema import CheckpointInfo
+        from headrace.bench._schema import CheckpointInfo
 
         kept = keeper.kept
         if kept is not None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from headrace.adapters._checkpoint import CheckpointMeta
     from headrace.adapters._curves import read_curves
-    from headrace.adapters._learner import CheckpointMeta, Learner, Times
+    from headrace.adapters._learner import Learner, LearnerEnv, Times
     from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, make_learner
-    from headrace.adapters._stepping import LearnerEnv
     from headrace.adapters._torch_state import library_run
 
 __all__ = [
@@ -36,9 +36,9 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._curves": ("read_curves",),
-        "._learner": ("CheckpointMeta", "Learner", "Times"),
+        "._checkpoint": ("CheckpointMeta",),
+        "._learner": ("Learner", "LearnerEnv", "Times"),
         "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "make_learner"),
-        "._stepping": ("LearnerEnv",),
         "._torch_state": ("library_run",),
     },
 )

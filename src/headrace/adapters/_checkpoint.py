@@ -6,13 +6,12 @@ import json
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
-from headrace.adapters._learner import CheckpointMeta
 from headrace.adapters._library import LibrarySpec, libraries, library
 from headrace.errors import ConfigError, DataError
 from headrace.rollout import PPOCfg
@@ -22,6 +21,20 @@ FileKind = Literal["library", "torchscript", "onnx", "chunk"]
 META_KEY = "headrace"
 """The name of our description in a checkpoint; in a zip archive it is a member of this name + .json."""
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, KeyError, ValueError, OSError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMeta:
+    """Our description in a checkpoint, next to the library's own content."""
+
+    library: str
+    task: str
+    iteration: int
+    score: float | None
+    """Mean return of recent training episodes, where some had ended."""
+    settings: PPOCfg
+    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Of the task's settings, by path."""
 
 
 def plain_settings(settings: PPOCfg) -> dict[str, Any]:

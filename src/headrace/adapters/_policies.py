@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from headrace._named import load_made
-from headrace.adapters._checkpoint import FileKind, read_meta, read_weights, recognize
+from headrace.adapters._checkpoint import CheckpointMeta, FileKind, read_meta, read_weights, recognize
 from headrace.adapters._finding import bare_name, find_checkpoint
-from headrace.adapters._learner import CheckpointMeta, Memory
+from headrace.adapters._learner import InferencePolicy
 from headrace.adapters._library import library as library_of
 from headrace.adapters._library import make_learner, read_policy
 from headrace.adapters._step_policy import as_steps
@@ -93,9 +93,9 @@ def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bo
     """The policy of a file, for this environment: of horizon 1, unless it plans chunks. Use it in ``library_run``."""
     size = action_size(env.single_action_space)
     if file.kind == "torchscript":
-        return as_steps(_Function(_torchscript(file.path)), size)
+        return as_steps(_function(_torchscript(file.path)), size)
     if file.kind == "onnx":
-        return as_steps(_Function(_onnx(file.path)), size)
+        return as_steps(_function(_onnx(file.path)), size)
     if file.kind == "chunk":
         return as_chunk_policy(load_chunk_policy(file.path), action_dim=size)
     assert file.library is not None
@@ -128,21 +128,12 @@ def callable_policy(name: str, env: AnyEnv) -> ChunkPolicy:
     size = action_size(env.single_action_space)
     if getattr(policy, "horizon", None) is not None:
         return as_chunk_policy(cast("PolicyLike", policy), action_dim=size)
-    return as_steps(_Function(cast("Callable[[Obs], Tensor]", policy)), size)
+    return as_steps(_function(cast("Callable[[Obs], Tensor]", policy)), size)
 
 
-class _Function:
+def _function(call: Callable[[Obs], Tensor]) -> InferencePolicy:
     """A function of observations as a policy without memory."""
-
-    recurrent = False
-    memory: Memory | None = None
-
-    def __init__(self, call: Callable[[Obs], Tensor]) -> None:
-        self._call = call
-
-    def __call__(self, obs: Obs) -> Tensor:
-        with torch.no_grad():
-            return self._call(obs)
+    return InferencePolicy(lambda obs, _: (call(obs), None))
 
 
 def _torchscript(path: Path) -> Callable[[Obs], Tensor]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from headrace._interrupts import delayed
-from headrace.adapters._checkpoint import plain_settings, read_meta, read_weights
-from headrace.adapters._learner import CheckpointMeta, Learner, Times
+from headrace.adapters._checkpoint import CheckpointMeta, plain_settings, read_meta, read_weights
+from headrace.adapters._learner import Learner, Times
 from headrace.adapters._library import library
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from headrace.bench._benchmark import Benchmark, RunSettings
     from headrace.bench._builders import PlayBuilder, RuntimeBuilder
     from headrace.bench._bundle_files import read_bundle
+    from headrace.bench._capture import describe_library
     from headrace.bench._comparison_output import table
     from headrace.bench._formatters import Form, register_formatter, summary_text
-    from headrace.bench._learning_schema import EpisodePlan
-    from headrace.bench._libraries import describe_library
     from headrace.bench._metrics import Metric, metrics, register_metrics
     from headrace.bench._report._story import Film, Saving, Story
-    from headrace.bench._schema import PlayBundle, RunConfig, RuntimeBundle, StartupBundle, TrainingBundle
+    from headrace.bench._schema import EpisodePlan, PlayBundle, RunConfig, RuntimeBundle, StartupBundle, TrainingBundle
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
 
 __all__ = [
@@ -55,10 +54,9 @@ __getattr__, __dir__ = lazy_exports(
         "._bundle_files": ("read_bundle",),
         "._formatters": ("Form", "register_formatter", "summary_text"),
         "._comparison_output": ("table",),
-        "._learning_schema": ("EpisodePlan",),
-        "._libraries": ("describe_library",),
+        "._capture": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
-        "._schema": ("PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
+        "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
         "._report._story": ("Film", "Saving", "Story"),
         "._training_builder": ("SuccessRule", "TrainingBuilder"),
     },

@@ -19,11 +19,19 @@ from pydantic import JsonValue
 
 from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench._builders import Builder, Provenance
-from headrace.bench._bundle_files import bundle_text
-from headrace.bench._capture import git_state, hardware, load_average, versions
+from headrace.bench._capture import gpu_devices, hardware, versions
 from headrace.bench._formatters import checked_formatters, output_path, write_formats
 from headrace.bench._monitor import ResourceMonitor
-from headrace.bench._schema import Bundle, Kind, ResumedFrom, RunConfig, RunError, RunIdentity, Status
+from headrace.bench._schema import (
+    Bundle,
+    Kind,
+    ResumedFrom,
+    RunConfig,
+    RunError,
+    RunIdentity,
+    Status,
+    bundle_text,
+)
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, check_writable, lock, write_whole
 
@@ -33,7 +41,7 @@ LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_R
 B = TypeVar("B", bound=Builder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """What is known of a run before it begins."""
 
@@ -115,8 +123,7 @@ class Benchmark(Generic[B]):
         self._reason = reason
 
     def __enter__(self) -> Self:
-        self._git = git_state(Path.cwd())
-        self._load = load_average()
+        self._versions, self._hardware = versions(Path.cwd()), hardware()
         self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
         self._signals.enter_context(interruptible())
@@ -124,7 +131,7 @@ class Benchmark(Generic[B]):
             undo.callback(self._signals.close)
             self._signals.enter_context(self._claimed())
             undo.pop_all()
-        self.builder.watch(self._begin_to_measure)
+        self.builder.on_begin = self._begin_to_measure
         self.monitor.start()
         return self
 
@@ -135,7 +142,8 @@ class Benchmark(Generic[B]):
         with lock(self.output):
             check_output(self.output, self.builder.kind, self.formatters)
             marker = output_path("schema", self.builder.kind, self.output)
-            write_whole(marker, bundle_text(self.builder.build(self._origin(None, status="running"))))
+            origin = self._origin("running", gpus="torch" in sys.modules)  # not imported here: that is measured
+            write_whole(marker, bundle_text(self.builder.build(origin)))
             try:
                 yield
             finally:
@@ -149,20 +157,6 @@ class Benchmark(Generic[B]):
         self._measuring = True
         self.monitor.clear()
 
-    def _withdraw(self) -> None:
-        """A request that turned out to be impossible before anything was measured leaves nothing behind."""
-        output_path("schema", self.builder.kind, self.output).unlink(missing_ok=True)
-
-    def _origin(self, error: BaseException | None, status: Status | None = None) -> Provenance:
-        ended = datetime.now(UTC)
-        run = self._identity(ended, time.perf_counter() - self._began, error)
-        if status is not None:
-            run = run.model_copy(update={"status": status})
-        # torch is not imported for the mark of a running run, since importing it is measured, nor after an error that
-        # may have come while it was being imported: a second try can end the process
-        machine = hardware(self._load, gpus="torch" in sys.modules or (status is None and error is None))
-        return Provenance(run, versions(self._git), machine, self.monitor.resources())
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -170,15 +164,20 @@ class Benchmark(Generic[B]):
         with self._signals, held_back():
             self.monitor.stop()
             if isinstance(error, (ConfigError, DataError)) and not self._measuring:
-                self._withdraw()
+                # a request that turned out to be impossible before anything was measured leaves nothing behind
+                output_path("schema", self.builder.kind, self.output).unlink(missing_ok=True)
                 return
-            self._bundle = self.builder.build(self._origin(error))
+            # the error may have come while torch was being imported: a second try can end the process
+            gpus = error is None or "torch" in sys.modules
+            self._bundle = self.builder.build(self._origin(*_outcome(error, self._reason), gpus=gpus))
             self.paths = write_formats(self._bundle, self.formatters, self.output)
 
-    def _identity(self, ended: datetime, duration: float, error: BaseException | None) -> RunIdentity:
-        settings = self.settings
-        status, reason, details = _outcome(error, self._reason)
-        return RunIdentity(
+    def _origin(
+        self, status: Status, reason: str | None = None, error: RunError | None = None, *, gpus: bool
+    ) -> Provenance:
+        settings = replace(self.settings, label=self.settings.label or os.environ.get(LABEL))
+        run = RunIdentity(
+            **vars(settings),
             run_id=run_id(
                 framework=settings.framework or self.builder.kind,
                 physics=settings.config.physics_backend,
@@ -186,25 +185,19 @@ class Benchmark(Generic[B]):
                 seed=settings.seed,
                 began=self._began_utc,
             ),
-            framework=settings.framework,
-            config=settings.config,
-            task=settings.task,
-            seed=settings.seed,
             start_time_utc=_iso(self._began_utc),
-            end_time_utc=_iso(ended),
-            duration_s=duration,
+            end_time_utc=_iso(datetime.now(UTC)),
+            duration_s=time.perf_counter() - self._began,
             status=status,
-            num_envs=settings.num_envs,
-            recipe=settings.recipe,
-            max_iterations=settings.max_iterations,
             status_reason=reason,
-            error=details,
+            error=error,
             command=list(sys.argv),
-            label=settings.label or os.environ.get(LABEL),
             sweep_id=os.environ.get(SWEEP_ID),
             repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
             resumed_from=self.resumed_from,
         )
+        machine = self._hardware.model_copy(update={"gpu_devices": gpu_devices() if gpus else []})
+        return Provenance(run=run, versions=self._versions, hardware=machine, resources=self.monitor.resources())
 
 
 def run_id(*, framework: str, physics: str, task: str, seed: int, began: datetime) -> str:

@@ -1,30 +1,37 @@
 """Builders: they collect what a run measures, and make its bundle of whatever there is when the run ends.
 
-A builder never fails for want of data: a run that was interrupted in its first second still gives a valid bundle.
+While a loop runs, plain numbers are kept. A builder never fails for want of data: a run that was interrupted in its
+first second still gives a valid bundle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, get_args
 
-from headrace.bench._learning_schema import (
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.bench._schema import (
+    Bundle,
     CheckpointInfo,
+    EnvironmentStepTiming,
     EpisodeCounts,
     EpisodePlan,
+    Hardware,
+    Kind,
     LibraryDescriptor,
     PerEnv,
     PerEpisode,
-    PolicyDescriptor,
-)
-from headrace.bench._schema import (
-    Bundle,
-    Hardware,
-    Kind,
     PlayBundle,
+    PolicyDescriptor,
     Resources,
     RunIdentity,
+    Runtime,
     RuntimeBundle,
     StartupBundle,
     StartupConfig,
@@ -32,9 +39,9 @@ from headrace.bench._schema import (
     StartupTime,
     TimingMode,
     Versions,
+    Warmup,
 )
 from headrace.bench._statistic import Proportion, Statistic
-from headrace.bench._step_times import StartupClock, StepTimes
 from headrace.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,33 +49,145 @@ if TYPE_CHECKING:
 
     from headrace.types import Step
 
+StartupPhaseName = Literal["app_launch", "python_imports", "task_config", "env_creation", "first_step"]
+STARTUP_PHASES: tuple[StartupPhaseName, ...] = get_args(StartupPhaseName)
+
 Ended = Literal["terminated", "truncated", "diverged"]
+_NOT_TASK = ("physics", "render", "observers")
 
 
-class Provenance(NamedTuple):
-    """What the context of a run knows, for the builder to put in."""
+class StartupClock:
+    """Seconds of each phase before the first measured step."""
 
-    run: RunIdentity
-    versions: Versions
-    hardware: Hardware
-    resources: Resources
+    def __init__(self) -> None:
+        self.seconds: dict[StartupPhaseName, float] = {}
+
+    @contextmanager
+    def phase(self, name: StartupPhaseName) -> Generator[None]:
+        """Time a block; phases of the same name add up. A block that raises is counted, too."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def record(self) -> StartupTime:
+        """The phases so far; null for those that did not begin."""
+        return StartupTime(**self.seconds)
 
 
-class Builder(Protocol):
-    """What :class:`headrace.bench.Benchmark` asks of a builder."""
+class StepTimes:
+    """Times of ``env.step``, one entry a call; ``add`` costs about a microsecond."""
+
+    def __init__(self, mode: TimingMode = "host_return", *, on_begin: Callable[[], None] = lambda: None) -> None:
+        self.mode: TimingMode = mode
+        self.warmup: Warmup | None = None
+        self.sim_calls: int | None = None
+        """How often the physics was called, where the environment tells."""
+        self._on_begin = on_begin
+        self._seconds: list[float] = []
+        self._frames: list[int] = []
+        self._totals: list[Mapping[str, float]] = []
+        self._loops: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._seconds)
 
     @property
-    def kind(self) -> Kind:
-        """Names the file: ``runtime.json``, ``training.json``, …"""
-        ...
+    def frames(self) -> int:
+        """Environment-steps so far."""
+        return sum(self._frames)
 
-    def build(self, origin: Provenance) -> Bundle:
-        """The bundle of what has been collected so far."""
-        ...
+    @property
+    def seconds(self) -> list[float]:
+        """Of each ``env.step``; do not change it."""
+        return self._seconds
 
-    def watch(self, began: Callable[[], None]) -> None:
-        """Call ``began`` when the measured part begins."""
-        ...
+    def begin(self, stage_totals: Mapping[str, float] | None = None) -> None:
+        """Mark the moment before the first measured step.
+
+        Args:
+            stage_totals: ``env.timer.seconds()`` of that moment, where steps will give theirs.
+        """
+        self._on_begin()
+        self._loops.append(time.perf_counter())
+        if stage_totals is not None:
+            self._totals.append(stage_totals)
+
+    def add(self, seconds: float, frames: int, stage_totals: Mapping[str, float] | None = None) -> None:
+        """One step of the batch has been done.
+
+        Args:
+            seconds: of ``env.step`` alone.
+            frames: environments that acted in it.
+            stage_totals: ``env.timer.seconds()`` after it; all calls or none.
+        """
+        self._seconds.append(seconds)
+        self._frames.append(frames)
+        self._loops.append(time.perf_counter())
+        if stage_totals is not None:
+            self._totals.append(stage_totals)
+
+    def timing(self) -> EnvironmentStepTiming | None:
+        """Where the time of ``env.step`` went; None if nothing was stepped."""
+        if not self._seconds:
+            return None
+        seconds = _positive(self._seconds)
+        split = self._split()
+        physics, render, task = (None if split is None else split[name] for name in ("physics", "render", "task"))
+        outside = None if physics is None else np.maximum(seconds - physics, 0.0)
+        step_time = _time(seconds)
+        assert step_time is not None
+        return EnvironmentStepTiming(
+            environment_step_time_s=step_time,
+            environment_step_fps=self.frames / float(seconds.sum()),
+            simulation_step_time_s=_time(physics),
+            outside_simulation_step_time_s=_time(outside),
+            outside_simulation_step_fraction=None if outside is None else float(outside.sum() / seconds.sum()),
+            environment_step_calls=len(seconds),
+            simulation_step_calls=self.sim_calls,
+            measurement_mode=self.mode,
+            render_step_time_s=_time(render),
+            task_step_time_s=_time(task),
+        )
+
+    def runtime(self, startup: StartupTime, episodes: EpisodeCounts | None) -> Runtime:
+        """The runtime of a loop without learning: an iteration is one step of the batch, choosing actions included."""
+        loops = _positive(np.diff(np.array(self._loops)).tolist())
+        count, wall = len(self._seconds), float(loops.sum())
+        stepping = float(_positive(self._seconds).sum())
+        even = len(set(self._frames)) == 1
+        return Runtime(
+            startup_time_s=startup,
+            iterations_completed=count,
+            total_wall_time_s=wall,
+            steps_per_iteration=self._frames[0] if even else None,
+            iteration_time_s=_time(loops),
+            collection_fps=self.frames / stepping if count else None,
+            total_fps=self.frames / wall if count else None,
+            iterations_per_s=count / wall if count else None,
+            environment_step_timing=self.timing(),
+            frames=self.frames,
+            warmup=self.warmup,
+            episodes=episodes,
+        )
+
+    def _split(self) -> dict[str, NDArray[np.float64]] | None:
+        """Seconds of each stage in each step; resets are the task's, recorders and films nobody's.
+
+        None where the environment does not tell.
+        """
+        if len(self._totals) != len(self._seconds) + 1:
+            return None
+        stages = {name for totals in self._totals for name in totals}
+        if "physics" not in stages:
+            return None
+        spent = {
+            stage: np.diff(np.array([totals.get(stage, 0.0) for totals in self._totals])) for stage in sorted(stages)
+        }
+        nothing = np.zeros(len(self._seconds))
+        task = sum((values for stage, values in spent.items() if stage not in _NOT_TASK), nothing)
+        return {"physics": spent["physics"], "render": spent.get("render", nothing), "task": task}
 
 
 class EpisodeTally:
@@ -163,63 +282,71 @@ class EpisodeTally:
         )
 
 
-class RuntimeBuilder:
+class Provenance(TypedDict):
+    """What the context of a run knows, for the builder to put in."""
+
+    run: RunIdentity
+    versions: Versions
+    hardware: Hardware
+    resources: Resources
+
+
+class Builder(ABC):
+    """What :class:`headrace.bench.Benchmark` asks of a builder."""
+
+    kind: ClassVar[Kind]
+    """Names the file: ``runtime.json``, ``training.json``, …"""
+
+    def __init__(self) -> None:
+        self.extra: dict[str, JsonValue] = {}
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when the measured part begins; the context of the run sets it."""
+
+    @abstractmethod
+    def build(self, origin: Provenance) -> Bundle:
+        """The bundle of what has been collected so far."""
+
+
+class RuntimeBuilder(Builder):
     """Collects a run of the environment alone."""
 
-    kind: Kind = "runtime"
+    kind = "runtime"
 
     def __init__(self, num_envs: int, *, mode: TimingMode = "host_return") -> None:
+        super().__init__()
         self.startup = StartupClock()
-        self.steps = StepTimes(mode)
-        self.episodes = EpisodeTally(num_envs)
-        self.extra: dict[str, JsonValue] = {}
-
-    def watch(self, began: Callable[[], None]) -> None:
-        """Call ``began`` when the measured part begins."""
-        self.steps.on_begin = began
-
-    def build(self, origin: Provenance) -> RuntimeBundle:
-        """The bundle of what has been collected so far."""
-        return RuntimeBundle(
-            run=origin.run,
-            versions=origin.versions,
-            hardware=origin.hardware,
-            resources=origin.resources,
-            runtime=self.steps.runtime(self.startup.record(), self.episodes.counts()),
-            extra=self.extra,
-        )
-
-
-class PlayBuilder:
-    """Collects a run of a trained policy."""
-
-    kind: Kind = "play"
-
-    def __init__(self, num_envs: int, *, plan: EpisodePlan, mode: TimingMode = "host_return") -> None:
-        self.startup = StartupClock()
-        self.steps = StepTimes(mode)
+        self.steps = StepTimes(mode, on_begin=lambda: self.on_begin())
         """Of ``env.step`` alone; choosing actions is in ``iteration_time_s`` and ``total_fps``."""
         self.episodes = EpisodeTally(num_envs)
+
+    def build(self, origin: Provenance) -> RuntimeBundle | PlayBundle:
+        """The bundle of what has been collected so far."""
+        return RuntimeBundle(**origin, runtime=self.runtime(), extra=self.extra)
+
+    def runtime(self) -> Runtime:
+        """How long things took so far."""
+        return self.steps.runtime(self.startup.record(), self.episodes.counts())
+
+
+class PlayBuilder(RuntimeBuilder):
+    """Collects a run of a trained policy."""
+
+    kind = "play"
+
+    def __init__(self, num_envs: int, *, plan: EpisodePlan, mode: TimingMode = "host_return") -> None:
+        super().__init__(num_envs, mode=mode)
         self.plan = plan
         self.library: LibraryDescriptor | None = None
         self.policy: PolicyDescriptor | None = None
         self.checkpoint: CheckpointInfo | None = None
         self.video_path: str | None = None
-        self.extra: dict[str, JsonValue] = {}
-
-    def watch(self, began: Callable[[], None]) -> None:
-        """Call ``began`` when the measured part begins."""
-        self.steps.on_begin = began
 
     def build(self, origin: Provenance) -> PlayBundle:
         """The bundle of what has been collected so far."""
         episodes = self.episodes
         return PlayBundle(
-            run=origin.run,
-            versions=origin.versions,
-            hardware=origin.hardware,
-            resources=origin.resources,
-            runtime=self.steps.runtime(self.startup.record(), episodes.counts()),
+            **origin,
+            runtime=self.runtime(),
             success_rate=episodes.success_rate(),
             reward=Statistic.of(episodes.rewards, better="higher"),
             ep_length=Statistic.of(map(float, episodes.lengths), unit="steps"),
@@ -235,29 +362,34 @@ class PlayBuilder:
         )
 
 
-class StartupBuilder:
+class StartupBuilder(Builder):
     """Collects a profiled start-up."""
 
-    kind: Kind = "startup"
+    kind = "startup"
 
     def __init__(self, config: StartupConfig) -> None:
+        super().__init__()
         self.config = config
         self.phases: dict[str, StartupPhase] = {}
         self.unprofiled: StartupTime | None = None
-        self.extra: dict[str, JsonValue] = {}
-
-    def watch(self, began: Callable[[], None]) -> None:
-        """Everything is measured."""
-        del began
 
     def build(self, origin: Provenance) -> StartupBundle:
         """The bundle of what has been collected so far."""
         return StartupBundle(
-            run=origin.run,
-            versions=origin.versions,
-            hardware=origin.hardware,
+            run=origin["run"],
+            versions=origin["versions"],
+            hardware=origin["hardware"],
             phases=self.phases,
             config=self.config,
             unprofiled_s=self.unprofiled,
             extra=self.extra,
         )
+
+
+def _positive(seconds: list[float]) -> NDArray[np.float64]:
+    """At least a nanosecond each: a clock may stand still for a step that does nothing."""
+    return np.maximum(np.array(seconds, dtype=np.float64), 1e-9)
+
+
+def _time(values: NDArray[np.float64] | None) -> Statistic | None:
+    return None if values is None else Statistic.of(values.tolist(), unit="s", better="lower")

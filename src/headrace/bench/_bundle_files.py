@@ -1,4 +1,4 @@
-"""Bundles as JSON: made, and read back in any version we know."""
+"""Bundles read back from JSON, in any version we know."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from headrace.bench._statistic import Statistic
 from headrace.errors import DataError
 
 _BEFORE = "2.0"
-
-
-def bundle_text(bundle: Bundle) -> str:
-    """The JSON of a bundle."""
-    return bundle.model_dump_json(indent=1) + "\n"
 
 
 def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:

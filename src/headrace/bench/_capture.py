@@ -6,14 +6,16 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
+from pydantic import JsonValue
 
 from headrace import __version__
-from headrace.bench._schema import GpuDeviceInfo, Hardware, Versions
+from headrace.adapters._library import library
+from headrace.bench._schema import GpuDeviceInfo, Hardware, LibraryDescriptor, Versions
 
 GB = 2**30
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -30,40 +32,17 @@ _VARIABLES = (
 )
 
 
-class GitState(NamedTuple):
-    """Of a project; all None where there is no repository, or no git."""
-
-    commit: str | None
-    branch: str | None
-    dirty: bool | None
-
-
-def git_state(folder: Path) -> GitState:
-    """The git state of the project that ``folder`` is in."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return GitState(None, None, None)
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-    # a detached head has no branch
-    return GitState(commit, None if branch == "HEAD" else branch, None if changes is None else bool(changes))
-
-
-def load_average() -> tuple[float, float, float] | None:
-    """Of 1, 5 and 15 minutes; None where the system does not tell."""
-    try:
-        return os.getloadavg()
-    except OSError:
-        return None
-
-
 def environment_variables() -> dict[str, str]:
     """Those variables that change speed or results, as far as they are set."""
     return {name: os.environ[name] for name in sorted(_VARIABLES) if name in os.environ}
 
 
-def versions(git: GitState) -> Versions:
-    """Installed versions, read without importing anything."""
+def versions(folder: Path) -> Versions:
+    """Installed versions, read without importing anything, and the git state of the project that ``folder`` is in: null
+    where there is no repository, or no git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    branch = commit and _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
+    changes = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
     found = {name: _version(name) for name in _PACKAGES}
     return Versions(
         headrace=__version__,
@@ -73,18 +52,21 @@ def versions(git: GitState) -> Versions:
         mujoco=_version("mujoco"),
         gymnasium=_version("gymnasium"),
         packages={name: version for name, version in found.items() if version is not None},
-        git_commit=git.commit,
-        git_branch=git.branch,
-        git_dirty=git.dirty,
+        git_commit=commit,
+        git_branch=None if branch == "HEAD" else branch,  # a detached head has no branch
+        git_dirty=None if changes is None else bool(changes),
     )
 
 
-def hardware(load: tuple[float, float, float] | None, *, gpus: bool = True) -> Hardware:
-    """The machine. GPUs are those that torch sees, which is imported for it; ``load`` is that of the moment the run
-    began."""
+def hardware() -> Hardware:
+    """The machine and its load as they are now, without its GPUs: finding those imports torch."""
+    try:
+        load = os.getloadavg()
+    except OSError:  # the system does not tell
+        load = None
     return Hardware(
         hostname=socket.gethostname(),
-        gpu_devices=_gpus() if gpus else [],
+        gpu_devices=[],
         cpu_name=_cpu_name(),
         cpu_count=os.cpu_count() or 1,
         ram_gb=round(psutil.virtual_memory().total / GB, 2),
@@ -96,22 +78,33 @@ def hardware(load: tuple[float, float, float] | None, *, gpus: bool = True) -> H
     )
 
 
-def _gpus() -> list[GpuDeviceInfo]:
+def gpu_devices() -> list[GpuDeviceInfo]:
+    """The GPUs that torch sees."""
     import torch
 
-    if not torch.cuda.is_available():
-        return []
-    found: list[GpuDeviceInfo] = []
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        found.append(
-            GpuDeviceInfo(
-                name=about.name,
-                mem_gb=round(about.total_memory / GB, 2),
-                compute_cap=f"{about.major}.{about.minor}",
-            )
-        )
-    return found
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    seen = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return [
+        GpuDeviceInfo(name=gpu.name, mem_gb=round(gpu.total_memory / GB, 2), compute_cap=f"{gpu.major}.{gpu.minor}")
+        for gpu in seen
+    ]
+
+
+def describe_library(
+    name: str, *, algorithm: str | None = None, settings: Mapping[str, JsonValue] | None = None
+) -> LibraryDescriptor:
+    """A descriptor with the installed version, read without importing the library; null where it is not installed.
+
+    With ``settings`` it says where the library computes something else than they suggest.
+    """
+    spec = library(name)
+    return LibraryDescriptor(
+        name=name,
+        version=_version(spec.distribution),
+        algorithm=algorithm,
+        settings=dict(settings or {}),
+        differences=[] if settings is None else list(spec.differences),
+    )
 
 
 def _cpu_name() -> str:

@@ -10,10 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.bench._learning_schema import EpisodeCounts, EpisodePlan, PerEpisode, PolicyDescriptor
 from headrace.bench._schema import (
+    EpisodeCounts,
+    EpisodePlan,
     Hardware,
+    PerEpisode,
     PlayBundle,
+    PolicyDescriptor,
     Resources,
     RunConfig,
     RunIdentity,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.bench._learning_schema import Learning, LearningCurve
 from headrace.bench._schema import (
     BUNDLES,
     SAMPLED,
@@ -14,6 +13,8 @@ from headrace.bench._schema import (
     EnvironmentStepTiming,
     Hardware,
     Kind,
+    Learning,
+    LearningCurve,
     RunConfig,
     RunIdentity,
     Runtime,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import psutil
 
@@ -13,9 +13,6 @@ from headrace.bench._capture import GB
 from headrace.bench._schema import Resources
 from headrace.bench._statistic import Statistic
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 Gauge = Callable[[], float | None]
 """Reads one number; None for "not now", such as a GPU before torch is loaded."""
@@ -40,7 +37,14 @@ class ResourceMonitor:
             raise ConfigError(f"monitor interval: expected seconds above 0, got {interval}")
         self.interval = interval
         self.problems: list[str] = []
-        self._gauges = _usual_gauges() if gauges is None else dict(gauges)
+        processes = _Processes()
+        usual: dict[str, Gauge] = {
+            "cpu_util_pct": processes.cpu_percent,
+            "ram_gb": processes.memory_gb,
+            "gpu_util_pct": lambda: _gpu(lambda cuda, device: float(cuda.utilization(device))),
+            "gpu_mem_gb": lambda: _gpu(_used_gb),
+        }
+        self._gauges = usual if gauges is None else dict(gauges)
         self._samples: dict[str, list[float]] = {name: [] for name in _UNITS}
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -88,16 +92,6 @@ class ResourceMonitor:
                         self._samples[name].append(value)
 
 
-def _usual_gauges() -> dict[str, Gauge]:
-    processes = _Processes()
-    return {
-        "cpu_util_pct": processes.cpu_percent,
-        "ram_gb": processes.memory_gb,
-        "gpu_util_pct": _gpu_percent,
-        "gpu_mem_gb": _gpu_memory_gb,
-    }
-
-
 class _Processes:
     """This process and its children, which come and go."""
 
@@ -108,61 +102,41 @@ class _Processes:
 
     def cpu_percent(self) -> float | None:
         """Since the last call, percent of one core; None at the first call, which has no last one."""
-        self._refresh()
-        total = self._own.cpu_percent(None)
-        for child in list(self._known.values()):
-            try:
-                total += child.cpu_percent(None)
-            except psutil.NoSuchProcess:  # it ended between the listing and the question
-                del self._known[child.pid]
+        now = {child.pid: child for child in self._own.children(recursive=True)}
+        self._known = {pid: self._known.get(pid, child) for pid, child in now.items()}
+        total = self._sum(lambda process: process.cpu_percent(None))
         asked, self._asked = self._asked, True
         return total if asked else None
 
     def memory_gb(self) -> float:
         """Resident memory; pages that processes share are counted in each. Children as of the last ``cpu_percent``:
         looking for them is what a sample costs most."""
-        total = self._own.memory_info().rss
+        return self._sum(lambda process: process.memory_info().rss) / GB
+
+    def _sum(self, read: Callable[[psutil.Process], float]) -> float:
+        total = read(self._own)
         for child in list(self._known.values()):
             try:
-                total += child.memory_info().rss
-            except psutil.NoSuchProcess:
+                total += read(child)
+            except psutil.NoSuchProcess:  # it ended between the listing and the question
                 del self._known[child.pid]
-        return total / GB
-
-    def _refresh(self) -> None:
-        now = {child.pid: child for child in self._own.children(recursive=True)}
-        self._known = {pid: self._known.get(pid, child) for pid, child in now.items()}
+        return total
 
 
-def _cuda() -> torch.device | None:
-    """The first CUDA device with torch's memory on it, once the program itself has loaded torch and begun to use it.
+def _gpu(read: Callable[[Any, Any], float]) -> float | None:
+    """What ``read`` finds, given ``torch.cuda`` and the first device with torch's memory on it; None before the program
+    itself has loaded torch and begun to use one.
 
-    Which one is current is no answer: every thread has its own, and this one never chose.
+    Which device is current is no answer: every thread has its own, and this one never chose.
     """
-    module = sys.modules.get("torch")
-    cuda = getattr(module, "cuda", None)
-    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if torch is None or cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return None
-    import torch
-
-    used = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
-    return torch.device("cuda", used[0]) if used else None
+    used = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index)]
+    return read(cuda, torch.device("cuda", used[0])) if used else None
 
 
-def _gpu_percent() -> float | None:
-    device = _cuda()
-    if device is None:
-        return None
-    import torch
-
-    return float(torch.cuda.utilization(device))
-
-
-def _gpu_memory_gb() -> float | None:
-    device = _cuda()
-    if device is None:
-        return None
-    import torch
-
-    free, total = torch.cuda.mem_get_info(device)
+def _used_gb(cuda: Any, device: Any) -> float:
+    free, total = cuda.mem_get_info(device)
     return (total - free) / GB

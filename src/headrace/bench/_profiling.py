@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from headrace.bench._builders import STARTUP_PHASES
 from headrace.bench._schema import ProfiledFunction, ProfileNode
-from headrace.bench._step_times import STARTUP_PHASES
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 _SHARE = 0.01

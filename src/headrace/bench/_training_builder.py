@@ -7,25 +7,24 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from headrace.bench._builders import Provenance
-from headrace.bench._learning_schema import (
+from headrace.bench._builders import Builder, Provenance, StartupClock
+from headrace.bench._schema import (
     CheckpointInfo,
     EarlyStop,
+    EnvironmentStepTiming,
     EpisodeCounts,
     Learning,
     LearningCurve,
     LibraryDescriptor,
+    Runtime,
+    TrainingBundle,
     TrainingTime,
+    Warmup,
 )
-from headrace.bench._schema import EnvironmentStepTiming, Kind, Runtime, TrainingBundle, Warmup
 from headrace.bench._statistic import Proportion, Statistic
-from headrace.bench._step_times import StartupClock
 from headrace.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,10 @@ class _Iteration:
     successes: int | None
 
 
-class TrainingBuilder:
+class TrainingBuilder(Builder):
     """Collects a training, one call of :meth:`iteration` after each iteration."""
 
-    kind: Kind = "training"
+    kind = "training"
 
     def __init__(
         self,
@@ -82,28 +81,23 @@ class TrainingBuilder:
         """
         if not 0.0 < ema_alpha <= 1.0:
             raise ConfigError(f"--ema-alpha: expected above 0 and up to 1, got {ema_alpha}")
+        super().__init__()
         self.startup = StartupClock()
         self.library: LibraryDescriptor | None = None
         self.checkpoint: CheckpointInfo | None = None
         """The newest usable checkpoint; set it after each save, so that a crashed run names it."""
         self.video_path: str | None = None
         self.step_timing: EnvironmentStepTiming | None = None
-        self.extra: dict[str, JsonValue] = {}
-        self._on_begin: Callable[[], None] = lambda: None
         self._alpha, self._series, self.rule, self._clock = ema_alpha, series, rule, clock
         self._began: float | None = None
         self._ended: float | None = None
         self._done: list[_Iteration] = []
         self._stopped_at: int | None = None
 
-    def watch(self, began: Callable[[], None]) -> None:
-        """Call ``began`` when the measured part begins."""
-        self._on_begin = began
-
     def begin(self) -> None:
         """Training begins now: environment and learner are made."""
         self._began = self._clock()
-        self._on_begin()
+        self.on_begin()
 
     def end(self) -> None:
         """Training has ended; what follows (a last save, closing) is not measured. Without it, the build is the end."""
@@ -191,10 +185,7 @@ class TrainingBuilder:
         collection, learning = sum(it.collection_s for it in measured), sum(it.learning_s for it in measured)
         rule = self.rule
         return TrainingBundle(
-            run=origin.run,
-            versions=origin.versions,
-            hardware=origin.hardware,
-            resources=origin.resources,
+            **origin,
             runtime=self._runtime(measured, wall),
             learning=self._learning(),
             success_rate=self._recent_success(rule.window if rule else 20),

@@ -151,18 +151,23 @@ class SavedPolicy:
         return self.policy.act(obs, self.policy.initial_state(len(next(iter(obs.values())))))[0]
 
 
+def actor_critic_content(policy: Policy, task: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`save_actor_critic` writes."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "task": task,
+        "overrides": dict(overrides),
+        "network": policy.made_of,
+        "state_dict": policy.state_dict(),
+    }
+
+
 def save_actor_critic(
     policy: Policy, path: str | os.PathLike[str], *, task: str, overrides: Mapping[str, Any] | None = None
 ) -> str:
     """Write weights, normalizers and what is needed to build the policy again; returns the file's SHA-256."""
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "task": task,
-        "overrides": dict(overrides or {}),
-        "network": policy.made_of,
-        "state_dict": policy.state_dict(),
-    }
+    content = actor_critic_content(policy, task, overrides or {})
     write_whole(Path(path), lambda part: torch.save(content, part))
     return hash_file(Path(path))
 

@@ -24,7 +24,7 @@ from headrace.replay import ArraySpec, RolloutBuffer
 from headrace.replay._rollout import Rollout
 from headrace.rollout._actor_critic import Memory, NetworkCfg, Policy
 from headrace.rollout._groups import read_groups
-from headrace.types import Step, StepInfo
+from headrace.types import EpisodeEnds, StateDict, Step, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,21 +120,23 @@ class PPO:
         self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, kept, space, extras=log_prob)
         self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
         self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self._begun = self._state, self._fresh
+        """The policy's memory when the rollout began, and where an episode was new."""
         self._obs = read.of(env.reset(seed=env.seed)[0])
 
     def learn(self, iterations: int) -> Iterator[Report]:
         """Collect and improve, ``iterations`` times, with a report after each."""
         for _ in range(iterations):
-            state, fresh = self._state, self._fresh
-            returns = self.collect()
+            returns = self.collect().returns
             mean = float(returns.mean()) if len(returns) else math.nan
-            yield Report(self.steps, len(returns), mean, *self.improve(self.buffer.rollout(), state, fresh))
+            yield Report(self.steps, len(returns), mean, *self.improve())
 
     @torch.no_grad()
-    def collect(self) -> Tensor:
-        """Fill the buffer; gives the returns of the episodes that ended."""
+    def collect(self) -> EpisodeEnds:
+        """Fill the buffer; gives the episodes that ended."""
         self.buffer.clear()
-        returns: list[Tensor] = [torch.zeros(0, dtype=torch.float64)]
+        self._begun = self._state, self._fresh
+        ends: list[EpisodeEnds] = []
         for _ in range(self.cfg.steps):
             active = self.env.active
             seen, _, self._state = self.policy.features(self._obs, self._state, self._fresh, active)
@@ -145,8 +147,8 @@ class PPO:
             self._obs = step.obs
             self._fresh = torch.where(active, step.terminated | step.truncated, self._fresh)
             self.steps += int(active.sum())
-            returns += [step.info["ends"].returns.cpu()] if "ends" in step.info else []
-        return torch.cat(returns)
+            ends += [step.info["ends"]] if "ends" in step.info else []
+        return EpisodeEnds.join(ends)
 
     def _step(self, action: Tensor) -> Step:
         """A step, with the groups that are read."""
@@ -158,8 +160,9 @@ class PPO:
             info = cast("StepInfo", {**info, "final_obs": self._read.of(info["final_obs"])})
         return step._replace(obs=self._read.of(step.obs), info=info)
 
-    def improve(self, rollout: Rollout, state: Tensor, fresh: Tensor) -> tuple[float, float]:
-        """Learn from a rollout that began with this memory; gives the last epoch's KL and value loss."""
+    def improve(self) -> tuple[float, float]:
+        """Learn from what was collected; gives the last epoch's KL and value loss."""
+        rollout, (state, fresh) = self.buffer.rollout(), self._begun
         if not bool(rollout.active.any()):
             raise LifecycleError("PPO: expected active environments, got none in a whole rollout; resume() some")
         ended = rollout.terminated | rollout.truncated | rollout.cut
@@ -178,6 +181,18 @@ class PPO:
         # after learning, so that the policy that is compared with itself is the same function
         self.policy.update_normalizers(rollout.obs, rollout.active)
         return kl, value_loss
+
+    def state_dict(self) -> StateDict:
+        """What weights and environment do not hold and going on needs: the random stream, and the policy's memory."""
+        memory = {"memory": self._state.clone(), "fresh": self._fresh.clone()}
+        return {"random": self._random.get_state(), **memory, "steps": self.steps}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`, on an environment that was put back already."""
+        self._random.set_state(state["random"])
+        self._state, self._fresh = state["memory"].clone(), state["fresh"].clone()
+        self.steps = int(state["steps"])
+        self._obs = self._read.of(self.env.observe())
 
     @torch.no_grad()
     def _estimate(self, rollout: Rollout, state: Tensor, resets: Tensor, ended: Tensor) -> Estimate:

@@ -12,12 +12,11 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
-from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._learner import LearnerEnv
 from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._replay import FrameReplayBuffer
 from headrace.envs._registry import make
 from headrace.errors import ConfigError
-from headrace.rollout import PPOCfg
 from headrace.types import StackSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -138,7 +137,7 @@ def test_dict_observations_come_as_dicts():
 
 
 def test_an_environment_takes_the_seed_it_is_given_at_the_next_reset():
-    core = LearnerEnv.of(make("cartpole", num_envs=3, seed=5), PPOCfg())
+    core = LearnerEnv(make("cartpole", num_envs=3, seed=5))
     env = Sb3Env(core)
     first, again = env.reset(), None
     env.seed(11)

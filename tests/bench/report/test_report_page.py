@@ -12,12 +12,10 @@ from report_bundles import a_set, varied
 
 import headrace
 from headrace._cli import main
-from headrace.bench._bundle_files import bundle_text
 from headrace.bench._comparison import compare
-from headrace.bench._learning_schema import PerEpisode
 from headrace.bench._report import Film, Saving, Story, report_page
 from headrace.bench._report._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
-from headrace.bench._schema import ProfileNode
+from headrace.bench._schema import PerEpisode, ProfileNode, bundle_text
 from headrace.errors import DataError
 
 VOID = {"meta", "link", "input", "br", "img"}

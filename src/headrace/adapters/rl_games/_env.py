@@ -9,7 +9,7 @@ from gymnasium import spaces
 from rl_games.common.ivecenv import IVecEnv
 from torch import Tensor
 
-from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._learner import LearnerEnv
 from headrace.rollout._groups import Shapes
 from headrace.types import Obs
 

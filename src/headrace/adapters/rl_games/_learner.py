@@ -8,7 +8,6 @@ import math
 import tempfile
 import warnings
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,31 +16,27 @@ from rl_games.common.algo_observer import AlgoObserver
 from rl_games.common.tr_helpers import DefaultRewardsShaper
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
-from headrace.adapters._stepping import LearnerEnv
-from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.rl_games._env import RlGamesEnv
 from headrace.adapters.rl_games._network import NETWORK
-from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._encoder import GroupEncoder
 from headrace.rollout._groups import Shapes, is_image
-from headrace.types import EpisodeEnds, Obs, StateDict
+from headrace.types import Obs, StateDict
 
 _PREFIX = "_orig_mod."
 """What torch.compile puts before the names of weights; rl_games' own runner compiles."""
 
 
-class RlGamesLearner:
-    """A :class:`headrace.adapters.Learner`."""
+class RlGamesLearner(Learner):
+    """rl_games' PPO."""
 
     library = "rl_games"
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
-        self.settings = settings
-        self._core = LearnerEnv.of(env, settings, scale_rewards=False)
-        self._env = RlGamesEnv(self._core)
+        super().__init__(env, settings, scale_rewards=False)
+        self._env = RlGamesEnv(self.core)
         # it prints as it builds, makes folders, and opens an event file with a thread of its own
         with tempfile.TemporaryDirectory() as folder, _quiet():
             self.agent: Any = A2CAgent("run", agent_params(settings, self._env, folder))
@@ -71,74 +66,47 @@ class RlGamesLearner:
         for network, obs in networks:
             for encoder in (network.actor_cnn, network.critic_cnn):
                 if isinstance(encoder, GroupEncoder):
-                    encoder.update(obs, torch.ones(seen["dones"].shape[:2], dtype=torch.bool, device=self._core.device))
+                    encoder.update(obs, torch.ones(seen["dones"].shape[:2], dtype=torch.bool, device=self.core.device))
 
-    def finished(self) -> EpisodeEnds:
-        """The episodes that ended since the last call."""
-        return self._core.finished()
-
-    def save(self, path: Path, meta: CheckpointMeta) -> None:
+    def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """What ``agent.save`` writes, and our description, which ``agent.restore`` leaves alone."""
-        state = self.agent.get_full_state_weights() | {META_KEY: describe(meta)}
-        write_whole(path, lambda part: torch.save(state, part))
+        return self.agent.get_full_state_weights() | {META_KEY: describe(meta)}
 
-    def load(self, path: Path, *, trust: bool = False) -> None:
+    def load_content(self, content: dict[str, Any]) -> None:
         """Networks, statistics, optimizer, epoch."""
-        content = dict(read_weights(path, trust=trust))
-
-        def load() -> None:
-            content["model"] = {name.removeprefix(_PREFIX): weight for name, weight in content["model"].items()}
-            self.agent.set_full_state_weights(content)
-
-        checked_fit(path, self.library, load)
+        content["model"] = {name.removeprefix(_PREFIX): weight for name, weight in content["model"].items()}
+        self.agent.set_full_state_weights(content)
 
     def state_dict(self) -> StateDict:
         """Environment, random streams, and the memory of a recurrent policy."""
         states = [state.clone() for state in self.agent.rnn_states] if self.agent.is_rnn else []
-        flags = self.agent.dones.to(torch.uint8)
-        return {"env": self._core.state_dict(), "random": random_state(), "memory": states, "dones": flags}
+        return {**super().state_dict(), "memory": states, "dones": self.agent.dones.to(torch.uint8)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
-        self._core.load_state_dict(state["env"])
-        self.agent.obs = self.agent.obs_to_tensors(self._env.grouped(self._core.obs))
+        super().load_state_dict(state)
+        self.agent.obs = self.agent.obs_to_tensors(self._env.grouped(self.core.obs))
         self.agent.dones = state["dones"].clone()
         if self.agent.is_rnn:
             self.agent.rnn_states = [memory.clone() for memory in state["memory"]]
-        load_random_state(state["random"])
 
-    def policy(self, *, deterministic: bool = True) -> RlGamesPolicy:
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
         """The actor, with a memory of its own."""
-        return RlGamesPolicy(self.agent, self._env, deterministic=deterministic)
+        model, recurrent = self.agent.model, bool(self.agent.is_rnn)
 
-    def close(self) -> None:
-        """Nothing is left running."""
+        def act(obs: Obs, memory: Memory | None) -> tuple[Tensor, Memory | None]:
+            model.eval()
+            if recurrent and memory is None:
+                count = len(next(iter(obs.values())))
+                # its default state has a row per environment of the learner
+                default = cast("tuple[Tensor, ...]", model.get_default_rnn_state())
+                memory = tuple(torch.zeros_like(state[:, :1]).repeat(1, count, 1) for state in default)
+            rows = self._env.grouped(obs)["obs"]
+            found = model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": memory})
+            actions = self.core.rescaled(cast("Tensor", found["mus" if deterministic else "actions"]))
+            return actions, tuple(found["rnn_states"]) if recurrent else None
 
-
-class RlGamesPolicy:
-    """rl_games' model as an inference policy."""
-
-    def __init__(self, agent: Any, env: RlGamesEnv, *, deterministic: bool) -> None:
-        self._model, self._env = agent.model, env
-        self._wanted = "mus" if deterministic else "actions"
-        self.recurrent = bool(agent.is_rnn)
-        self.memory: Memory | None = None
-
-    @torch.no_grad()
-    def __call__(self, obs: Obs) -> Tensor:
-        """Actions (n, A) within the environment's bounds."""
-        self._model.eval()
-        rows = self._env.grouped(obs)["obs"]
-        states = self.memory
-        if self.recurrent and states is None:
-            count = len(next(iter(obs.values())))
-            # its default state has a row per environment of the learner
-            default = cast("tuple[Tensor, ...]", self._model.get_default_rnn_state())
-            states = tuple(torch.zeros_like(state[:, :1]).repeat(1, count, 1) for state in default)
-        found = self._model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": states})
-        if self.recurrent:
-            self.memory = tuple(found["rnn_states"])
-        return self._env.core.rescaled(cast("Tensor", found[self._wanted]))
+        return InferencePolicy(act, recurrent=recurrent)
 
 
 @contextlib.contextmanager

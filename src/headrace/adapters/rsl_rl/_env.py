@@ -9,7 +9,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from headrace.adapters._stepping import LearnerEnv
+from headrace.adapters._learner import LearnerEnv
 from headrace.envs._batch_env import BatchEnv
 
 _UNKNOWN = 2**31 - 1

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import io
-from pathlib import Path
 from typing import Any, cast
 
-import torch
 from rsl_rl.runners import OnPolicyRunner
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
-from headrace.adapters._stepping import LearnerEnv
-from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, Memory, Times
 from headrace.adapters.rsl_rl._env import RslRlEnv
-from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._groups import Shapes, is_image
-from headrace.types import EpisodeEnds, Obs, StateDict
+from headrace.types import Obs
 
 
-class RslRlLearner:
-    """A :class:`headrace.adapters.Learner`."""
+class RslRlLearner(Learner):
+    """rsl_rl's PPO. The memory of a recurrent policy begins anew where a training is resumed."""
 
     library = "rsl_rl"
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
-        self.settings = settings
-        settings.minibatch_size(env.num_envs)
-        self._core = LearnerEnv.of(env, settings)
-        self._env = RslRlEnv(self._core)
+        super().__init__(env, settings)
+        self._env = RslRlEnv(self.core)
         with contextlib.redirect_stdout(io.StringIO()):  # prints its networks
-            self.runner = OnPolicyRunner(self._env, runner_config(settings, self._core), device=str(env.device))
+            self.runner = OnPolicyRunner(self._env, runner_config(settings, self.core), device=str(env.device))
         self._watch = _Watch()
         self.runner.logger = self._watch  # pyright: ignore[reportAttributeAccessIssue]  # takes what the runner calls
 
@@ -43,58 +36,34 @@ class RslRlLearner:
         self.runner.current_learning_iteration += 1
         return self._watch.times
 
-    def finished(self) -> EpisodeEnds:
-        """The episodes that ended since the last call."""
-        return self._core.finished()
+    def content(self, meta: CheckpointMeta) -> dict[str, Any]:
+        """What ``runner.save`` writes, with our description among its ``infos``."""
+        infos = {META_KEY: describe(meta)}
+        return {**self.runner.alg.save(), "iter": self.runner.current_learning_iteration, "infos": infos}
 
-    def save(self, path: Path, meta: CheckpointMeta) -> None:
-        """As ``runner.save`` does, with our description among its ``infos``."""
-        write_whole(path, lambda part: self.runner.save(str(part), infos={META_KEY: describe(meta)}))
-
-    def load(self, path: Path, *, trust: bool = False) -> None:
+    def load_content(self, content: dict[str, Any]) -> None:
         """Actor, critic, optimizer and iteration."""
-        content = dict(read_weights(path, trust=trust))
-        checked_fit(path, self.library, lambda: self.runner.alg.load(content, None, True))
+        self.runner.alg.load(content, None, True)
         self.runner.current_learning_iteration = int(content["iter"])
 
-    def state_dict(self) -> StateDict:
-        """Environment and random streams. The memory of a recurrent policy begins anew."""
-        return {"env": self._core.state_dict(), "random": random_state()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Go on from :meth:`state_dict`."""
-        self._core.load_state_dict(state["env"])
-        load_random_state(state["random"])
-
-    def policy(self, *, deterministic: bool = True) -> RslRlPolicy:
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
         """The actor; its own recurrent state, which training uses too."""
-        return RslRlPolicy(self.runner, self._env, deterministic=deterministic)
+        actor = self.runner.get_inference_policy(str(self.core.device))
+        recurrent = bool(actor.is_recurrent)
 
-    def close(self) -> None:
-        """Nothing is left running."""
+        def act(obs: Obs, memory: Memory | None) -> tuple[Tensor, Memory | None]:
+            if recurrent:
+                state = memory[0] if memory is not None and len(memory) == 1 else memory
+                actor.reset(hidden_state=cast("Any", state))  # a tensor of a GRU, two of an LSTM
+            chosen = self.core.rescaled(
+                cast("Tensor", actor(self._env.grouped(obs), stochastic_output=not deterministic))
+            )
+            if not recurrent:
+                return chosen, None
+            state = actor.get_hidden_state()
+            return chosen, state if isinstance(state, tuple) else (cast("Tensor", state),)
 
-
-class RslRlPolicy:
-    """rsl_rl's actor as an inference policy."""
-
-    def __init__(self, runner: OnPolicyRunner, env: RslRlEnv, *, deterministic: bool) -> None:
-        self._actor = runner.get_inference_policy(str(env.device))
-        self._env, self._sampled = env, not deterministic
-        self.recurrent = bool(self._actor.is_recurrent)
-        self.memory: Memory | None = None
-
-    @torch.no_grad()
-    def __call__(self, obs: Obs) -> Tensor:
-        """Actions (n, A) within the environment's bounds."""
-        if self.recurrent:
-            kept = self.memory
-            state = kept[0] if kept is not None and len(kept) == 1 else kept
-            self._actor.reset(hidden_state=cast("Any", state))  # a tensor of a GRU, two of an LSTM
-        chosen = self._actor(self._env.grouped(obs), stochastic_output=self._sampled)
-        if self.recurrent:
-            state = self._actor.get_hidden_state()
-            self.memory = state if isinstance(state, tuple) else (cast("Tensor", state),)
-        return self._env.core.rescaled(cast("Tensor", chosen))
+        return InferencePolicy(act, recurrent=recurrent)
 
 
 class _Watch:

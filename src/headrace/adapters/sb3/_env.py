@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 from torch import Tensor
 
-from headrace.adapters._stepping import LearnerEnv, Turn
+from headrace.adapters._learner import LearnerEnv, Turn
 from headrace.rollout._groups import channels_first, is_image
 from headrace.types import Obs
 

@@ -16,35 +16,31 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
-from headrace.adapters._stepping import LearnerEnv
-from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, checked_fit, describe
+from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
 from headrace.errors import DataError
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
 from headrace.rollout._groups import ReadGroups, is_image
-from headrace.types import EpisodeEnds, Obs, StateDict
+from headrace.types import Obs, StateDict
 
 _STATES = ("policy", "policy.optimizer")
 _LEFT_OUT = ("system_info.txt",)
 """Says what machine a checkpoint is from, and is never read."""
 
 
-class Sb3Learner:
-    """A :class:`headrace.adapters.Learner`."""
+class Sb3Learner(Learner):
+    """Stable-Baselines3's PPO."""
 
     library = "sb3"
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
-        self.settings = settings
-        self._core = LearnerEnv.of(env, settings)
-        self._env = Sb3Env(self._core)
-        self._several = len(self._core.read.all) > 1
+        super().__init__(env, settings)
+        self._env = Sb3Env(self.core)
         self.model = PPO(
-            GroupPolicy if self._several else "MlpPolicy",
+            GroupPolicy if len(self.core.read.all) > 1 else "MlpPolicy",
             self._env,
             learning_rate=settings.learning_rate,
             n_steps=settings.steps,
@@ -56,7 +52,7 @@ class Sb3Learner:
             ent_coef=settings.entropy_weight,
             vf_coef=settings.value_weight,
             max_grad_norm=settings.max_grad_norm,
-            policy_kwargs=_policy(settings, self._core.read),
+            policy_kwargs=_policy(settings, self.core.read),
             device=str(env.device),
         )
         # without a folder: SB3's own would leave an empty one in the temporary directory
@@ -79,14 +75,10 @@ class Sb3Learner:
         policy = self.model.policy
         for features in {policy.pi_features_extractor, policy.vf_features_extractor}:
             if isinstance(features, NormalizedVector):
-                rows = torch.as_tensor(seen, device=self._core.device)
+                rows = torch.as_tensor(seen, device=self.core.device)
                 features.normalizer.update(rows.reshape(-1, rows.shape[-1]))
             elif isinstance(features, GroupFeatures):
                 features.update({name: torch.as_tensor(seen[name]) for name in features.encoder.names})
-
-    def finished(self) -> EpisodeEnds:
-        """The episodes that ended since the last call."""
-        return self._core.finished()
 
     def save(self, path: Path, meta: CheckpointMeta) -> None:
         """As ``model.save`` does, with our description as one more member of the archive."""
@@ -109,44 +101,25 @@ class Sb3Learner:
             with zipfile.ZipFile(path) as archive:
                 files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in _STATES}
             states = {
-                name: torch.load(file, map_location=self._core.device, weights_only=True)
-                for name, file in files.items()
+                name: torch.load(file, map_location=self.core.device, weights_only=True) for name, file in files.items()
             }
         except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
-        checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self._core.device))
-
-    def state_dict(self) -> StateDict:
-        """Environment and random streams."""
-        return {"env": self._core.state_dict(), "random": random_state()}
+        checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self.core.device))
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
-        self._core.load_state_dict(state["env"])
-        self.model._last_obs = self._env.arrays(self._core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
-        load_random_state(state["random"])
+        super().load_state_dict(state)
+        self.model._last_obs = self._env.arrays(self.core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
 
-    def policy(self, *, deterministic: bool = True) -> Sb3Policy:
-        """The actor."""
-        return Sb3Policy(self.model, self._env, deterministic=deterministic)
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
+        """SB3's ``predict``."""
 
-    def close(self) -> None:
-        """Nothing is left running."""
+        def act(obs: Obs, _: Memory | None) -> tuple[Tensor, None]:
+            chosen = self.model.predict(self._env.arrays(obs), deterministic=deterministic)[0]
+            return self.core.rescaled(torch.from_numpy(chosen).to(self.core.device)), None
 
-
-class Sb3Policy:
-    """SB3's ``predict`` as an inference policy."""
-
-    recurrent = False
-    memory: Memory | None = None
-
-    def __init__(self, model: PPO, env: Sb3Env, *, deterministic: bool) -> None:
-        self._model, self._env, self._deterministic = model, env, deterministic
-
-    def __call__(self, obs: Obs) -> Tensor:
-        """Actions (n, A) within the environment's bounds."""
-        chosen, _ = self._model.predict(self._env.arrays(obs), deterministic=self._deterministic)
-        return self._env.core.rescaled(torch.from_numpy(chosen).to(self._env.core.device))
+        return InferencePolicy(act)
 
 
 def _policy(settings: PPOCfg, read: ReadGroups) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from skrl.envs.wrappers.torch import Wrapper
 from skrl.utils.spaces.torch import flatten_tensorized_space
 from torch import Tensor
 
-from headrace.adapters._stepping import LearnerEnv, Turn, true_next
+from headrace.adapters._learner import LearnerEnv, Turn, true_next
 from headrace.rollout._groups import Shapes
 from headrace.types import Obs
 

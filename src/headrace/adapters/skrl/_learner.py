@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,27 +12,22 @@ from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, checked_fit, describe, read_weights
-from headrace.adapters._learner import AnyEnv, CheckpointMeta, Memory, Times
-from headrace.adapters._stepping import LearnerEnv
-from headrace.adapters._torch_state import load_random_state, random_state
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.skrl._env import SkrlEnv
 from headrace.adapters.skrl._models import Actor, Critic, Interface, update_statistics
-from headrace.files import write_whole
 from headrace.rollout import PPOCfg
-from headrace.types import EpisodeEnds, Obs, StateDict
+from headrace.types import Obs, StateDict
 
 
-class SkrlLearner:
-    """A :class:`headrace.adapters.Learner`."""
+class SkrlLearner(Learner):
+    """skrl's PPO."""
 
     library = "skrl"
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
-        settings.minibatch_size(env.num_envs)
-        self.settings = settings
-        self._core = LearnerEnv.of(env, settings)
-        self._env = SkrlEnv(self._core)
+        super().__init__(env, settings)
+        self._env = SkrlEnv(self.core)
         seen, states, actions = self._env.observation_space, self._env.state_space, self._env.action_space
         parts = Interface(seen, states, actions, env.device), settings
         self.agent = PPO(
@@ -92,59 +86,35 @@ class SkrlLearner:
         self._steps += 1
         return next_states
 
-    def finished(self) -> EpisodeEnds:
-        """The episodes that ended since the last call."""
-        return self._core.finished()
-
-    def save(self, path: Path, meta: CheckpointMeta) -> None:
+    def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """The modules that ``agent.save`` writes, and our description, which ``agent.load`` skips."""
         modules = {name: module.state_dict() for name, module in self.agent.checkpoint_modules.items()}
-        write_whole(path, lambda part: torch.save({**modules, META_KEY: describe(meta)}, part))
+        return {**modules, META_KEY: describe(meta)}
 
-    def load(self, path: Path, *, trust: bool = False) -> None:
+    def load_content(self, content: dict[str, Any]) -> None:
         """Every module: networks, statistics, optimizer."""
-        content = read_weights(path, trust=trust)
-
-        def load() -> None:
-            for name, module in self.agent.checkpoint_modules.items():
-                module.load_state_dict(content[name])
-
-        checked_fit(path, self.library, load)
+        for name, module in self.agent.checkpoint_modules.items():
+            module.load_state_dict(content[name])
 
     def state_dict(self) -> StateDict:
         """Environment and random streams."""
-        return {"env": self._core.state_dict(), "random": random_state(), "steps": self._steps}
+        return {**super().state_dict(), "steps": self._steps}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
-        self._core.load_state_dict(state["env"])
-        self._obs = self._env.observation(self._core.obs)
+        super().load_state_dict(state)
+        self._obs = self._env.observation(self.core.obs)
         self._steps = int(state["steps"])
-        load_random_state(state["random"])
 
-    def policy(self, *, deterministic: bool = True) -> SkrlPolicy:
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
         """The actor."""
-        return SkrlPolicy(self.agent, self._env, deterministic=deterministic)
+        self.agent.enable_training_mode(False, apply_to_models=True)
 
-    def close(self) -> None:
-        """Nothing is left running."""
+        def act(obs: Obs, _: Memory | None) -> tuple[Tensor, None]:
+            chosen, more = self.agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
+            return self.core.rescaled(more.get("mean_actions", chosen) if deterministic else chosen), None
 
-
-class SkrlPolicy:
-    """skrl's agent as an inference policy."""
-
-    recurrent = False
-    memory: Memory | None = None
-
-    def __init__(self, agent: PPO, env: SkrlEnv, *, deterministic: bool) -> None:
-        self._agent, self._env, self._sampled = agent, env, not deterministic
-        agent.enable_training_mode(False, apply_to_models=True)
-
-    @torch.no_grad()
-    def __call__(self, obs: Obs) -> Tensor:
-        """Actions (n, A) within the environment's bounds."""
-        chosen, more = self._agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
-        return self._env.core.rescaled(chosen if self._sampled else more.get("mean_actions", chosen))
+        return InferencePolicy(act)
 
 
 def agent_config(settings: PPOCfg, env: SkrlEnv) -> PPO_CFG:

@@ -9,12 +9,12 @@ import json
 import statistics
 from typing import Any
 
-from headrace.bench._learning_schema import LearningCurve
 from headrace.bench._schema import (
     SAMPLED,
     Bundle,
     EnvironmentStepTiming,
     Hardware,
+    LearningCurve,
     PlayBundle,
     Resources,
     Runtime,
