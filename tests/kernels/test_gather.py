@@ -60,22 +60,25 @@ def test_scatter_writes_strided_sources_and_nothing_else(row_bytes):
     assert np.array_equal(space.content, expected)
 
 
-@pytest.mark.parametrize("row_bytes", [100, 300_000])
-@pytest.mark.parametrize("outer", [1, 5])
+@pytest.mark.parametrize(
+    ("frames", "row_bytes", "outer"),
+    [(3, 100, 1), (3, 100, 5), (3, 300_000, 1), (3, 300_000, 5), (4, 100, 100), (4, 300, 100), (3, 100, 100)],
+)
 @pytest.mark.parametrize("zero", [False, True])
-def test_differ_sees_one_changed_byte_and_keeps_what_is_set(row_bytes, outer, zero):
+def test_differ_sees_one_changed_byte_and_keeps_what_is_set(frames, row_bytes, outer, zero):
     space = Space(8, row_bytes, 3)
     space.fill()
-    rows = np.stack([np.arange(8), np.arange(8)[::-1], np.full(8, -1 if zero else 4)], 1)
-    source = np.empty((8, 3 * row_bytes), np.uint8)
+    columns = [np.arange(8), np.arange(8)[::-1], np.full(8, -1 if zero else 4), np.arange(8)]
+    rows = np.stack(columns[:frames], 1)
+    source = np.empty((8, frames * row_bytes), np.uint8)
     kernels.gather(space.addresses, 3, row_bytes, rows, outer, source.reshape(-1))
-    for byte in (0, row_bytes + 1, 3 * row_bytes - 1):
+    for byte in (0, row_bytes + 1, 2 * row_bytes + 2, frames * row_bytes - 1):
         changed = source.copy()
         changed[5, byte] ^= 1
         out = np.zeros(8, np.bool_)
         out[2] = True
         kernels.differ(
-            space.addresses, 3, row_bytes, rows, outer, changed.ctypes.data, 3 * row_bytes, np.arange(8), out
+            space.addresses, 3, row_bytes, rows, outer, changed.ctypes.data, frames * row_bytes, np.arange(8), out
         )
         assert out.nonzero()[0].tolist() == [2, 5]
 

@@ -71,10 +71,13 @@ def lambda_returns(
         case "numba":
             from headrace._kernels import returns_numba
 
-            extra = None if ratio is None else _array(ratio)
+            scalar = _scalar(rollout)
             # None: V' counts once, which numba compiles apart
-            numbers = (None if base else 1 - lam, float(gamma), lam, rho_clip, c_clip)
-            return _numba(returns_numba.lambda_returns, rollout, (extra,), numbers)
+            weight = None if base else scalar(1 - lam)
+            numbers = (scalar(gamma), scalar(lam), scalar(rho_clip), scalar(c_clip))
+            return _numba(
+                returns_numba.lambda_returns, rollout, None if ratio is None else _array(ratio), weight, numbers
+            )
         case "warp":
             # kernels take no None: any array of the dtype does where there are no ratios
             extra = (rollout.reward if ratio is None else ratio, 0 if ratio is None else 1)
@@ -96,7 +99,7 @@ def n_step(rollout: Rollout, *, gamma: float | Tensor, n: int, backend: Backend 
         case "numba":
             from headrace._kernels import returns_numba
 
-            return _numba(returns_numba.n_step, rollout, (), (float(gamma),), n)
+            return _numba(returns_numba.n_step, rollout, _scalar(rollout)(gamma), n)
         case "warp":
             return _warp("n_step", rollout, (n,), (float(gamma),), tuple(rollout.reward.shape))
         case "reference":
@@ -121,26 +124,20 @@ def _fill_gaps(rollout: Rollout) -> Rollout:
     return rollout._replace(next_value=torch.where(gap, rollout.value, next_value).detach())
 
 
-def _numba(
-    kernel: Any, rollout: Rollout, extra: tuple[Any, ...], numbers: tuple[float | None, ...], *counts: int
-) -> Returns:
+def _scalar(rollout: Rollout) -> Any:
+    """The numpy type of one number of the rollout."""
+    return np.float32 if rollout.reward.dtype == torch.float32 else np.float64
+
+
+def _numba(kernel: Any, rollout: Rollout, *settings: Any) -> Returns:
     from headrace._kernels.compiled import run
 
     advantage, value_target = _outputs(rollout.reward)
-    scalar: Any = np.float32 if rollout.reward.dtype == torch.float32 else np.float64
     steps, envs = rollout.reward.shape
-    run(
-        kernel,
-        envs,
-        (steps, envs),
-        *(None if tensor is None else _array(tensor) for tensor in rollout),
-        *extra,
-        *(None if number is None else scalar(number) for number in numbers),
-        *counts,
-        advantage.numpy().reshape(-1),
-        value_target.numpy().reshape(-1),
-        min_rows=_SHARE // max(steps, 1) + 1,
-    )
+    arrays = tuple(_array(tensor) for tensor in rollout[:5])
+    active = None if rollout.active is None else _array(rollout.active)
+    outputs = advantage.numpy().reshape(-1), value_target.numpy().reshape(-1)
+    run(kernel, envs, (steps, envs), arrays, active, *settings, *outputs, min_rows=_SHARE // max(steps, 1) + 1)
     return advantage, value_target
 
 

@@ -22,9 +22,15 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 Flags: TypeAlias = NDArray[np.bool_]
 Number: TypeAlias = Any  # a numpy scalar of the arrays' dtype
 Index: TypeAlias = Any  # np.uint64
+Rollout: TypeAlias = tuple[Floats, Floats, Floats, Flags, Flags]
+"""reward, value, next_value, terminated, truncated"""
+Numbers: TypeAlias = tuple[Number, Number, Number, Number]
+"""γ, λ, ρ̄, c̄"""
 
 _BLOCK = 4096
 """Elements that are worked at once."""
+_WIDE = 512
+"""Environments from which on a step is work enough for a loop of its own."""
 
 
 @helper
@@ -40,19 +46,17 @@ def _mark(lo: Index, count: Index, truncated: Flags, active: Flags | None, fresh
 def _ahead(
     lo: Index,
     count: Index,
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
+    rollout: Rollout,
     ratio: Floats | None,
     cut: Flags,
     at: Index,
-    gamma: Number,
+    numbers: Numbers,
     weight: Number | None,
-    rho_clip: Number,
     out: Floats,
 ) -> None:
     """out = ρ_t·a_t; within an episode V' counts ``weight`` times (0: not read; None: once, and V is taken off)."""
+    reward, value, next_value, terminated, _ = rollout
+    gamma, _, rho_clip, _ = numbers
     zero = gamma - gamma
     for i in range(count):
         now, then = value[lo + i], next_value[lo + i]
@@ -93,6 +97,26 @@ def _go_on(
 
 
 @helper
+def _gae_step(
+    lo: Index, count: Index, rollout: Rollout, numbers: Numbers, advantage: Floats, target: Floats, after: Index
+) -> None:
+    """:func:`_ahead`, :func:`_go_on` and :func:`_add_value` of GAE where every step counts, in one pass over memory."""
+    reward, value, next_value, terminated, truncated = rollout
+    gamma, lam, _, _ = numbers
+    zero, decay = gamma - gamma, gamma * lam
+    for i in range(count):
+        now, then, old = value[lo + i], next_value[lo + i], advantage[after + i]
+        ends = terminated[lo + i] | truncated[lo + i]
+        # in two selections, which vector units do quicker than one of a combined condition
+        known = then if then == then else now
+        known = known if ends else then
+        carried = zero if ends else old
+        advantage[lo + i] = reward[lo + i] + gamma * (zero if terminated[lo + i] else known) - now + decay * carried
+    for i in range(count):
+        target[lo + i] = advantage[lo + i] + value[lo + i]
+
+
+@helper
 def _go_on_weighted(
     lo: Index,
     count: Index,
@@ -101,14 +125,14 @@ def _go_on_weighted(
     ratio: Floats,
     cut: Flags,
     at: Index,
-    numbers: tuple[Number, Number, Number, Number],
+    numbers: Numbers,
     advantage: Floats,
     x: Floats,
     carry: Floats,
 ) -> None:
     """advantage = x_t + γ·ρ_t·x_{t+1}, x_t ← x_t + γ·λ·c_t·x_{t+1}, where x_t is ρ_t·a_t at first."""
-    gamma, decay, rho_clip, c_clip = numbers
-    zero = gamma - gamma
+    gamma, lam, rho_clip, c_clip = numbers
+    zero, decay = gamma - gamma, gamma * lam
     for n in range(count):
         old = carry[n]
         carried = zero if terminated[lo + n] | cut[at + n] else old
@@ -180,25 +204,19 @@ def lambda_returns(
     start: int,
     stop: int,
     shape: tuple[int, int],
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
+    rollout: Rollout,
     active: Flags | None,
     ratio: Floats | None,
     weight: Number | None,
-    gamma: Number,
-    lam: Number,
-    rho_clip: Number,
-    c_clip: Number,
+    numbers: Numbers,
     advantage: Floats,
     value_target: Floats,
 ) -> None:
     """See :func:`headrace._kernels.returns.lambda_returns`."""
     steps, envs = shape
-    one = gamma - gamma + 1
-    decay = gamma * lam
+    reward, value, _, terminated, truncated = rollout
+    gamma, lam, _, _ = numbers
+    one, decay = gamma - gamma + 1, gamma * lam
     width, none = np.uint64(stop - start), np.uint64(0)
     # whole rows only lie side by side
     rows = max(1, _BLOCK // envs) if stop - start == envs else 1
@@ -218,13 +236,12 @@ def lambda_returns(
                 _mark(lo + at, width, truncated, active, fresh, marks, at)
         elif end < steps:
             cut, where = truncated, lo
-        _ahead(lo, count, reward, value, next_value, terminated, ratio, cut, where, gamma, weight, rho_clip, x)
+        _ahead(lo, count, rollout, ratio, cut, where, numbers, weight, x)
         for back in range(end - begin):
             at = np.uint64((end - begin - 1 - back) * (stop - start))
             if ratio is not None:
-                numbers = (gamma, decay, rho_clip, c_clip)
                 _go_on_weighted(
-                    *(lo + at, width, terminated, active, ratio, cut, where + at, numbers, advantage, x, carry)
+                    lo + at, width, terminated, active, ratio, cut, where + at, numbers, advantage, x, carry
                 )
             elif active is not None:
                 _go_on(lo + at, width, terminated, active, cut, where + at, decay, x, carry, none)
@@ -240,6 +257,11 @@ def lambda_returns(
             _add_value(lo, count, -one, x, value, active, advantage)
         _clear(lo, count, active, x)
         end = begin
+        if active is None and ratio is None and weight is None and stop - start >= _WIDE:
+            for back in range(1, steps):
+                lo = np.uint64((steps - 1 - back) * envs + start)
+                _gae_step(lo, width, rollout, numbers, advantage, value_target, lo + np.uint64(envs))
+            return
 
 
 @kernel(checked_division=False)
@@ -247,11 +269,7 @@ def n_step(
     start: int,
     stop: int,
     shape: tuple[int, int],
-    reward: Floats,
-    value: Floats,
-    next_value: Floats,
-    terminated: Flags,
-    truncated: Flags,
+    rollout: Rollout,
     active: Flags | None,
     gamma: Number,
     n: int,
@@ -260,6 +278,7 @@ def n_step(
 ) -> None:
     """n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
     steps, envs = shape
+    reward, value, _, terminated, truncated = rollout
     one = gamma - gamma + 1
     width = np.uint64(stop - start)
     carry = np.zeros(stop - start, reward.dtype)
@@ -268,7 +287,7 @@ def n_step(
         t = steps - 1 - back
         lo, at = np.uint64(t * envs + start), np.uint64(t * (stop - start))
         _mark(lo, width, truncated, active, fresh, cut, at)
-        _ahead(lo, width, reward, value, next_value, terminated, None, cut, at, gamma, one, one, value_target)
+        _ahead(lo, width, rollout, None, cut, at, (gamma, one, one, one), one, value_target)
     for _ in range(n - 1):
         for back in range(steps):
             t = steps - 1 - back
