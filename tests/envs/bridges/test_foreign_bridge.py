@@ -225,7 +225,7 @@ def test_what_the_simulator_prints_never_reaches_the_protocol(other_python: str)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("raise", r"environments 0 in step: ValueError: the gripper is stuck[\s\S]*toy_simulator\.py"),
+        ("raise", r"environment 0 raised ValueError in step: the gripper is stuck[\s\S]*toy_simulator\.py"),
         ("kill", r"environments 0 was ended by signal 9 \(SIGKILL\)[\s\S]*during step"),
         ("exit", r"ended with exit code 3, after printing:[\s\S]*the license server is gone[\s\S]*during step"),
         ("hang", r"no answer to step within 2 s"),
@@ -421,12 +421,12 @@ def test_frames_that_are_none_are_refused_and_large_ones_arrive_whole() -> None:
     sender.join()
     with pytest.raises(TimeoutError):
         other.receive(timeout=0.05)
-    head = child._FRAME.pack(b"HRC1", 1 << 31, 0)
+    head = child.FRAME.pack(b"HRC1", 1 << 31, 0)
     for junk in (
         b"GET / HTTP/1.1\r\n\r\n",
         head,
-        child._FRAME.pack(b"HRC1", 3, 0) + b"{]}",
-        child._FRAME.pack(b"HRC1", 2, 0) + b"[]",
+        child.FRAME.pack(b"HRC1", 3, 0) + b"{]}",
+        child.FRAME.pack(b"HRC1", 2, 0) + b"[]",
     ):
         mine, yours = socket.socketpair()
         mine.sendall(junk)

@@ -21,9 +21,10 @@ from headrace.envs._recipe import EpisodeRules
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions
-from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, group_space
+from headrace.envs.bridges._exchange import group_space
 from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
 from headrace.envs.bridges._held import held_of
+from headrace.envs.bridges.child import NO_SUCCESS_MEASURE
 from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord

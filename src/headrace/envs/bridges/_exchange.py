@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from headrace._leaves import Leaf as NestedLeaf
 from headrace._leaves import Path, leaves
+from headrace.envs.bridges.child import arrays_over
 from headrace.errors import ConfigError, DtypeError, ShapeError
 
 Array: TypeAlias = NDArray[Any]
 
-NO_SUCCESS_MEASURE = -1
 _ALIGNMENT = 64
 _LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -105,10 +105,8 @@ class Exchange:
         """Lay an exchange over ``memory`` (at least ``layout.nbytes``), or over fresh memory."""
         self.layout = layout
         block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
-        arrays: dict[str, Array] = {}
-        for name, shape, dtype, offset in layout.places():
-            count = int(np.prod(shape, dtype=np.int64))
-            arrays[name] = np.frombuffer(block, dtype, count, offset).reshape(shape)
+        self.arrays: dict[str, Array] = arrays_over(block, layout.places())
+        arrays = self.arrays
         self.obs: dict[str, Array] = {leaf.name: arrays[f"obs:{leaf.name}"] for leaf in layout.leaves}
         self.actions = arrays["actions"]
         """Of the action space's dtype; the rows of environments that act are valid during a step."""
@@ -117,22 +115,6 @@ class Exchange:
         self.truncated: NDArray[np.bool_] = arrays["truncated"]
         self.success: NDArray[np.int8] = arrays["success"]
         """1 or 0 where the environment said so at the end of an episode; else ``NO_SUCCESS_MEASURE``."""
-        self._rows = [(leaf, leaf.shape, self.obs[leaf.name], {leaf.dtype}) for leaf in layout.leaves]
-
-    def write_obs(self, env_id: int, obs: object) -> None:
-        """Copy one environment's observation into its row, with its shape and dtype checked."""
-        for leaf, shape, rows, dtypes in self._rows:
-            value = np.asarray(leaf.of(obs))
-            if value.shape != shape:
-                raise ShapeError(
-                    f"observation {leaf.name!r} of environment {env_id}: expected shape {leaf.shape} as its space "
-                    f"says, got {value.shape}"
-                )
-            if value.dtype not in dtypes:
-                if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-                    raise _bad_dtype(leaf, value.dtype, env_id)
-                dtypes.add(value.dtype)
-            rows[env_id] = value
 
     def write_batch(self, env_ids: Sequence[int] | NDArray[np.int64], obs: object) -> None:
         """Copy rows ``env_ids`` of a batched observation, whose arrays are (N, …)."""
@@ -142,24 +124,11 @@ class Exchange:
             if value.shape != target.shape:
                 raise ShapeError(f"observation {leaf.name!r}: expected shape {target.shape}, got {value.shape}")
             if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-                raise _bad_dtype(leaf, value.dtype, None)
+                raise DtypeError(
+                    f"observation {leaf.name!r}: expected {leaf.dtype} or what casts to it safely, got {value.dtype}; "
+                    "make the environment return what its observation_space declares"
+                )
             target[env_ids] = value[env_ids].astype(leaf.dtype)
-
-
-def success_code(info: Mapping[str, Any]) -> int:
-    """What an environment's info says of success at the end: 1, 0, or that it has no such measure."""
-    for key in ("is_success", "success"):
-        if info.get(key) is not None:
-            return int(bool(info[key]))
-    return NO_SUCCESS_MEASURE
-
-
-def _bad_dtype(leaf: Leaf, got: np.dtype[Any], env_id: int | None) -> DtypeError:
-    whose = "" if env_id is None else f" of environment {env_id}"
-    return DtypeError(
-        f"observation {leaf.name!r}{whose}: expected {leaf.dtype} or what casts to it safely, got {got}; "
-        "make the environment return what its observation_space declares"
-    )
 
 
 def _number_leaves(space: spaces.Space[Any]) -> list[NestedLeaf]:

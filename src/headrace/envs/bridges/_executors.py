@@ -111,25 +111,23 @@ class InlineBackend:
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment."""
-        return self._group.reset(env_ids, seeds)
+        return self._group.call("reset", env_ids, seeds)
 
     def step(self, env_ids: Sequence[int]) -> None:
         """Step each environment."""
-        self._group.step(env_ids)
+        self._group.call("step", env_ids, ())
 
     def save(self) -> list[object]:
         """The state of every environment as bytes."""
-        return [self._group.save(env_id) for env_id in range(self.exchange.layout.num_envs)]
+        return self._group.call("save", range(self.exchange.layout.num_envs), ())
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
-        for env_id, state in enumerate(states):
-            assert isinstance(state, bytes)
-            self._group.restore(env_id, state)
+        self._group.call("restore", range(len(states)), states)
 
     def render(self, env_ids: Sequence[int]) -> list[object]:
         """One picture of each environment."""
-        return [self._group.render(env_id) for env_id in env_ids]
+        return self._group.call("render", env_ids, ())
 
     def close(self) -> None:
         """Close the environments."""
@@ -150,18 +148,18 @@ class ThreadBackend(InlineBackend):
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment."""
         parts = split(len(env_ids), self._workers)
-        told = _finish([self._pool.submit(self._group.reset, env_ids[part], seeds[part]) for part in parts])
+        told = _finish([self._pool.submit(self._group.call, "reset", env_ids[part], seeds[part]) for part in parts])
         return [text for part in told for text in part]
 
     def step(self, env_ids: Sequence[int]) -> None:
         """Step each environment."""
         parts = split(len(env_ids), self._workers)
-        _finish([self._pool.submit(self._group.step, env_ids[part]) for part in parts])
+        _finish([self._pool.submit(self._group.call, "step", env_ids[part], ()) for part in parts])
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment, each by itself."""
         for env_id, seed in zip(env_ids, seeds, strict=True):
-            self._resets[self._reset_pool.submit(self._group.reset, [env_id], [seed])] = env_id
+            self._resets[self._reset_pool.submit(self._group.call, "reset", [env_id], [seed])] = env_id
 
     def take_resets(self, timeout: float | None) -> dict[int, str]:
         """The environments that are ready."""

@@ -346,7 +346,7 @@ class ForeignWorker:
         except (EOFError, OSError, DataError) as error:
             raise self._lost(call, error) from error
         if "error" in head:
-            kind, told = "EnvError", f"{head['error']}: "
+            kind, told = "EnvError", "" if head["error"] == child.FailedError.__name__ else f"{head['error']}: "
             if head.get("refused"):
                 kind, told = ("UnsupportedError" if head["error"] == "UnsupportedError" else "ConfigError"), ""
             trace = f"\n\nin the simulator's interpreter:\n{head['traceback']}" if "traceback" in head else ""

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import select
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -15,12 +14,9 @@ from typing import Any, cast
 import numpy as np
 from gymnasium import spaces
 
+from headrace.envs.bridges.child import FRAME, LARGEST_BODY, LARGEST_HEAD, MAGIC
 from headrace.errors import ConfigError, DataError
 
-_FRAME = struct.Struct(">4sIQ")
-_MAGIC = b"HRC1"
-_LARGEST_HEAD = 1 << 24
-_LARGEST_BODY = 1 << 32
 _CHUNK = 1 << 20
 _LOOK_SECONDS = 1.0
 
@@ -37,7 +33,7 @@ class Channel:
     def send(self, head: Mapping[str, Any], body: bytes = b"", *, timeout: float) -> None:
         """Send one frame; raises TimeoutError, or OSError where the other side is gone."""
         text = json.dumps(head).encode()
-        left = memoryview(_FRAME.pack(_MAGIC, len(text), len(body)) + text + body)
+        left = memoryview(FRAME.pack(MAGIC, len(text), len(body)) + text + body)
         deadline = time.monotonic() + timeout
         while left:
             self._wait(self._outgoing, select.POLLOUT, deadline)
@@ -46,10 +42,10 @@ class Channel:
     def receive(self, *, timeout: float) -> tuple[dict[str, Any], bytes]:
         """The next head and body; raises TimeoutError, EOFError, or DataError for what is no frame."""
         deadline = time.monotonic() + timeout
-        start = self._exactly(_FRAME.size, deadline)
-        magic, head_size, body_size = _FRAME.unpack(start)
-        if magic != _MAGIC or head_size > _LARGEST_HEAD or body_size > _LARGEST_BODY:
-            raise DataError(f"expected a frame that begins with {_MAGIC!r}, got {bytes(start)!r}")
+        start = self._exactly(FRAME.size, deadline)
+        magic, head_size, body_size = FRAME.unpack(start)
+        if magic != MAGIC or head_size > LARGEST_HEAD or body_size > LARGEST_BODY:
+            raise DataError(f"expected a frame that begins with {MAGIC!r}, got {bytes(start)!r}")
         text, body = self._exactly(head_size, deadline), self._exactly(body_size, deadline)
         try:
             head = json.loads(text)

@@ -138,32 +138,15 @@ def _work(
             name, env_ids, more = pipe.recv()
             if name == "close":
                 break
-            pipe.send(_answer(group, name, env_ids, more))
+            try:
+                answer = True, group.call(name, env_ids, more)
+            except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
+                answer = False, _described(error)
+            pipe.send(answer)
     except (EOFError, BrokenPipeError):  # the parent is gone
         pass
     finally:
         group.close()
-
-
-def _answer(group: EnvGroup, name: str, env_ids: list[int], more: list[Any]) -> tuple[bool, Any]:
-    try:
-        match name:
-            case "step":
-                group.step(env_ids)
-            case "reset":
-                return True, group.reset(env_ids, more)
-            case "save":
-                return True, [group.save(env_id) for env_id in env_ids]
-            case "restore":
-                for env_id, state in zip(env_ids, more, strict=True):
-                    group.restore(env_id, state)
-            case "render":
-                return True, [group.render(env_id) for env_id in env_ids]
-            case _:
-                raise ConfigError(f"worker: unknown command {name!r}")
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-        return False, _described(error)
-    return True, []
 
 
 def _described(error: Exception) -> tuple[str, str]:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gymnasium import spaces
 
-from headrace.errors import ConfigError, EnvError
-
-Path: TypeAlias = tuple[str | int, ...]
+from headrace._leaves import Path, leaves
+from headrace.errors import ConfigError
 
 INSTRUCTION_KEYS = ("instruction", "language_instruction", "task_description", "prompt")
 """Under which an environment's ``info``, or a ``Text`` space of its observation, says what to do; the first wins."""
 
 
-def text_paths(space: spaces.Space[Any], path: Path = ()) -> Iterator[Path]:
-    """Where the ``Text`` spaces of one environment's observation lie."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from text_paths(part, (*path, key))
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from text_paths(part, (*path, index))
-    elif isinstance(space, spaces.Text):
-        yield path
-
-
 def instruction_path(space: spaces.Space[Any]) -> Path | None:
     """Where an observation has its instruction; None where it has no text."""
-    paths = list(text_paths(space))
+    paths = [leaf.path for leaf in leaves(space) if isinstance(leaf.value, spaces.Text)]
     if len(paths) <= 1:
         return paths[0] if paths else None
     for name in INSTRUCTION_KEYS:
@@ -42,24 +29,12 @@ def instruction_path(space: spaces.Space[Any]) -> Path | None:
     )
 
 
-def text_at(obs: object, path: Path) -> str:
-    """The text of an observation at a path of :func:`instruction_path`."""
-    for key in path:
-        obs = cast("Mapping[str | int, object]", obs)[key]
-    return str(obs)
-
-
-def instruction_of(obs: object, info: Mapping[str, object], path: Path | None) -> str:
-    """What one environment says at the start of an episode; "" if nothing."""
-    for key in INSTRUCTION_KEYS:
-        if isinstance(said := info.get(key), str):
-            return said
-    return "" if path is None else text_at(obs, path)
-
-
 def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, env_ids: Sequence[int]) -> list[str]:
     """What the environments ``env_ids`` of a vector environment say at the start of an episode."""
     told: list[str] = []
+    texts: Any = obs
+    for part in path or ():
+        texts = texts[part]
     for env_id in env_ids:
         found = ""
         for key in INSTRUCTION_KEYS:
@@ -71,26 +46,6 @@ def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, en
                 found = said
                 break
         else:
-            found = "" if path is None else str(cast("Any", _batched(obs, path))[env_id])
+            found = "" if path is None else str(texts[env_id])
         told.append(found)
     return told
-
-
-def check_unchanged(env_id: int, obs: object, path: Path, told: str) -> None:
-    """As :func:`require_same_text`, of one environment's observation."""
-    require_same_text(env_id, told, text_at(obs, path))
-
-
-def require_same_text(env_id: int, told: str, now: str) -> None:
-    """An instruction is constant within an episode: whoever read it at the start would not see it change."""
-    if now != told:
-        raise EnvError(
-            f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
-            "begin a new episode with a new instruction"
-        )
-
-
-def _batched(obs: object, path: Path) -> object:
-    for key in path:
-        obs = cast("Mapping[str | int, object]", obs)[key]
-    return obs

@@ -9,9 +9,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
-from headrace.envs.bridges._exchange import NO_SUCCESS_MEASURE, Array, Exchange
+from headrace.envs.bridges._exchange import Array, Exchange
 from headrace.envs.bridges._executors import Fidelity
-from headrace.envs.bridges._texts import instruction_path, instructions_of, require_same_text
+from headrace.envs.bridges._group import as_env_errors
+from headrace.envs.bridges._texts import instruction_path, instructions_of
+from headrace.envs.bridges.child import NO_SUCCESS_MEASURE, changed_text, row_leaves, write_row
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
@@ -131,7 +133,8 @@ class VectorBackend:
             # where an episode ended, the observation may be that of the next one
             going: list[int] = rows[~done[rows]].tolist()
             for env_id, text in zip(going, instructions_of(obs, {}, self._text_path, going), strict=True):
-                require_same_text(env_id, self._texts.setdefault(env_id, text), text)
+                if (told := self._texts.setdefault(env_id, text)) != text:
+                    raise EnvError(changed_text(env_id, told, text))
         exchange.success[rows] = NO_SUCCESS_MEASURE
         self._write_success(ended, infos)
         if self.mode == AutoresetMode.SAME_STEP and len(ended):
@@ -216,8 +219,10 @@ class VectorBackend:
                 "got none; pass final_obs=False to do without the last observation"
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
-            for env_id in ended.tolist():
-                self.exchange.write_obs(env_id, final[env_id])
+            leaves = row_leaves(self.exchange.arrays, [(leaf.name, leaf.path) for leaf in self.exchange.layout.leaves])
+            with as_env_errors():
+                for env_id in ended.tolist():
+                    write_row(leaves, env_id, final[env_id])
         else:
             self.exchange.write_batch(ended, final)
 

@@ -41,14 +41,14 @@ from typing import Any
 import numpy as np
 
 PROTOCOL = 1
-_FRAME = struct.Struct(">4sIQ")
-_MAGIC = b"HRC1"
-_LARGEST_HEAD = 1 << 24
-_LARGEST_BODY = 1 << 32
+FRAME = struct.Struct(">4sIQ")
+MAGIC = b"HRC1"
+LARGEST_HEAD = 1 << 24
+LARGEST_BODY = 1 << 32
 # of a client that has not shown the token yet
 _LARGEST_GREETING = 1 << 20
 _GREETING_SECONDS = 30.0
-_NO_SUCCESS_MEASURE = -1
+NO_SUCCESS_MEASURE = -1
 _WITH_THE_FIRST = b"-"
 _RESULTS = ("reward", "terminated", "truncated", "success")
 
@@ -61,6 +61,10 @@ class UnsupportedError(RefusedError):
     """What this simulator cannot do."""
 
 
+class FailedError(Exception):
+    """An environment raised something, which is the cause; the text says which one it was."""
+
+
 # --- frames -----------------------------------------------------------------------------------------------------
 
 
@@ -69,9 +73,9 @@ def read_frame(stream: Any, known: bool = True) -> tuple[dict[str, Any], bytes]:
 
     A small one without a body from who is not ``known`` yet.
     """
-    magic, head_size, body_size = _FRAME.unpack(_exactly(stream, _FRAME.size))
-    most_head, most_body = (_LARGEST_HEAD, _LARGEST_BODY) if known else (_LARGEST_GREETING, 0)
-    if magic != _MAGIC or head_size > most_head or body_size > most_body:
+    magic, head_size, body_size = FRAME.unpack(_exactly(stream, FRAME.size))
+    most_head, most_body = (LARGEST_HEAD, LARGEST_BODY) if known else (_LARGEST_GREETING, 0)
+    if magic != MAGIC or head_size > most_head or body_size > most_body:
         raise EOFError("expected a frame of headrace, got something else")
     try:
         head = json.loads(_exactly(stream, head_size).decode())
@@ -85,7 +89,7 @@ def read_frame(stream: Any, known: bool = True) -> tuple[dict[str, Any], bytes]:
 def write_frame(stream: Any, head: dict[str, Any], body: bytes = b"") -> None:
     """Send one frame."""
     text = json.dumps(head).encode()
-    stream.write(_FRAME.pack(_MAGIC, len(text), len(body)) + text + body)
+    stream.write(FRAME.pack(MAGIC, len(text), len(body)) + text + body)
     stream.flush()
 
 
@@ -195,26 +199,23 @@ def load_entry(entry: str) -> Any:
 
 
 class Group:
-    """The environments of some rows. Owns them: ``close`` closes each."""
+    """The environments of some rows, the same code in every interpreter. Owns them: ``close`` closes each.
 
-    def __init__(self, make: Any, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
+    Different environments may be stepped by different threads at once; one environment only by one.
+    """
+
+    def __init__(self, pickles: bool = True) -> None:
         self.envs: dict[int, Any] = {}
         self.pickles = pickles
-        self.arrays: dict[str, Any] = {}
+        self.arrays: Any = {}
         self.leaves: list[Any] = []
         self.text_path: Any = None
-        self.instruction_keys: list[str] = []
+        self.instruction_keys: Any = ()
         self.texts: dict[int, str] = {}
-        self.memory: Any = None
         self.spaces: Any = None
-        try:
-            for env_id in env_ids:
-                self._add(env_id, make(**kwargs))
-        except BaseException:
-            self.close()
-            raise
 
-    def _add(self, env_id: int, env: Any) -> None:
+    def add(self, env_id: int, env: Any) -> None:
+        """Take over an environment, which must have the spaces of the others."""
         self.envs[env_id] = env
         found = (space_to_json(env.observation_space), space_to_json(env.action_space))
         if self.spaces is not None and found != self.spaces:
@@ -237,65 +238,79 @@ class Group:
             "abilities": {"native": True, "reseed": True, "save": saves},
         }
 
-    def lay_out(self, head: dict[str, Any], memory_fd: Any) -> None:
-        """Lay the rows over memory: the parent's where there is such, else our own."""
-        size = max(int(head["nbytes"]), 1)
-        self.memory = bytearray(size) if memory_fd is None else mmap.mmap(memory_fd, size)
-        for name, shape, dtype, offset in head["fields"]:
-            count = int(np.prod(shape, dtype=np.int64))
-            self.arrays[name] = np.frombuffer(self.memory, np.dtype(dtype), count, offset).reshape(shape)
-        self.leaves = [
-            (name, path, self.arrays["obs:" + name], self.arrays["obs:" + name].shape[1:])
-            for name, path in head["leaves"]
-        ]
-        self.text_path, self.instruction_keys = head["text_path"], head["instruction_keys"]
+    def bind(self, arrays: Any, leaves: Any, text_path: Any, instruction_keys: Any) -> None:
+        """Read and write the rows of these arrays from now on; ``leaves`` are names and paths of observations."""
+        self.arrays, self.text_path, self.instruction_keys = arrays, text_path, instruction_keys
+        self.leaves = row_leaves(arrays, leaves)
 
-    def reset(self, env_ids: list[int], seeds: list[int]) -> list[str]:
+    def call(self, name: str, env_ids: Any, more: Any) -> list[Any]:
+        """Do what the parent asks for: one entry of ``more``, and of what comes back, per environment, if any."""
+        if name == "reset":
+            return self.reset(env_ids, more)
+        if name == "save":
+            return [self.save(env_id) for env_id in env_ids]
+        if name == "render":
+            return [self.render(env_id) for env_id in env_ids]
+        if name == "step":
+            self.step(env_ids)
+        elif name == "restore":
+            for env_id, state in zip(env_ids, more):  # noqa: B905  (strict= is not in Python 3.8)
+                self.restore(env_id, state)
+        else:
+            raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {name!r}")
+        return []
+
+    def reset(self, env_ids: Any, seeds: Any) -> list[str]:
         """Start an episode in each environment; its instruction, "" where there is none."""
-        told = []
-        for env_id, seed in zip(env_ids, seeds):  # noqa: B905  (strict= is not in Python 3.8)
-            answer = self.envs[env_id].reset(seed=seed)
-            if not isinstance(answer, tuple) or len(answer) != 2:
-                raise RefusedError(f"environment {env_id}: expected reset() to give (obs, info), got {type(answer)}")
-            obs, info = answer
-            self.write_obs(env_id, obs)
-            text = "" if self.text_path is None else str(_at(obs, self.text_path))
-            self.texts[env_id] = text
-            said = [info[key] for key in self.instruction_keys if isinstance(info.get(key), str)]
-            told.append(said[0] if said else text)
+        told, env_id = [], env_ids[0]
+        try:
+            with np.errstate(over="ignore"):
+                for env_id, seed in zip(env_ids, seeds):  # noqa: B905  (strict= is not in Python 3.8)
+                    answer = self.envs[env_id].reset(seed=seed)
+                    if not isinstance(answer, tuple) or len(answer) != 2:
+                        raise RefusedError(
+                            f"environment {env_id}: expected reset() to give (obs, info), got {type(answer)}"
+                        )
+                    obs, info = answer
+                    write_row(self.leaves, env_id, obs)
+                    text = "" if self.text_path is None else str(_at(obs, self.text_path))
+                    self.texts[env_id] = text
+                    said = [info[key] for key in self.instruction_keys if isinstance(info.get(key), str)]
+                    told.append(said[0] if said else text)
+        except RefusedError:
+            raise
+        except Exception as error:  # an environment may raise anything: it is said which one it was
+            raise _failed(env_id, "reset", error) from error
         return told
 
-    def step(self, env_ids: list[int]) -> None:
+    def step(self, env_ids: Any) -> None:
         """Step each environment with the action of its row; the results go to its row."""
-        reward, terminated, truncated, success = (self.arrays[name] for name in _RESULTS)
-        for env_id in env_ids:
-            answer = self.envs[env_id].step(self.arrays["actions"][env_id].copy())
-            if not isinstance(answer, tuple) or len(answer) != 5:
-                raise RefusedError(
-                    f"environment {env_id}: expected step() to give (obs, reward, terminated, truncated, info), got "
-                    f"{len(answer) if isinstance(answer, tuple) else type(answer)}"
-                )
-            obs, value, ended, cut, info = answer
-            self.write_obs(env_id, obs)
-            if self.text_path is not None and str(_at(obs, self.text_path)) != self.texts[env_id]:
-                raise RefusedError(
-                    f"environment {env_id}: expected the instruction {self.texts[env_id]!r} for the whole episode, got "
-                    f"{str(_at(obs, self.text_path))!r} in a step; begin a new episode with a new instruction"
-                )
-            reward[env_id], terminated[env_id], truncated[env_id] = float(value), bool(ended), bool(cut)
-            success[env_id] = _success(info) if ended or cut else _NO_SUCCESS_MEASURE
-
-    def write_obs(self, env_id: int, obs: Any) -> None:
-        """Copy one observation into its row, with its shape and dtype checked."""
-        for name, path, rows, shape in self.leaves:
-            value = np.asarray(_at(obs, path))
-            if value.shape != shape or not np.can_cast(value.dtype, rows.dtype, "same_kind"):
-                raise RefusedError(
-                    f"observation {name!r} of environment {env_id}: expected {rows.dtype} {shape} as its space says, "
-                    f"got {value.dtype} {value.shape}"
-                )
+        # Python's own look-ups are most of what a cheap environment costs beside itself
+        envs, leaves, path, texts, env_id = self.envs, self.leaves, self.text_path, self.texts, env_ids[0]
+        actions = self.arrays["actions"]
+        rewards, terminated, truncated, success = (self.arrays[name] for name in _RESULTS)
+        try:
             with np.errstate(over="ignore"):
-                rows[env_id] = value
+                for env_id in env_ids:
+                    # a copy: an environment may keep its action, and the row is written again
+                    answer = envs[env_id].step(actions[env_id].copy())
+                    if not isinstance(answer, tuple) or len(answer) != 5:
+                        raise RefusedError(
+                            f"environment {env_id}: expected step() to give (obs, reward, terminated, truncated, "
+                            f"info), got {len(answer) if isinstance(answer, tuple) else type(answer)}"
+                        )
+                    obs, reward, ended, cut, info = answer
+                    write_row(leaves, env_id, obs)
+                    if path is not None and str(_at(obs, path)) != texts[env_id]:
+                        raise RefusedError(changed_text(env_id, texts[env_id], str(_at(obs, path))))
+                    rewards[env_id] = float(reward)
+                    terminated[env_id] = ended
+                    truncated[env_id] = cut
+                    success[env_id] = _success(info) if ended or cut else NO_SUCCESS_MEASURE
+        except RefusedError:
+            raise
+        except Exception as error:  # an environment may raise anything: it is said which one it was
+            raise _failed(env_id, "step", error) from error
 
     def save(self, env_id: int) -> bytes:
         """The state of one environment, from its own ``state_dict``."""
@@ -313,7 +328,10 @@ class Group:
 
     def render(self, env_id: int) -> Any:
         """One picture of one environment."""
-        return self.envs[env_id].render()
+        try:
+            return self.envs[env_id].render()
+        except Exception as error:  # an environment may raise anything: it is said which one it was
+            raise _failed(env_id, "render", error) from error
 
     def close(self) -> None:
         """Close every environment, also after one that cannot be closed."""
@@ -323,6 +341,47 @@ class Group:
                     env.close()
             except Exception:  # noqa: BLE001  (whatever it is, the others must be closed)
                 traceback.print_exc()
+
+
+def _failed(env_id: int, call: str, error: Exception) -> FailedError:
+    return FailedError(f"environment {env_id} raised {type(error).__name__} in {call}: {error}")
+
+
+def changed_text(env_id: int, told: str, now: str) -> str:
+    """What is wrong with an instruction that changes: whoever read it at the start would not see it."""
+    return (
+        f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
+        "begin a new episode with a new instruction"
+    )
+
+
+def arrays_over(memory: Any, fields: Any) -> dict[str, Any]:
+    """Arrays over one block of memory: of each name, shape, dtype and offset in bytes."""
+    arrays = {}
+    for name, shape, dtype, offset in fields:
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(memory, np.dtype(dtype), count, offset).reshape(shape)
+    return arrays
+
+
+def row_leaves(arrays: Any, leaves: Any) -> list[Any]:
+    """For each (name, path) of an observation what :func:`write_row` needs, with the dtypes that are known to cast."""
+    found = [(name, path, arrays["obs:" + name]) for name, path in leaves]
+    return [(name, path, rows, rows.shape[1:], {rows.dtype}) for name, path, rows in found]
+
+
+def write_row(leaves: Any, env_id: int, obs: Any) -> None:
+    """Copy one observation into its row, with its shape and dtype checked."""
+    for name, path, rows, shape, dtypes in leaves:
+        value = np.asarray(_at(obs, path) if path else obs)
+        if value.shape != shape or value.dtype not in dtypes:
+            if value.shape != shape or not np.can_cast(value.dtype, rows.dtype, "same_kind"):
+                raise RefusedError(
+                    f"observation {name!r} of environment {env_id}: expected {rows.dtype} {shape} as its space says, "
+                    f"got {value.dtype} {value.shape}; make the environment return what its observation_space declares"
+                )
+            dtypes.add(value.dtype)
+        rows[env_id] = value
 
 
 def _at(obs: Any, path: list[Any]) -> Any:
@@ -335,7 +394,7 @@ def _success(info: Any) -> int:
     for key in ("is_success", "success"):
         if info.get(key) is not None:
             return int(bool(info[key]))
-    return _NO_SUCCESS_MEASURE
+    return NO_SUCCESS_MEASURE
 
 
 # --- batched simulators -------------------------------------------------------------------------------------------
@@ -458,7 +517,12 @@ class RowGroup(Group):
                 f"entry: expected a batched simulator with reset_rows of a function that takes num_envs, got "
                 f"{type(sim).__name__}; an entry for single environments takes no num_envs"
             )
-        super().__init__(lambda: sim, {}, env_ids[:1], pickles)
+        super().__init__(pickles)
+        try:
+            self.add(env_ids[0], sim)
+        except BaseException:
+            self.close()
+            raise
         self.rows = RowSimulation(sim)
         if self.rows.num_envs != len(env_ids):
             raise RefusedError(f"entry: expected a simulator of {len(env_ids)} rows, got {self.rows.num_envs}")
@@ -476,7 +540,7 @@ class RowGroup(Group):
         answer["abilities"] = {"native": native, "reseed": rows.reseeds, "save": self.pickles and rows.saves}
         return answer
 
-    def reset(self, env_ids: list[int], seeds: list[int]) -> list[str]:
+    def reset(self, env_ids: Any, seeds: Any) -> list[str]:
         """Start an episode in each of some rows; its instruction, "" where there is none."""
         places = [self.row_of[env_id] for env_id in env_ids]
         answer = self.rows.reset(places, seeds)
@@ -490,7 +554,7 @@ class RowGroup(Group):
                 return [said if isinstance(said, str) else str(said[place]) for place in places]
         return [""] * len(env_ids)
 
-    def step(self, env_ids: list[int]) -> None:
+    def step(self, env_ids: Any) -> None:
         """Step some rows; the results go to their rows of the exchange."""
         places = [self.row_of[env_id] for env_id in env_ids]
         active = np.zeros(len(self.env_ids), np.bool_)
@@ -506,16 +570,16 @@ class RowGroup(Group):
         arrays = self.arrays
         arrays["reward"][env_ids] = to_numpy(reward)[places]
         arrays["terminated"][env_ids], arrays["truncated"][env_ids] = ended, cut
-        arrays["success"][env_ids] = _NO_SUCCESS_MEASURE
+        arrays["success"][env_ids] = NO_SUCCESS_MEASURE
         for key in ("is_success", "success"):
             if info.get(key) is not None:
                 succeeded = to_numpy(info[key])[places] > 0
-                arrays["success"][env_ids] = np.where(ended | cut, succeeded, _NO_SUCCESS_MEASURE)
+                arrays["success"][env_ids] = np.where(ended | cut, succeeded, NO_SUCCESS_MEASURE)
                 break
 
     def write_rows(self, env_ids: list[int], places: list[int], obs: Any) -> None:
         """Copy some rows of a batched observation, with shapes and dtypes checked."""
-        for name, path, target, shape in self.leaves:
+        for name, path, target, shape, _ in self.leaves:
             value = to_numpy(_at(obs, path))
             if value.shape != (len(self.env_ids),) + shape or not np.can_cast(value.dtype, target.dtype, "same_kind"):  # noqa: RUF005
                 raise RefusedError(
@@ -550,7 +614,16 @@ def make_group(entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: 
         batched = "num_envs" in inspect.signature(make).parameters
     except (TypeError, ValueError):  # a function of C without a signature
         batched = False
-    return (RowGroup if batched else Group)(make, kwargs, env_ids, pickles)
+    if batched:
+        return RowGroup(make, kwargs, env_ids, pickles)
+    group = Group(pickles)
+    try:
+        for env_id in env_ids:
+            group.add(env_id, make(**kwargs))
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def to_numpy(value: Any) -> Any:
@@ -616,34 +689,35 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
 
 
 def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> tuple[dict[str, Any], bytes]:
-    call, env_ids = head["call"], head.get("env_ids", [])
+    call, env_ids, more = head["call"], head.get("env_ids", []), head.get("seeds")
     if call == "layout":
-        group.lay_out(head, memory_fd)
-    elif call == "reset":
-        return {"told": group.reset(env_ids, head["seeds"])}, _rows(group, env_ids, memory_fd, ())
-    elif call == "step":
-        if memory_fd is None:
-            actions = group.arrays["actions"]
-            actions[env_ids] = np.frombuffer(body, actions.dtype).reshape(len(env_ids), *actions.shape[1:])
-        group.step(env_ids)
-        return {}, _rows(group, env_ids, memory_fd, _RESULTS)
-    elif call == "save":
-        states = [group.save(env_id) for env_id in env_ids]
-        return {"sizes": [len(state) for state in states]}, b"".join(states)
-    elif call == "restore":
+        size = max(int(head["nbytes"]), 1)
+        # the parent's memory where there is such, else our own
+        memory = bytearray(size) if memory_fd is None else mmap.mmap(memory_fd, size)
+        group.bind(arrays_over(memory, head["fields"]), head["leaves"], head["text_path"], head["instruction_keys"])
+        return {}, b""
+    if call == "step" and memory_fd is None:
+        actions = group.arrays["actions"]
+        actions[env_ids] = np.frombuffer(body, actions.dtype).reshape(len(env_ids), *actions.shape[1:])
+    if call == "restore":
         if not group.pickles:
             raise UnsupportedError(
                 "restore: expected a child that headrace started itself, got one that listens at a socket"
             )
-        offset = 0
-        for env_id, size in zip(env_ids, head["sizes"]):  # noqa: B905  (strict= is not in Python 3.8)
-            group.restore(env_id, body[offset : offset + size])
+        more, offset = [], 0
+        for size in head["sizes"]:
+            more.append(body[offset : offset + size])
             offset += size
-    elif call == "render":
-        images = [_picture(group.render(env_id)) for env_id in env_ids]
+    done = group.call(call, env_ids, more)
+    if call == "reset":
+        return {"told": done}, _rows(group, env_ids, memory_fd, ())
+    if call == "step":
+        return {}, _rows(group, env_ids, memory_fd, _RESULTS)
+    if call == "save":
+        return {"sizes": [len(state) for state in done]}, b"".join(done)
+    if call == "render":
+        images = [_picture(drawn) for drawn in done]
         return {"shapes": [list(image.shape) for image in images]}, b"".join(image.tobytes() for image in images)
-    else:
-        raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {call!r}")
     return {}, b""
 
 
@@ -658,7 +732,7 @@ def _rows(group: Group, env_ids: list[int], memory_fd: Any, results: tuple[str, 
     """The rows that were written, for a parent that does not see our memory."""
     if memory_fd is not None:
         return b""
-    parts = [rows[env_ids].tobytes() for _, _, rows, _ in group.leaves]
+    parts = [rows[env_ids].tobytes() for _, _, rows, _, _ in group.leaves]
     return b"".join(parts + [group.arrays[name][env_ids].tobytes() for name in results])
 
 
