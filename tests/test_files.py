@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from faulty_disk import FaultyDisk
 from headrace import files
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
-from headrace.files import FileHash, Manifest, append, claim, lock, write_directory, write_whole
+from headrace.files import FileHash, Lock, Manifest, append, claim, write_directory, write_whole
 
 FAULTS = [
     FaultyDisk(errno.ENOSPC, room=3),
@@ -155,8 +156,8 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypa
 
 def test_a_directory_has_one_writer_and_the_error_names_it(tmp_path: Path) -> None:
     with claim(tmp_path / "data"), pytest.raises(LifecycleError, match=rf"process {os.getpid()} is writing here"):
-        lock(tmp_path / "data")
-    with lock(tmp_path / "data"):
+        Lock(tmp_path / "data")
+    with closing(Lock(tmp_path / "data")):
         pass
 
 

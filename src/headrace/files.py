@@ -19,10 +19,10 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
@@ -91,25 +91,18 @@ def write_whole(path: Path, content: Content) -> None:
     A function as ``content`` gets a path in the same directory with the same suffix and must leave a file there; what
     it raises passes through, except errors of the disk, which become :class:`StorageError`.
     """
-    try:
+    with _reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = _beside(path)
         try:
             if callable(content):
                 _call(content, part)
             else:
-                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                try:
+                with _opened(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
                     write_all(handle, content.encode() if isinstance(content, str) else content)
-                finally:
-                    os.close(handle)
             put_in_place(part, path)
         finally:
             part.unlink(missing_ok=True)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(path, error) from error
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
@@ -119,7 +112,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
     if path.exists():
         raise ConfigError(f"{path}: already exists, and nothing is ever overwritten; choose another path")
-    try:
+    with _reported(path):
         part = _beside(path)
         part.mkdir(parents=True)
         try:
@@ -127,17 +120,13 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
             put_in_place(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(path, error) from error
 
 
 def put_in_place(source: Path, target: Path) -> None:
     """Give a finished file or directory its name: everything in it is on disk before, and the name after."""
     sync_tree(source)
     disk.rename(source, target)
-    sync_directory(target.parent)
+    sync(target.parent)
 
 
 def exchange(source: Path, target: Path) -> None:
@@ -154,8 +143,8 @@ def exchange(source: Path, target: Path) -> None:
         disk.rename(aside, source)
     elif number:
         raise OSError(number, os.strerror(number), str(target))
-    sync_directory(target.parent)
-    sync_directory(source.parent)
+    sync(target.parent)
+    sync(source.parent)
 
 
 def write_all(handle: int, content: Buffer) -> None:
@@ -167,8 +156,7 @@ def write_all(handle: int, content: Buffer) -> None:
 
 def append(path: Path, content: bytes) -> None:
     """Append to a file and wait until the disk has it; on failure the file is as before."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
         before = os.fstat(handle).st_size
         try:
             write_all(handle, content)
@@ -176,70 +164,63 @@ def append(path: Path, content: bytes) -> None:
         except BaseException:  # also Ctrl-C; raised again
             os.ftruncate(handle, before)
             raise
-    finally:
-        os.close(handle)
 
 
 def truncate(path: Path, size: int) -> None:
     """Cut a file to ``size`` bytes and wait until the disk has it."""
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with _opened(path, os.O_WRONLY) as handle:
         os.ftruncate(handle, size)
         disk.sync(handle)
-    finally:
-        os.close(handle)
 
 
-def sync_directory(path: Path) -> None:
-    """Wait until what was renamed, made or removed in a directory is on disk."""
-    _sync(path, os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Wait until a file is on disk, or what was renamed, made or removed in a directory."""
+    with _opened(path, os.O_RDONLY) as handle:
+        disk.sync(handle)
 
 
 def sync_tree(path: Path) -> None:
     """Wait until a file, or everything under a directory and the directory itself, is on disk."""
     for entry in sorted(path.rglob("*")) if path.is_dir() else ():
-        _sync(entry)
-    _sync(path)
+        sync(entry)
+    sync(path)
 
 
 def check_writable(directory: Path) -> None:
     """Raise an error now, before the work, if files could not be made in ``directory`` afterwards."""
     probe = directory / f".{secrets.token_hex(4)}.part"
-    try:
+    with _reported(directory, "choose another directory with --output"):
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            probe.touch(exist_ok=False)
         finally:
             probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(directory, error, "choose another directory with --output") from error
 
 
 class Lock:
-    """The right to write in a directory, held by one process at a time. It ends with ``close`` or with the process.
+    """The right to write in an existing directory, held by one process at a time: who comes second gets an error that
+    names the first. It ends with ``close`` or with the process.
 
     Readers need none. The directory keeps a file ``.lock`` with the process id of its last holder.
     """
 
     def __init__(self, directory: Path) -> None:
         self._process = os.getpid()
-        try:
+        with _reported(directory):
             self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise storage_error(directory, error) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
-        except BlockingIOError:
-            holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            self.close()
-            raise LifecycleError(
-                f"{directory}: process {holder} is writing here; wait for it, end it, or choose another path"
-            ) from None
-        except OSError as error:
-            self.close()
-            raise storage_error(directory, error) from error
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._handle, 0)
+                os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+            except BlockingIOError:
+                holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                self.close()
+                raise LifecycleError(
+                    f"{directory}: process {holder} is writing here; wait for it, end it, or choose another path"
+                ) from None
+            except OSError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let others write. Safe to call again."""
@@ -250,19 +231,6 @@ class Lock:
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
-    def __enter__(self) -> Lock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def lock(directory: Path) -> Lock:
-    """Become the only writer of an existing directory, or raise an error that names the process that is."""
-    return Lock(directory)
-
 
 def lock_file(path: Path) -> int:
     """Become the only writer of a file, which is made where it is absent, or raise LifecycleError.
@@ -271,10 +239,8 @@ def lock_file(path: Path) -> int:
         A descriptor; the right ends when it is closed, or with the process. Where the file system has no locks, a
         warning is logged, and nothing is held.
     """
-    try:
+    with _reported(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise storage_error(path, error) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -296,10 +262,8 @@ def claim(directory: Path, hint: str = "choose another path") -> Lock:
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory}: expected a directory, got a file; choose another path")
-    try:
+    with _reported(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(directory, error) from error
     _refuse_content(directory, hint)  # before the lock, so that a refused directory stays as it is
     held = Lock(directory)
     try:
@@ -418,6 +382,27 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+@contextmanager
+def _reported(path: Path, hint: str = "") -> Generator[None]:
+    """Errors of the disk in the block become :class:`StorageError`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(path, error, hint) from error
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Generator[int]:
+    """A file descriptor for the block."""
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
 def _beside(path: Path) -> Path:
     """A free name in the same directory: hidden, and with the suffix, which some writers would add otherwise."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part{path.suffix}")
@@ -431,14 +416,6 @@ def _call(write: Callable[[Path], None], part: Path) -> None:
         if shutil.disk_usage(part.parent).free > _FULL:
             raise
         raise OSError(errno.ENOSPC, str(error)) from error
-
-
-def _sync(path: Path, flags: int = 0) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        disk.sync(handle)
-    finally:
-        os.close(handle)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

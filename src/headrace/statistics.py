@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 
 _Z_95 = 1.959963984540054
+_AT_ONCE = 10**6
+"""Numbers that a bootstrap draws in one go."""
 
 
 class Interval(NamedTuple):
@@ -38,14 +40,9 @@ def wilson_interval(successes: int, trials: int) -> Interval:
 
 def interquartile_mean(values: NDArray[np.float64]) -> float:
     """Mean of the middle half of (n,) values: a quarter is cut from each end, fractions of a value included."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    count = ordered.shape[0]
-    if count == 0:
+    if not len(values):
         raise ConfigError("interquartile_mean: expected at least one value, got none")
-    # value i covers the share [i, i + 1] / n of the distribution; its weight is what lies within [1/4, 3/4]
-    edges = np.arange(count + 1) / count
-    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
-    return float((ordered * weights).sum() / weights.sum())
+    return float(_middle_mean(np.asarray(values, dtype=np.float64)))
 
 
 def bootstrap_interval(
@@ -53,14 +50,22 @@ def bootstrap_interval(
 ) -> Interval:
     """Mean (or, if ``robust``, interquartile mean) of (n,) values with a percentile bootstrap 95 % interval."""
     data = np.asarray(values, dtype=np.float64)
-    count = data.shape[0]
-    if count == 0:
+    count = len(data)
+    if not count:
         raise ConfigError("bootstrap_interval: expected at least one value, got none")
-    estimate = interquartile_mean(data) if robust else float(data.mean())
-    generator = np.random.default_rng(seed)
-    estimates = np.empty(resamples)
-    for i in range(resamples):
-        sample = data[generator.integers(0, count, count)]
-        estimates[i] = interquartile_mean(sample) if robust else sample.mean()
+    generator, estimates = np.random.default_rng(seed), np.empty(resamples)
+    rows = max(1, _AT_ONCE // count)
+    for first in range(0, resamples, rows):
+        part = estimates[first : first + rows]
+        sample = data[generator.integers(0, count, (len(part), count))]
+        part[:] = _middle_mean(sample) if robust else sample.mean(axis=1)
     low, high = np.quantile(estimates, [0.025, 0.975])
-    return Interval(estimate, float(low), float(high))
+    return Interval(float(_middle_mean(data) if robust else data.mean()), float(low), float(high))
+
+
+def _middle_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the middle half of the last axis."""
+    # value i covers the share [i, i + 1] / n of the distribution; its weight is what lies within [1/4, 3/4]
+    edges = np.arange(values.shape[-1] + 1) / values.shape[-1]
+    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return (np.sort(values) * weights).sum(axis=-1) / weights.sum()

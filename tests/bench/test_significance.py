@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from headrace.bench._significance import (
     Moments,
-    bootstrap_shift,
     fisher_p,
     holm,
     least_runs,
@@ -32,6 +31,7 @@ from headrace.bench._significance import (
     t_test_p,
     welch,
 )
+from headrace.statistics import bootstrap_interval
 
 
 def brute_force_p(first: Sequence[float], second: Sequence[float]) -> float:
@@ -164,7 +164,7 @@ def test_the_t_test_is_that_of_the_textbook() -> None:
 
 def test_the_bootstrap_interval_is_near_that_of_the_t_test_for_many_values() -> None:
     values = np.random.default_rng(1).normal(0.5, 1.0, 400).tolist()
-    one, other = bootstrap_shift(values), t_shift(values)
+    one, other = bootstrap_interval(np.array(values)), t_shift(values)
     # 2,000 resamples: the edges have an error of about 2 % of the interval
     assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=0.02)
 

@@ -10,7 +10,7 @@ import pytest
 import headrace
 from headrace._jobs.request import rendering_backend
 from headrace.errors import ConfigError, LifecycleError
-from headrace.files import lock
+from headrace.files import Lock
 
 QUICK = {"num_steps": 4, "warmup_steps": 0}
 
@@ -64,7 +64,7 @@ def test_two_runs_with_one_output_are_not_both_begun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a directory without runtime"):
         headrace.runtime("cartpole", num_envs=2, output=tmp_path / "out", **QUICK)
     (tmp_path / "busy").mkdir()
-    with lock(tmp_path / "busy"), pytest.raises(LifecycleError, match="is writing here"):
+    with closing(Lock(tmp_path / "busy")), pytest.raises(LifecycleError, match="is writing here"):
         headrace.runtime("cartpole", num_envs=2, output=tmp_path / "busy", **QUICK)
 
 

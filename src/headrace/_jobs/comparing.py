@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from headrace.bench._alike import DIFFERENCES, Difference
 from headrace.bench._bundle_files import bundle_paths, read_bundles
-from headrace.bench._comparison import CompareCfg, Comparison
+from headrace.bench._comparison import DIFFERENCES, CompareCfg, Comparison, Difference
 from headrace.bench._comparison import compare as compare_bundles
 from headrace.bench._schema import BUNDLES, Bundle
 from headrace.errors import ConfigError, HeadraceError, UnknownNameError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.bench._comparison_output import table
     from headrace.bench._formatters import Form, register_formatter, summary_text
     from headrace.bench._metrics import Metric, metrics, register_metrics
-    from headrace.bench._report._story import Film, Saving, Story
+    from headrace.bench._report._page import Film, Saving, Story
     from headrace.bench._schema import EpisodePlan, PlayBundle, RunConfig, RuntimeBundle, StartupBundle, TrainingBundle
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
 
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy_exports(
         "._capture": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
         "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
-        "._report._story": ("Film", "Saving", "Story"),
+        "._report._page": ("Film", "Saving", "Story"),
         "._training_builder": ("SuccessRule", "TrainingBuilder"),
     },
 )

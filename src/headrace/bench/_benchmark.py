@@ -33,7 +33,7 @@ from headrace.bench._schema import (
     bundle_text,
 )
 from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.files import LOCK, check_writable, lock, write_whole
+from headrace.files import LOCK, Lock, check_writable, write_whole
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
 """Environment variables by which a sweep tells its runs what they are."""
@@ -139,7 +139,7 @@ class Benchmark(Generic[B]):
     def _claimed(self) -> Generator[None]:
         """Hold the output directory, marked as in use."""
         self.output.mkdir(parents=True, exist_ok=True)
-        with lock(self.output):
+        with contextlib.closing(Lock(self.output)):
             check_output(self.output, self.builder.kind, self.formatters)
             marker = output_path("schema", self.builder.kind, self.output)
             origin = self._origin("running", gpus="torch" in sys.modules)  # not imported here: that is measured

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace.bench._comparison import Comparison
+from headrace.bench._metrics import number
 from headrace.bench._significance import Moments
 from headrace.bench._verdicts import MetricComparison
 
@@ -117,20 +117,6 @@ def cells(row: MetricComparison) -> tuple[str, ...]:
 def change(row: MetricComparison) -> str:
     """The effect, on its scale."""
     return "–" if row.effect is None else _effect(row, row.effect)
-
-
-def number(value: float, unit: str | None, *, percent: bool = False) -> str:
-    """A value with its unit."""
-    if math.isnan(value):
-        return "–"
-    if percent:
-        return f"{value:.1%}"
-    if unit == "s":
-        for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-            if abs(value) * factor >= 0.1 or name == "µs":
-                return f"{value * factor:.3f} {name}"
-    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return digits if unit is None else f"{digits} {unit}"
 
 
 def variations(row: MetricComparison) -> list[float | None]:

@@ -10,10 +10,11 @@ A metric of your own needs no change here::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from headrace.bench._schema import Bundle, PlayBundle, Resources, Runtime, StartupBundle, StartupTime, TrainingBundle
+from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, StartupTime, TrainingBundle
 from headrace.bench._statistic import Better, Proportion, Statistic
 from headrace.errors import ConfigError
 
@@ -67,7 +68,7 @@ def register_metrics(source: MetricSource) -> MetricSource:
 
 def metrics(bundle: Bundle) -> list[Metric]:
     """Every number of a bundle that can be compared, each idea once; what is null is left out."""
-    found = _built_in(bundle)
+    found = _startup_phases(bundle) if isinstance(bundle, StartupBundle) else _measured(bundle)
     for source in _SOURCES:
         taken = {metric.path for metric in found}
         for metric in source(bundle):
@@ -77,24 +78,18 @@ def metrics(bundle: Bundle) -> list[Metric]:
     return found
 
 
-def _built_in(bundle: Bundle) -> list[Metric]:
-    if isinstance(bundle, StartupBundle):
-        return _startup_phases(bundle)
-    found = [
-        *_startup(bundle.runtime.startup_time_s),
-        *_runtime(bundle.runtime, bundle.run.num_envs),
-        *_resources(bundle.resources),
-    ]
-    if isinstance(bundle, TrainingBundle):
-        found += _training(bundle)
-    if isinstance(bundle, PlayBundle):
-        outcomes = [
-            *_of("play", "reward", bundle.reward),
-            *_of("play", "ep_length", bundle.ep_length),
-            *_rate("play", "success_rate", bundle.success_rate),
-        ]
-        found += [metric._replace(role="outcome") for metric in outcomes]
-    return found
+def number(value: float, unit: str | None, *, percent: bool = False) -> str:
+    """A value with its unit, for people; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    if percent:
+        return f"{value:.1%}"
+    if unit == "s":
+        for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+            if abs(value) * factor >= 0.1 or name == "µs":
+                return f"{value * factor:.3f} {name}"
+    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return digits if unit is None else f"{digits} {unit}"
 
 
 def _startup_phases(bundle: StartupBundle) -> list[Metric]:
@@ -115,64 +110,63 @@ def _startup(times: StartupTime) -> list[Metric]:
     ]
 
 
-def _runtime(runtime: Runtime, num_envs: int | None) -> list[Metric]:
-    found: list[Metric] = []
-    if runtime.total_fps is not None:
-        found.append(Metric("runtime", "total_fps", runtime.total_fps, "frames/s", "higher"))
-    found.append(Metric("runtime", "total_wall_time_s", runtime.total_wall_time_s, "s", None))
-    found += [
-        metric._replace(frames=runtime.steps_per_iteration)
-        for metric in _of("runtime", "iteration_time_s", runtime.iteration_time_s)
+def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metric]:
+    runtime, resources = bundle.runtime, bundle.resources
+    found = [
+        *_startup(runtime.startup_time_s),
+        *_number("runtime", "total_fps", runtime.total_fps, "frames/s", "higher"),
+        *_number("runtime", "total_wall_time_s", runtime.total_wall_time_s, "s", None),
+        *_spread("runtime", "iteration_time_s", runtime.iteration_time_s, frames=runtime.steps_per_iteration),
     ]
     timing = runtime.environment_step_timing
-    if timing is not None:
-        steps = [
-            *_of("frametime", "environment_step_time_s", timing.environment_step_time_s),
-            *_of("frametime", "simulation_step_time_s", timing.simulation_step_time_s),
-            *_of("frametime", "render_step_time_s", timing.render_step_time_s),
-            *_of("frametime", "task_step_time_s", timing.task_step_time_s),
-        ]
-        found += [metric._replace(frames=num_envs) for metric in steps]
-    # a task without cameras has a rendering time of exactly 0 in every run: nothing to compare
-    return [metric for metric in found if metric.value or metric.name != "render_step_time_s"]
-
-
-def _resources(resources: Resources) -> list[Metric]:
-    found = [*_of("runtime", "cpu_util_pct", resources.cpu_util_pct)]
-    found += [*_of("runtime", "gpu_util_pct", resources.gpu_util_pct)]
+    for part in ("environment", "simulation", "render", "task") if timing is not None else ():
+        name = f"{part}_step_time_s"
+        steps = _spread("frametime", name, getattr(timing, name), frames=bundle.run.num_envs)
+        # a task without cameras has a rendering time of exactly 0 in every run: nothing to compare
+        found += [metric for metric in steps if metric.value or part != "render"]
+    found += _spread("runtime", "cpu_util_pct", resources.cpu_util_pct)
+    found += _spread("runtime", "gpu_util_pct", resources.gpu_util_pct)
     for name, memory in (("ram_gb", resources.ram_gb), ("gpu_mem_gb", resources.gpu_mem_gb)):
         if memory is not None:
             peak = memory.mean if memory.peak is None else memory.peak
             found.append(Metric("runtime", f"{name}_peak", peak, "GB", "lower", memory, role="memory", scales=True))
+    if isinstance(bundle, TrainingBundle):
+        found += _training(bundle)
+    if isinstance(bundle, PlayBundle):
+        found += _spread("play", "reward", bundle.reward, role="outcome")
+        found += _spread("play", "ep_length", bundle.ep_length, role="outcome")
+        found += _spread("play", "success_rate", bundle.success_rate, role="outcome")
     return found
 
 
 def _training(bundle: TrainingBundle) -> list[Metric]:
-    found: list[Metric] = []
-    if bundle.runtime.collection_fps is not None:
-        found.append(Metric("train", "collection_fps", bundle.runtime.collection_fps, "frames/s", "higher"))
-    split, frames = bundle.time_split_s, bundle.runtime.frames
-    if split is not None and frames:
-        found.append(Metric("train", "learning_s_per_kframe", 1000 * split.learning / frames, "s", "lower"))
-    curves = bundle.learning
-    if curves.reward is not None and curves.reward.final_ema is not None:
-        found.append(Metric("train", "reward_final_ema", curves.reward.final_ema, None, "higher", role="outcome"))
-    if curves.ep_length is not None and curves.ep_length.final_ema is not None:
-        found.append(Metric("train", "ep_length_final_ema", curves.ep_length.final_ema, "steps", None, role="outcome"))
-    found += [metric._replace(role="outcome") for metric in _rate("train", "success_rate", bundle.success_rate)]
+    runtime, split = bundle.runtime, bundle.time_split_s
+    reward, length = (curve and curve.final_ema for curve in (bundle.learning.reward, bundle.learning.ep_length))
+    learning = 1000 * split.learning / runtime.frames if split is not None and runtime.frames else None
+    found = [
+        *_number("train", "collection_fps", runtime.collection_fps, "frames/s", "higher"),
+        *_number("train", "learning_s_per_kframe", learning, "s", "lower"),
+        *_number("train", "reward_final_ema", reward, None, "higher", role="outcome"),
+        *_number("train", "ep_length_final_ema", length, "steps", None, role="outcome"),
+        *_spread("train", "success_rate", bundle.success_rate, role="outcome"),
+    ]
     stop = bundle.early_stop
     if stop is not None and stop.enabled and bundle.run.resumed_from is None:  # else its clock began in the middle
-        warmup = bundle.runtime.warmup
-        seconds = bundle.runtime.total_wall_time_s + (0.0 if warmup is None else warmup.seconds)
+        seconds = runtime.total_wall_time_s + (0.0 if runtime.warmup is None else runtime.warmup.seconds)
         found.append(Metric("train", "time_to_success_s", seconds, "s", "lower", censored=not stop.reached))
     return found
 
 
-def _of(phase: Phase, name: str, statistic: Statistic | None) -> list[Metric]:
-    if statistic is None:
-        return []
-    return [Metric(phase, name, statistic.mean, statistic.unit, statistic.better, statistic)]
+def _number(
+    phase: Phase, name: str, value: float | None, unit: str | None, better: Better | None, *, role: Role = "time"
+) -> list[Metric]:
+    return [] if value is None else [Metric(phase, name, value, unit, better, role=role)]
 
 
-def _rate(phase: Phase, name: str, rate: Proportion | None) -> list[Metric]:
-    return [] if rate is None else [Metric(phase, name, rate.rate, None, "higher", rate)]
+def _spread(
+    phase: Phase, name: str, found: Statistic | Proportion | None, *, role: Role = "time", frames: int | None = None
+) -> list[Metric]:
+    """The mean of a statistic, or a rate."""
+    if isinstance(found, Statistic):
+        return [Metric(phase, name, found.mean, found.unit, found.better, found, role, frames)]
+    return [] if found is None else [Metric(phase, name, found.rate, None, "higher", found, role, frames)]

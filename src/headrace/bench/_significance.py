@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_RESAMPLES = 2000
 _LEVEL = 0.95
 
 
@@ -110,14 +109,6 @@ def t_shift(differences: Sequence[float]) -> Shift:
     half = t_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     mean = float(values.mean())
     return Shift(mean, mean - half, mean + half)
-
-
-def bootstrap_shift(differences: Sequence[float]) -> Shift:
-    """The mean difference with a percentile bootstrap interval over pairs; seeded."""
-    values = np.asarray(differences, dtype=np.float64)
-    drawn = np.random.default_rng(0).integers(0, len(values), (_RESAMPLES, len(values)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    return Shift(float(values.mean()), float(low), float(high))
 
 
 # --- episodes ---

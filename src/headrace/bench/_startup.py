@@ -41,7 +41,7 @@ def profile_startup(
     Phases that a process finished before it failed are in the builder all the same.
     """
     with tempfile.TemporaryDirectory() as folder:
-        plain = _run(recipe, Path(folder) / "plain", profiled=False, answered=_ignore)
+        plain = _run(recipe, Path(folder) / "plain", profiled=False)
         builder.unprofiled = StartupTime(**{answer["phase"]: answer["seconds"] for answer in plain})
         progress(1)
 
@@ -65,23 +65,21 @@ def profile_startup(
     progress(3)
 
 
-def _ignore(answer: _Answer) -> None:
-    del answer
-
-
-def _run(recipe: EnvRecipe, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None]) -> list[_Answer]:
+def _run(
+    recipe: EnvRecipe, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None] = lambda _: None
+) -> list[_Answer]:
     answer.touch()
     # -P: the worker's own folder is not where modules are looked for
     command = [sys.executable, "-P", startup_worker.__file__]
     try:
         request = {"recipe": recipe.to_json(), "answer": str(answer), "profiled": profiled}
-        _, errors, code = _communicate(command, json.dumps(request))
+        done = _ended(command, json.dumps(request))
     finally:
         answers: list[_Answer] = [json.loads(line) for line in answer.read_text().splitlines()]
         for found in answers:
             answered(found)
-    if code:
-        last = "\n".join(errors.strip().splitlines()[-_LAST_WORDS:])
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-_LAST_WORDS:])
         begun = answers[-1]["phase"] if answers else "the beginning"
         raise EnvError(f"start-up of {recipe.source!r} failed after {begun}:\n{last}")
     return answers
@@ -89,21 +87,12 @@ def _run(recipe: EnvRecipe, answer: Path, *, profiled: bool, answered: Callable[
 
 def _import_tree(recipe: EnvRecipe) -> ProfileNode:
     module = recipe.maker
-    _, errors, code = _communicate([sys.executable, "-X", "importtime", "-c", f"import {module}"], "")
-    if code:
-        raise EnvError(f"importing {module} failed: {errors.strip().splitlines()[-1]}")
-    return import_tree(errors)
+    done = _ended([sys.executable, "-X", "importtime", "-c", f"import {module}"])
+    if done.returncode:
+        raise EnvError(f"importing {module} failed: {done.stderr.strip().splitlines()[-1]}")
+    return import_tree(done.stderr)
 
 
-def _communicate(command: list[str], given: str) -> tuple[str, str, int]:
+def _ended(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
     """Run a process to its end; whatever ends us meanwhile ends it, too."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        out, errors = process.communicate(given)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    return out, errors, process.returncode
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)

@@ -8,12 +8,11 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.statistics import wilson_interval
+from headrace.statistics import bootstrap_interval, wilson_interval
 
 RESERVOIR = 2000
 """Samples that a statistic keeps at most; ``n`` and the moments are of all of them."""
 _BLOCKS = 30
-_RESAMPLES = 2000
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 
 Better = Literal["higher", "lower"]
@@ -126,9 +125,7 @@ class Proportion(Record):
 
 
 def _mean_interval(data: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Spread:
-    """Percentile bootstrap over means of blocks; all resamples at once, since a bundle has a dozen of these."""
+    """Percentile bootstrap over means of blocks."""
     blocks = np.array_split(data, min(len(data), _BLOCKS))
-    means = np.array([block.mean() for block in blocks])
-    drawn = np.random.default_rng(0).integers(0, len(means), (_RESAMPLES, len(means)))
-    low, high = np.quantile(means[drawn].mean(axis=1), [0.025, 0.975])
-    return Spread(low=float(low), high=float(high), method="block_bootstrap")
+    found = bootstrap_interval(np.array([block.mean() for block in blocks]))
+    return Spread(low=found.low, high=found.high, method="block_bootstrap")

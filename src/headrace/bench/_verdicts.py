@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from headrace.bench import _significance as tests
 from headrace.bench._samples import Sample, Scale
 from headrace.bench._significance import Shift
 from headrace.bench._statistic import Better
+from headrace.statistics import bootstrap_interval
 
 Verdict = Literal["improved", "regressed", "unchanged", "inconclusive"]
 _FEW_EPISODES = 20
@@ -136,7 +139,7 @@ def _paired_episodes(sample: Sample) -> _Tested:
     p = tests.t_test_p(differences)
     if len(differences) < _FEW_EPISODES:
         return _Tested(p, tests.t_shift(differences), f"paired t-test, {count}")
-    return _Tested(p, tests.bootstrap_shift(differences), f"paired t-test and bootstrap, {count}")
+    return _Tested(p, Shift(*bootstrap_interval(np.array(differences))), f"paired t-test and bootstrap, {count}")
 
 
 def _episodes(sample: Sample) -> _Tested:

@@ -31,7 +31,7 @@ from headrace.files import (
     lock,
     read_json,
     storage_error,
-    sync_directory,
+    sync,
     truncate,
     write_whole,
 )
@@ -250,7 +250,7 @@ class EpisodeStore:
         try:
             if fresh:
                 for group in sorted({entry.file.split("/")[0] for entry in fresh}):
-                    sync_directory(self.path / group)
+                    sync(self.path / group)
                 append(self._journal, b"".join(entry.as_line() for entry in fresh))
                 self.entries += fresh
         except OSError as error:
@@ -264,7 +264,7 @@ class EpisodeStore:
         folder = self.path / episode.group
         if episode.group not in self._folders:
             folder.mkdir(exist_ok=True)
-            sync_directory(self.path)
+            sync(self.path)
             self._folders.add(episode.group)
         file = folder / episode.meta.file_name
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace._kernels.gather import Bytes
 from headrace.errors import ConfigError, ShapeError
-from headrace.files import claim, lock, write_directory
+from headrace.files import Lock, claim, write_directory
 from headrace.replay import _disk as disk
 from headrace.replay._batches import RESERVED
 from headrace.replay._checks import NestedObs, check_array, check_sizes, check_transition
@@ -186,7 +186,7 @@ class ReplayBuffer:
         if not read_only:
             if sampler is not None:
                 raise ConfigError("open: the store has its samplers already; add one with with_sampler(…)")
-            return cls._restore(spec, views, FileMemory(path, lock(path)))
+            return cls._restore(spec, views, FileMemory(path, Lock(path)))
         buffer = cls.__new__(cls)
         buffer._build(spec, ReadOnlyMemory(path))
         sampler = sampler or UniformSampler()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from headrace.errors import ConfigError, DataError
-from headrace.files import append, lock_file, storage_error, sync_directory, truncate
+from headrace.files import append, lock_file, storage_error, sync, truncate
 from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import EpisodeResult
 from headrace.rollout._synced_file import SyncedFile
@@ -100,7 +100,7 @@ class Journal:
                     "plan": ranges_of(plan),
                 }
             )
-            sync_directory(path.absolute().parent)
+            sync(path.absolute().parent)
 
     def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
         """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""

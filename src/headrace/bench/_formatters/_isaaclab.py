@@ -34,10 +34,17 @@ _PACKAGES = {
     "skrl": "skrl",
     "sb3": "stable-baselines3",
 }
-_ABSENT = (
-    *("isaacsim", "kit", "newton"),
-    *("isaaclab_newton", "isaaclab_physx", "isaaclab_ov", "isaaclab_tasks", "isaaclab_rl", "ovrtx", "ovphysx"),
+_VERSIONS = (
+    *("isaaclab", "isaacsim", "kit", "newton", "warp", "mjwarp", "torch", "rsl_rl", "rl_games", "skrl", "sb3"),
+    *("git_commit", "git_branch", "git_dirty", "numpy", "isaaclab_newton", "isaaclab_physx", "isaaclab_ov"),
+    *("isaaclab_tasks", "isaaclab_rl", "ovrtx", "ovphysx", "mujoco", "cuda_bindings", "usd_core", "isaaclab_release"),
 )
+"""Its fields of versions, in its order; those that headrace knows nothing of are null."""
+_OF_RUN = {
+    *("run_id", "framework", "config", "task", "seed", "start_time_utc", "end_time_utc", "duration_s", "status"),
+    *("num_envs", "max_iterations"),
+}
+_NOTHING: Fields = {"mean": 0.0, "std": 0.0, "peak": None}
 
 
 def isaaclab_text(bundle: Bundle) -> str:
@@ -92,7 +99,7 @@ def mean_std(statistic: Statistic | None) -> Fields | None:
 def _rate(rate: float | None, seconds: Statistic | None, amount: float | None) -> Fields:
     """An effective rate, with the spread of the rates of single samples around their own mean."""
     if rate is None or seconds is None or not amount:
-        return {"mean": rate or 0.0, "std": 0.0, "peak": None}
+        return _NOTHING | {"mean": rate or 0.0}
     rates = [amount / sample for sample in seconds.samples or () if sample > 0]
     fastest = seconds.minimum if seconds.minimum else None
     peak = max(rate, amount / fastest) if fastest else None
@@ -102,41 +109,25 @@ def _rate(rate: float | None, seconds: Statistic | None, amount: float | None) -
 def _run(bundle: Bundle) -> Fields:
     run = bundle.run
     physics = "newton_mjwarp" if run.config.physics_backend == "warp" else run.config.physics_backend
-    return {
-        "run_id": run.run_id,
-        "framework": run.framework,
+    return run.model_dump(include=_OF_RUN) | {
         "config": {
             "physics_backend": physics,
             "rendering_backend": run.config.rendering_backend or "none",
             "presets": list(run.config.presets),
         },
-        "task": run.task,
-        "seed": run.seed,
-        "start_time_utc": run.start_time_utc,
-        "end_time_utc": run.end_time_utc,
-        "duration_s": run.duration_s,
         "status": "interrupted" if run.status == "running" else run.status,
         "num_envs": None if isinstance(bundle, StartupBundle) else run.num_envs,
-        "max_iterations": run.max_iterations,
     }
 
 
 def version_fields(versions: Versions) -> Fields:
     """Its block of versions: a field per package it knows."""
     packages = versions.packages
-    found: Fields = {"isaaclab": packages.get("isaaclab", f"headrace {versions.headrace}")}
-    found |= dict.fromkeys(_ABSENT[:3])
-    found |= {"warp": packages.get(_PACKAGES["warp"]), "mjwarp": packages.get(_PACKAGES["mjwarp"])}
-    found["torch"] = versions.torch or ""
-    found |= {name: packages.get(_PACKAGES[name]) for name in ("rsl_rl", "rl_games", "skrl", "sb3")}
-    found |= {
-        "git_commit": versions.git_commit,
-        "git_branch": versions.git_branch,
-        "git_dirty": bool(versions.git_dirty),
-        "numpy": versions.numpy,
-    }
-    found |= dict.fromkeys(_ABSENT[3:])
-    return found | {"mujoco": versions.mujoco, "cuda_bindings": None, "usd_core": None, "isaaclab_release": None}
+    known = {name: packages.get(distribution) for name, distribution in _PACKAGES.items()}
+    known |= versions.model_dump(include={"git_commit", "git_branch", "numpy", "mujoco"})
+    known |= {"torch": versions.torch or "", "git_dirty": bool(versions.git_dirty)}
+    known["isaaclab"] = packages.get("isaaclab", f"headrace {versions.headrace}")
+    return {name: known.get(name) for name in _VERSIONS}
 
 
 def _hardware(hardware: Hardware) -> Fields:
@@ -150,23 +141,18 @@ def _hardware(hardware: Hardware) -> Fields:
 
 
 def _runtime(runtime: Runtime) -> Fields:
-    startup = runtime.startup_time_s
+    startup = runtime.startup_time_s.model_dump()
     step = runtime.environment_step_timing
     seconds, collecting = runtime.iteration_time_s, runtime.collection_time_s
     if collecting is None and step is not None and step.environment_step_calls == runtime.iterations_completed:
         collecting = step.environment_step_time_s
     return {
-        "startup_time_s": {
-            "app_launch": startup.app_launch or 0.0,
-            "env_creation": startup.env_creation or 0.0,
-            "first_step": startup.first_step or 0.0,
-            "python_imports": startup.python_imports,
-            "task_config": startup.task_config,
-        },
+        "startup_time_s": startup
+        | {name: startup[name] or 0.0 for name in ("app_launch", "env_creation", "first_step")},
         "iterations_completed": runtime.iterations_completed,
         "total_wall_time_s": runtime.total_wall_time_s,
         "steps_per_iteration": runtime.steps_per_iteration or 0,
-        "iteration_time_s": mean_std(seconds) or {"mean": 0.0, "std": 0.0, "peak": None},
+        "iteration_time_s": mean_std(seconds) or _NOTHING,
         "collection_fps": _rate(runtime.collection_fps, collecting, runtime.steps_per_iteration),
         "total_fps": _rate(runtime.total_fps, seconds, runtime.steps_per_iteration),
         "iterations_per_s": _rate(runtime.iterations_per_s, seconds, 1),
@@ -205,8 +191,7 @@ def _timing(step: EnvironmentStepTiming) -> Fields | None:
 
 def _resources(resources: Resources) -> Fields:
     """Use has no peak in its schema: it is 100 % somewhere."""
-    nothing = {"mean": 0.0, "std": 0.0, "peak": None}
-    found = {name: mean_std(getattr(resources, name)) or nothing for name in SAMPLED}
+    found = {name: mean_std(getattr(resources, name)) or _NOTHING for name in SAMPLED}
     return {name: value | {"peak": None} if name.endswith("_pct") else value for name, value in found.items()}
 
 

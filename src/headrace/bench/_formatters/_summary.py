@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headrace.bench._metrics import Metric, metrics
+from headrace.bench._metrics import Metric, metrics, number
 from headrace.bench._schema import Bundle, StartupBundle, TrainingBundle
 from headrace.bench._statistic import Proportion, Statistic
 
@@ -36,7 +36,8 @@ def summary_table(bundle: Bundle) -> Table:
 
 
 def _rows(bundle: Bundle) -> list[tuple[str, str]]:
-    rows = [("status", bundle.run.status if bundle.run.status_reason is None else _status(bundle))]
+    run = bundle.run
+    rows = [("status", run.status if run.status_reason is None else f"{run.status} ({run.status_reason})")]
     rows += [(metric.path, _value(metric)) for metric in metrics(bundle)]
     if isinstance(bundle, StartupBundle):
         for phase, profile in bundle.phases.items():
@@ -58,10 +59,6 @@ def _rows(bundle: Bundle) -> list[tuple[str, str]]:
     return rows
 
 
-def _status(bundle: Bundle) -> str:
-    return f"{bundle.run.status} ({bundle.run.status_reason})"
-
-
 def _caption(bundle: Bundle) -> str:
     hardware, versions = bundle.hardware, bundle.versions
     git = "" if versions.git_commit is None else f", {versions.git_commit[:9]}{'+' if versions.git_dirty else ''}"
@@ -74,15 +71,8 @@ def _value(metric: Metric) -> str:
     if isinstance(spread, Proportion):
         around = "" if spread.interval is None else f" [{spread.interval.low:.1%}, {spread.interval.high:.1%}]"
         return f"{metric.value:.1%}{around}" + ("" if spread.n is None else f" of {spread.n:,}")
-    shown = _number(metric.value, metric.unit)
+    shown = number(metric.value, metric.unit)
     if isinstance(spread, Statistic) and spread.percentiles is not None and metric.value == spread.mean:
         percentiles = spread.percentiles
-        shown += f"  (median {_number(percentiles.p50, metric.unit)}, p95 {_number(percentiles.p95, metric.unit)})"
+        shown += f"  (median {number(percentiles.p50, metric.unit)}, p95 {number(percentiles.p95, metric.unit)})"
     return shown
-
-
-def _number(value: float, unit: str | None) -> str:
-    if unit == "s":
-        return f"{value:.3f} s" if value >= 0.1 else f"{value * 1e3:.3f} ms"
-    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}"
-    return digits if unit is None else f"{digits} {unit}"

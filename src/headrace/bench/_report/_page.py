@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
 
 from headrace.bench._comparison import Comparison
 from headrace.bench._report import _sections as sections
-from headrace.bench._report._story import Film, Saving, Story
 from headrace.bench._schema import Bundle, Hardware
 from headrace.errors import DataError
+
+
+class Saving(NamedTuple):
+    """How much the usual way takes of something, and how much was taken here."""
+
+    what: str
+    usual_way: str
+    usual: float
+    ours: float
+    unit: str = ""
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """The usual way, what it takes, what was taken here, and the share that was saved."""
+        share = 1 - self.ours / self.usual
+        return self.usual_way, f"{self.usual:,.0f}{self.unit}", f"{self.ours:,.0f}{self.unit}", f"{share:.0%}"
+
+
+class Film(NamedTuple):
+    """An mp4 file, which becomes part of the page."""
+
+    path: Path
+    caption: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The opening of a report."""
+
+    sentences: Sequence[str]
+    savings: Sequence[Saving] = ()
+    films: Sequence[Film] = ()
 
 
 def report_page(
@@ -88,17 +121,9 @@ def _savings(savings: Sequence[Saving]) -> str:
     """A table of what the usual way takes and what was taken here."""
     if not savings:
         return ""
+    rows = (sections.html_row(saving.what, saving.cells()) for saving in savings)
     heads = ("what", "the usual way", "it takes", "here", "saved")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(saving.what)}</th>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in saving.cells())}</tr>"
-        for saving in savings
-    )
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="what was saved"><table>'
-        f"<caption>What was saved</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    return sections.html_table("what was saved", "What was saved", heads, rows)
 
 
 def _film(film: Film) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import cast
@@ -18,6 +18,29 @@ from headrace.bench._verdicts import MetricComparison
 _NONE = "–"
 _POINTS = 200
 """Of a learning curve; longer ones are thinned."""
+
+
+def html_table(label: str, caption: str, heads: Sequence[str], rows: Iterable[str], *, attributes: str = "") -> str:
+    """A table that scrolls on its own.
+
+    Args:
+        label: what a screen reader calls it; escaped here, as everything but ``rows``.
+        caption: above it.
+        heads: of the columns.
+        rows: ``<tr>`` elements.
+        attributes: of the ``<table>``.
+    """
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table{attributes}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def html_row(head: str, cells: Iterable[str], *, after: str = "") -> str:
+    """A row with its name in front; ``after`` is the HTML of further cells."""
+    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><th scope="row">{escape(head)}</th>{shown}{after}</tr>'
 
 
 def run_name(bundle: Bundle) -> str:
@@ -37,12 +60,8 @@ def evaluations(bundles: Sequence[Bundle]) -> str | None:
     if not played:
         return None
     heads = ("evaluation", "task", "episodes", "success", "mean reward", "model calls", "rows inferred", "images drawn")
-    head = "".join(f'<th scope="col">{name}</th>' for name in (*heads, "seconds"))
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="table of evaluations"><table>'
-        "<caption>Every planned episode once; 95 % intervals.</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_evaluation_row, played))}</tbody></table></div>"
-    )
+    caption = "Every planned episode once; 95 % intervals."
+    return html_table("table of evaluations", caption, (*heads, "seconds"), map(_evaluation_row, played))
 
 
 def _evaluation_row(bundle: PlayBundle) -> str:
@@ -58,8 +77,7 @@ def _evaluation_row(bundle: PlayBundle) -> str:
         *(_figure(known.get(name), ",") for name in ("model_calls", "rows_inferred", "frames_drawn")),
         _figure(run.duration_s, ",.1f"),
     )
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
-    return f'<tr><th scope="row">{escape(run.label or run.run_id)}</th>{cells}</tr>'
+    return html_row(run.label or run.run_id, shown)
 
 
 def _with_interval(value: float, interval: Spread | None, form: str) -> str:
@@ -70,28 +88,11 @@ def _with_interval(value: float, interval: Spread | None, form: str) -> str:
 def runs_table(bundles: Sequence[Bundle]) -> str:
     """Every run, a row each."""
     heads = (
-        "run",
-        "side",
-        "kind",
-        "task",
-        "library",
-        "envs",
-        "status",
-        "frames/s",
-        "reward",
-        "success",
-        "peak GB",
-        "seconds",
-        "commit",
+        *("run", "side", "kind", "task", "library", "envs", "status", "frames/s", "reward", "success", "peak GB"),
+        *("seconds", "commit"),
     )
-    rows = "".join(_run_row(bundle) for bundle in bundles)
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="table of runs"><table id="runs-table">'
-        "<caption>Every run; the filters above choose rows here and lines below.</caption>"
-        f"<thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    caption = "Every run; the filters above choose rows here and lines below."
+    return html_table("table of runs", caption, heads, map(_run_row, bundles), attributes=' id="runs-table"')
 
 
 def _run_row(bundle: Bundle) -> str:
@@ -274,28 +275,20 @@ def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str |
     tables: list[str] = []
     for comparison in comparisons:
         heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "n", "verdict")
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-        rows = "".join(_verdict_row(row) for row in comparison.rows)
         notes = "".join(f"<li>{escape(note)}</li>" for note in all_notes(comparison))
         title = (
             f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}; medians of runs, means of episodes"
         )
-        tables.append(
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
-            f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-            f'<ul class="notes">{notes}</ul>'
-        )
+        shown = html_table(title, title, heads, map(_verdict_row, comparison.rows))
+        tables.append(f'{shown}<ul class="notes">{notes}</ul>')
     return "".join(tables) or None
 
 
 def _verdict_row(row: MetricComparison) -> str:
     path, *shown, _, _ = cells(row)
     word = row.verdict or "shown only"
-    figures = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
-    return (
-        f'<tr><th scope="row">{escape(path)}</th>{figures}'
-        f'<td><span class="verdict {word.replace(" ", "-")}" title="{escape(row.reason)}">{word}</span></td></tr>'
-    )
+    badge = f'<span class="verdict {word.replace(" ", "-")}" title="{escape(row.reason)}">{word}</span>'
+    return html_row(path, shown, after=f"<td>{badge}</td>")
 
 
 def _figure(value: float | None, form: str) -> str:
