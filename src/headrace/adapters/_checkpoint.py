@@ -37,20 +37,20 @@ class CheckpointMeta:
     """Of the task's settings, by path."""
 
 
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, words and lists, as JSON has them: tuples become lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}  # pyright: ignore[reportUnknownArgumentType]  # of anything
+
+
 def plain_settings(settings: PPOCfg) -> dict[str, Any]:
     """The settings as numbers, words and lists, for files."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+    return plain(asdict(settings))
 
 
 def describe(meta: CheckpointMeta) -> dict[str, object]:
     """``meta`` as plain numbers, words and lists."""
-    found: dict[str, object] = {"format": 1, **asdict(meta)}
-    found["settings"] = plain_settings(meta.settings)
-    found["overrides"] = {
-        path: list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-        for path, value in meta.overrides.items()
-    }
-    return found
+    found = asdict(meta)
+    return {"format": 1, **found, **{name: plain(found[name]) for name in ("settings", "overrides")}}
 
 
 class RecognizedFile(NamedTuple):

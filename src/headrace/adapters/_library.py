@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from headrace.errors import ConfigError, UnknownNameError, UnsupportedError, require_extra
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner
+    from headrace.adapters._learner import AnyEnv, Learner
     from headrace.rollout import PPOCfg
     from headrace.rollout._actor_critic import Memory
     from headrace.rollout._groups import GroupKind, ReadGroups
@@ -44,6 +42,8 @@ class CurveTags(NamedTuple):
 OWN_CURVES = CurveTags("Train/mean_reward", "Train/mean_episode_length", "iterations")
 """The tags that every run is written under, so that runs of different libraries can be compared."""
 
+EVERY_GROUP: frozenset[GroupKind] = frozenset({"vector", "image", "several", "critic"})
+"""What a library reads that takes any observation."""
 NOT_OURS: Mapping[str, str] = {
     "target_kl": "its learning rate is constant here",
     "max_learning_rate": "its learning rate is constant here",
@@ -175,14 +175,6 @@ def make_learner(name: str, env: AnyEnv, settings: PPOCfg | None = None) -> Lear
     spec.check_groups(groups, settings.memory)
     build = cast("Callable[[AnyEnv, PPOCfg], Learner]", resolve(spec.learner))
     return build(env, settings)
-
-
-def read_policy(spec: LibrarySpec, path: Path, *, deterministic: bool, trust: bool) -> InferencePolicy | None:
-    """The policy of a checkpoint without a learner; None where the library needs one for it."""
-    if spec.loader is None:
-        return None
-    load = cast("Callable[..., InferencePolicy]", resolve(spec.loader))
-    return load(path, deterministic=deterministic, trust=trust)
 
 
 def resolve(target: str) -> Any:

@@ -18,7 +18,7 @@ from headrace.adapters._checkpoint import CheckpointMeta, FileKind, read_meta, r
 from headrace.adapters._finding import bare_name, find_checkpoint
 from headrace.adapters._learner import InferencePolicy
 from headrace.adapters._library import library as library_of
-from headrace.adapters._library import make_learner, read_policy
+from headrace.adapters._library import make_learner, resolve
 from headrace.adapters._step_policy import as_steps
 from headrace.chunking import ChunkPolicy, as_chunk_policy
 from headrace.chunking._policy import PolicyLike
@@ -99,9 +99,9 @@ def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bo
     if file.kind == "chunk":
         return as_chunk_policy(load_chunk_policy(file.path), action_dim=size)
     assert file.library is not None
-    found = read_policy(library_of(file.library), file.path, deterministic=deterministic, trust=trust)
-    if found is not None:
-        return as_steps(found, size)
+    loader = library_of(file.library).loader
+    if loader is not None:
+        return as_steps(resolve(loader)(file.path, deterministic=deterministic, trust=trust), size)
     settings = PPOCfg() if file.meta is None else file.meta.settings
     # the learner is only the library's way to build its network: its rollout memory is as small as can be, and its
     # environments are never stepped

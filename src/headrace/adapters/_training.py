@@ -6,14 +6,14 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from headrace._interrupts import delayed
-from headrace.adapters._checkpoint import CheckpointMeta, plain_settings, read_meta, read_weights
+from headrace.adapters._checkpoint import CheckpointMeta, plain, plain_settings, read_meta, read_weights
 from headrace.adapters._learner import Learner, Times
 from headrace.adapters._library import library
 from headrace.errors import ConfigError, DataError
@@ -141,7 +141,10 @@ class CheckpointKeeper:
             best_score=self._best_score,
             saved_at=time.time(),
         )
-        write_whole(self.directory / INDEX, _index_text(self.kept))
+        paths = {
+            name: str(path.relative_to(self.directory)) for name, path in (("last", self.last), ("best", self.best))
+        }
+        write_whole(self.directory / INDEX, json.dumps(asdict(self.kept) | paths, indent=2) + "\n")
         now = time.perf_counter()
         self._due = now + max(1.0, _SHARE * (now - begin))
 
@@ -215,8 +218,7 @@ class Resumption:
 
 def _described(settings: PPOCfg, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Settings of PPO, and of the task as ``task.NAME``, as JSON has them."""
-    task = {f"task.{name}": list(value) if isinstance(value, tuple) else value for name, value in overrides.items()}  # pyright: ignore[reportUnknownArgumentType]  # of anything
-    return plain_settings(settings) | task
+    return plain_settings(settings) | plain({f"task.{name}": value for name, value in overrides.items()})
 
 
 def resumable(run: Path, library_name: str, task: str, num_envs: int) -> Resumption:
@@ -274,19 +276,3 @@ def read_index(run: Path) -> Kept:
         raise DataError(f"{run}: expected the directory of a training, got one without {INDEX}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{run / INDEX}: cannot be read: {error!r}") from error
-
-
-def _index_text(kept: Kept) -> str:
-    folder = kept.last.parent.name
-    content = {
-        "task": kept.task,
-        "library": kept.library,
-        "num_envs": kept.num_envs,
-        "last": f"{folder}/{kept.last.name}",
-        "best": f"{folder}/{kept.best.name}",
-        "iteration": kept.iteration,
-        "score": kept.score,
-        "best_score": kept.best_score,
-        "saved_at": kept.saved_at,
-    }
-    return json.dumps(content, indent=2) + "\n"

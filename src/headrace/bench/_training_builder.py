@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from headrace.bench._builders import Builder, Provenance, StartupClock
 from headrace.bench._schema import (
     CheckpointInfo,
@@ -180,13 +182,36 @@ class TrainingBuilder(Builder):
         return len(self._done)
 
     def build(self, origin: Provenance) -> TrainingBundle:
-        """The bundle of what has been collected so far."""
-        measured, wall = self._measured()
-        collection, learning = sum(it.collection_s for it in measured), sum(it.learning_s for it in measured)
-        rule = self.rule
+        """The bundle of what has been collected so far.
+
+        Times are those of the iterations after the first, which allocates and compiles: it is the warm-up of all that
+        have others.
+        """
+        rule, done, began = self.rule, self._done, self._began or 0.0
+        warm = int(len(done) > 1)
+        measured = done[warm:]
+        frames, collection, learning = (
+            sum(getattr(it, name) for it in measured) for name in ("frames", "collection_s", "learning_s")
+        )
+        ends = [began, *(it.ended_at for it in done)]
+        wall = 0.0 if self._began is None else (self._ended or self._clock()) - ends[warm]
         return TrainingBundle(
             **origin,
-            runtime=self._runtime(measured, wall),
+            runtime=Runtime(
+                startup_time_s=self.startup.record(),
+                iterations_completed=len(done),
+                total_wall_time_s=wall,
+                steps_per_iteration=frames // len(measured) if len({it.frames for it in measured}) == 1 else None,
+                iteration_time_s=Statistic.of(np.diff(ends)[warm:], unit="s", better="lower"),
+                collection_fps=frames / collection if collection > 0 else None,
+                total_fps=frames / wall if wall > 0 else None,
+                iterations_per_s=len(measured) / wall if wall > 0 else None,
+                environment_step_timing=self.step_timing,
+                frames=frames,
+                collection_time_s=Statistic.of((it.collection_s for it in measured), unit="s", better="lower"),
+                warmup=_warmup(ends[1] - began) if warm else None,
+                episodes=EpisodeCounts(completed=sum(it.episodes for it in done)),
+            ),
             learning=self._learning(),
             success_rate=self._recent_success(rule.window if rule else 20),
             checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
@@ -204,42 +229,6 @@ class TrainingBuilder(Builder):
             ),
             checkpoint=self.checkpoint,
             extra=self.extra,
-        )
-
-    def _measured(self) -> tuple[list[_Iteration], float]:
-        """The iterations that times are of, and their wall time: the first, which allocates and compiles, is the
-        warm-up of all that have others."""
-        if self._began is None:
-            return [], 0.0
-        end = self._clock() if self._ended is None else self._ended
-        warm = self._done[0].ended_at if len(self._done) > 1 else self._began
-        return self._done[len(self._done) > 1 :], end - warm
-
-    def _runtime(self, measured: list[_Iteration], wall: float) -> Runtime:
-        began = self._began or 0.0
-        ends = [began, *(it.ended_at for it in self._done)]
-        seconds = [after - before for before, after in itertools.pairwise(ends)]
-        sizes = {it.frames for it in measured}
-        frames, collection = sum(it.frames for it in measured), sum(it.collection_s for it in measured)
-        warmup = None
-        if len(measured) < len(self._done):
-            warmup = Warmup(
-                steps=1, seconds=seconds[0], steady=None, rule="the first iteration", block_medians_s=seconds[:1]
-            )
-        return Runtime(
-            startup_time_s=self.startup.record(),
-            iterations_completed=len(self._done),
-            total_wall_time_s=wall,
-            steps_per_iteration=sizes.pop() if len(sizes) == 1 else None,
-            iteration_time_s=Statistic.of(seconds[len(self._done) - len(measured) :], unit="s", better="lower"),
-            collection_fps=frames / collection if collection > 0 else None,
-            total_fps=frames / wall if wall > 0 else None,
-            iterations_per_s=len(measured) / wall if wall > 0 else None,
-            environment_step_timing=self.step_timing,
-            frames=frames,
-            collection_time_s=Statistic.of((it.collection_s for it in measured), unit="s", better="lower"),
-            warmup=warmup,
-            episodes=EpisodeCounts(completed=sum(it.episodes for it in self._done)),
         )
 
     def _learning(self) -> Learning:
@@ -276,3 +265,7 @@ class TrainingBuilder(Builder):
     def _recent_success(self, window: int) -> Proportion | None:
         recent = [it for it in self._done[-window:] if it.successes is not None]
         return Proportion.of(sum(it.successes or 0 for it in recent), sum(it.episodes for it in recent))
+
+
+def _warmup(seconds: float) -> Warmup:
+    return Warmup(steps=1, seconds=seconds, steady=None, rule="the first iteration", block_medians_s=[seconds])

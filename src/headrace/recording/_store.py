@@ -26,9 +26,9 @@ from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
 from headrace.files import (
     FileHash,
+    Lock,
     append,
     claim,
-    lock,
     read_json,
     storage_error,
     sync,
@@ -170,7 +170,7 @@ class EpisodeStore:
         self._folders: set[Group] = set()
         self._buffer = BlockBuffer()
         if resume and self.path.is_dir():
-            self._lock = lock(self.path)
+            self._lock = Lock(self.path)
         else:
             self._lock = claim(self.path, "pass resume=True to go on with a dataset, or choose another path")
         try:

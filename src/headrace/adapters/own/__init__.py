@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.adapters._library import OWN_CURVES, LibrarySpec
+from headrace.adapters._library import EVERY_GROUP, OWN_CURVES, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.own._learner import OwnLearner
-    from headrace.rollout._groups import GroupKind
 
 __all__ = ["OwnLearner"]
-
-_ANYTHING: frozenset[GroupKind] = frozenset({"vector", "image", "several", "critic"})
 
 LIBRARY = LibrarySpec(
     name="headrace",
@@ -23,7 +20,7 @@ LIBRARY = LibrarySpec(
     marks=frozenset({"format", "network", "state_dict"}),
     loader="headrace.adapters.own._learner:read_policy",
     curves=OWN_CURVES,
-    reads={"none": _ANYTHING, "gru": _ANYTHING, "min_gru": _ANYTHING},
+    reads={"none": EVERY_GROUP, "gru": EVERY_GROUP, "min_gru": EVERY_GROUP},
     cannot_honor={"reward_scale": "it normalizes value targets instead, whatever the scale of the rewards"},
     differences=(
         "the learning rate adapts to the KL divergence of an epoch; learning_rate is where it begins",

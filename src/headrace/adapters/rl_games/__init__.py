@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+from headrace.adapters._library import EVERY_GROUP, NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.rl_games._env import RlGamesEnv
@@ -22,10 +22,7 @@ LIBRARY = LibrarySpec(
     suffix=".pth",
     marks=frozenset({"model", "optimizer", "epoch"}),
     curves=CurveTags("rewards/iter", "episode_lengths/iter", "iterations"),
-    reads={
-        "none": frozenset({"vector", "image", "several", "critic"}),
-        "gru": frozenset({"vector", "several", "critic"}),
-    },
+    reads={"none": EVERY_GROUP, "gru": EVERY_GROUP - {"image"}},
     cannot_honor=NOT_OURS,
     differences=(
         "a truncated episode bootstraps from the value of the last observation but one",

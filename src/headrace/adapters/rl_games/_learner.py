@@ -195,26 +195,19 @@ def _network(settings: PPOCfg, groups: Shapes, *, actor: bool) -> dict[str, Any]
                 "fixed_sigma": True,
             }
         }
-    if len(groups) > 1:
-        network["cnn"] = {
-            "type": "groups",
-            "activation": "elu",
-            "initializer": {"name": "default"},
-            "permute_input": False,
-            "convs": [],
-            "normalize": settings.normalize_obs,
-        }
-    elif any(map(is_image, groups.values())):
+    several = len(groups) > 1
+    if several or any(map(is_image, groups.values())):
         convolutions = [
             {"filters": 16, "kernel_size": 8, "strides": 4, "padding": 0},
             {"filters": 32, "kernel_size": 4, "strides": 2, "padding": 0},
         ]
         network["cnn"] = {
-            "type": "conv2d",
+            "type": "groups" if several else "conv2d",
             "activation": "elu",
             "initializer": {"name": "default"},
             "permute_input": False,
-            "convs": convolutions,
+            "convs": [] if several else convolutions,
+            "normalize": settings.normalize_obs,  # read by our network of several groups alone
         }
     if settings.memory != "none":
         network["rnn"] = {"name": "gru", "units": settings.memory_size, "layers": 1, "before_mlp": True}

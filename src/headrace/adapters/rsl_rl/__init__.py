@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+from headrace.adapters._library import EVERY_GROUP, NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.rsl_rl._env import RslRlEnv
@@ -22,10 +22,7 @@ LIBRARY = LibrarySpec(
     marks=frozenset({"actor_state_dict", "critic_state_dict"}),
     meta_key=("infos", "headrace"),
     curves=CurveTags("Train/mean_reward", "Train/mean_episode_length", "iterations"),
-    reads={
-        "none": frozenset({"vector", "image", "several", "critic"}),
-        "gru": frozenset({"vector", "several", "critic"}),
-    },
+    reads={"none": EVERY_GROUP, "gru": EVERY_GROUP - {"image"}},
     cannot_honor=NOT_OURS,
     differences=(
         "a truncated episode bootstraps from the value of the last observation but one",

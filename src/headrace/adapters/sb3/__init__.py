@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+from headrace.adapters._library import EVERY_GROUP, NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.sb3._env import Sb3Env
@@ -22,7 +22,7 @@ LIBRARY = LibrarySpec(
     suffix=".zip",
     marks=frozenset({"policy.pth", "policy.optimizer.pth"}),
     curves=CurveTags("rollout/ep_rew_mean", "rollout/ep_len_mean", "frames"),
-    reads={"none": frozenset({"vector", "image", "several", "critic"})},
+    reads={"none": EVERY_GROUP},
     cannot_honor=NOT_OURS,
     differences=("advantages are normalized per minibatch", "no recurrent policies"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.adapters._library import NOT_OURS, CurveTags, LibrarySpec
+from headrace.adapters._library import EVERY_GROUP, NOT_OURS, CurveTags, LibrarySpec
 
 if TYPE_CHECKING:
     from headrace.adapters.skrl._env import SkrlEnv
@@ -21,7 +21,7 @@ LIBRARY = LibrarySpec(
     suffix=".pt",
     marks=frozenset({"policy", "value"}),
     curves=CurveTags("Reward / Total reward (mean)", "Episode / Total timesteps (mean)", "steps"),
-    reads={"none": frozenset({"vector", "image", "several", "critic"})},
+    reads={"none": EVERY_GROUP},
     cannot_honor=NOT_OURS,
     differences=("no recurrent policies",),
 )
