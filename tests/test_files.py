@@ -155,7 +155,10 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypa
 
 
 def test_a_directory_has_one_writer_and_the_error_names_it(tmp_path: Path) -> None:
-    with claim(tmp_path / "data"), pytest.raises(LifecycleError, match=rf"process {os.getpid()} is writing here"):
+    with (
+        closing(claim(tmp_path / "data")),
+        pytest.raises(LifecycleError, match=rf"process {os.getpid()} is writing here"),
+    ):
         Lock(tmp_path / "data")
     with closing(Lock(tmp_path / "data")):
         pass
