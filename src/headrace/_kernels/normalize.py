@@ -12,7 +12,6 @@ versions for other devices give the same bits.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,6 @@ _TILE = 1 << 16
 _SHARE = 1 << 15
 """Waking a thread takes longer than normalizing fewer values than this."""
 
-_scratch = threading.local()
-
 
 def normalize_cpu(x: Tensor, out: Tensor) -> None:
     """Write the normalized images of ``x`` into ``out``.
@@ -52,11 +49,16 @@ def normalize_cpu(x: Tensor, out: Tensor) -> None:
     _, height, width, channels = x.shape
     pixels = height * width
     if _is_channel_last(x) and _is_channel_last(out):
-        _normalize_dense(x, out, units_per_image=1, unit_pixels=pixels, unit_channels=channels)
+        planes, unit_channels = 1, channels
     elif _is_channel_first(x) and _is_channel_first(out):
-        _normalize_dense(x, out, units_per_image=channels, unit_pixels=pixels, unit_channels=1)
+        planes, unit_channels = channels, 1
     else:
         run(_normalize_strided, x.shape[0] * channels, x.numpy(), out.numpy(), min_rows=_SHARE // pixels + 1)
+        return
+    size = pixels * unit_channels
+    within = np.arange(planes) * size
+    starts, places = ((np.arange(x.shape[0])[:, None] * images.stride(0) + within).reshape(-1) for images in (x, out))
+    _normalize_units(_flat(x), _flat(out), starts, places, pixels, unit_channels)
 
 
 def normalize_rows(x: Tensor, out: Tensor, source: _Longs, target: _Longs) -> None:
@@ -69,18 +71,9 @@ def normalize_rows(x: Tensor, out: Tensor, source: _Longs, target: _Longs) -> No
         target: (n,), in range and distinct.
     """
     _, images, height, width, channels = x.shape
-    pixels, size = height * width, height * width * channels
-    units = len(source) * images
-    if size > _TILE and units < 4 * kernel_threads():
-        # a few large images: each is shared out over the threads
-        for row, to in zip(source.tolist(), target.tolist(), strict=True):
-            normalize_cpu(x[row], out[to])
-        return
-    group = max(1, min(_PERIOD // channels, pixels))
-    run(
-        _normalize_picked, units, _flat(x), _flat(out), source, target, images, pixels, channels, group,
-        min_rows=_SHARE // size + 1,
-    )  # fmt: skip
+    pixels, within = height * width, np.arange(images)
+    starts, places = (((rows[:, None] * images + within) * pixels * channels).reshape(-1) for rows in (source, target))
+    _normalize_units(_flat(x), _flat(out), starts, places, pixels, channels)
 
 
 def _is_channel_last(images: Tensor) -> bool:
@@ -91,40 +84,30 @@ def _is_channel_first(images: Tensor) -> bool:
     return images[0].permute(2, 0, 1).is_contiguous()
 
 
-def _normalize_dense(x: Tensor, out: Tensor, *, units_per_image: int, unit_pixels: int, unit_channels: int) -> None:
-    """Images whose values lie side by side: a unit is a whole channel-last image or one plane of a channel-first."""
-    units = x.shape[0] * units_per_image
-    size = unit_pixels * unit_channels
-    group = max(1, min(_PERIOD // unit_channels, unit_pixels))
-    source, target = _flat(x), _flat(out)
-    strides = int(x.stride(0)), int(out.stride(0))
+def _normalize_units(
+    source: _Bytes, target: _Floats, starts: _Longs, places: _Longs, pixels: int, channels: int
+) -> None:
+    """Normalize units, each ``pixels`` of ``channels`` side by side: a channel-last image, or a channel-first plane.
+
+    Unit i begins at ``starts[i]`` of ``source`` and goes to ``places[i]`` of ``target``.
+    """
+    units, size = len(starts), pixels * channels
+    group = max(1, min(_PERIOD // channels, pixels))
     if size <= _TILE or units >= 4 * kernel_threads():
-        layout = (units_per_image, strides, unit_pixels, unit_channels, group)
-        run(_normalize_units, units, source, target, *layout, min_rows=_SHARE // size + 1)
+        run(_write_units, units, source, target, starts, places, pixels, channels, group, min_rows=_SHARE // size + 1)
         return
-    tile_pixels = max(1, _TILE // unit_channels)
-    tiles = -(-unit_pixels // tile_pixels)
-    sums = _scratch_for((units, tiles, unit_channels))
-    run(_sum_tiles, units * tiles, source, sums, units_per_image, strides[0], unit_pixels, tile_pixels, group)
-    run(_write_tiles, units * tiles, source, target, sums, units_per_image, strides, unit_pixels, tile_pixels, group)
+    # a few large ones: each is shared out over the threads
+    tile_pixels = max(1, _TILE // channels)
+    tiles = -(-pixels // tile_pixels)
+    sums = np.empty((units, tiles, channels), np.int64)
+    run(_sum_tiles, units * tiles, source, sums, starts, pixels, tile_pixels, group)
+    run(_write_tiles, units * tiles, source, target, sums, starts, places, pixels, tile_pixels, group)
 
 
 def _flat(images: Tensor) -> npt.NDArray[Any]:
     """All memory that the images span, as one contiguous dimension."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True))
     return images.as_strided((span,), (1,)).numpy()
-
-
-def _scratch_for(shape: tuple[int, int, int]) -> _Longs:
-    """Tile sums, kept per thread and shape: a loop over equal batches allocates once."""
-    held: dict[tuple[int, int, int], _Longs] | None = getattr(_scratch, "held", None)
-    if held is None:
-        held = _scratch.held = {}
-    if shape not in held:
-        if len(held) >= 8:
-            held.clear()
-        held[shape] = np.empty(shape, np.int64)
-    return held[shape]
 
 
 @helper
@@ -173,82 +156,39 @@ def _write(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: in
         target[i] = np.float32(((np.float64(values[i]) - whole_part[j]) - fraction[j]) * RECIPROCAL)
 
 
-@helper
-def _offset(unit: int, units_per_image: int, image_stride: int, size: int) -> int:
-    return (unit // units_per_image) * image_stride + (unit % units_per_image) * size
-
-
-@helper
-def _normalize_unit(
-    source: _Bytes, target: _Floats, start: int, to: int, pixels: int, channels: int, group: int
-) -> None:
-    """Sum the unit at ``start``, then write it at ``to`` while it is in the cache."""
-    size = pixels * channels
-    sums = np.zeros(channels, np.int64)
-    _add_sums(source[start : start + size], channels, group, sums)
-    _write(source[start : start + size], target[to : to + size], sums, pixels, group)
-
-
 @kernel()
-def _normalize_units(
+def _write_units(
     start: int,
     stop: int,
     source: _Bytes,
     target: _Floats,
-    units_per_image: int,
-    strides: tuple[int, int],
-    pixels: int,
-    channels: int,
-    group: int,
-) -> None:
-    size = pixels * channels
-    for unit in range(start, stop):
-        here = _offset(unit, units_per_image, strides[0], size)
-        to = _offset(unit, units_per_image, strides[1], size)
-        _normalize_unit(source, target, here, to, pixels, channels, group)
-
-
-@kernel()
-def _normalize_picked(
-    start: int,
-    stop: int,
-    source: _Bytes,
-    target: _Floats,
-    rows: _Longs,
+    starts: _Longs,
     places: _Longs,
-    images: int,
     pixels: int,
     channels: int,
     group: int,
 ) -> None:
+    """Sum each unit, then write it while it is in the cache."""
     size = pixels * channels
     for unit in range(start, stop):
-        row, image = unit // images, unit % images
-        here, to = (rows[row] * images + image) * size, (places[row] * images + image) * size
-        _normalize_unit(source, target, here, to, pixels, channels, group)
+        here, to = starts[unit], places[unit]
+        sums = np.zeros(channels, np.int64)
+        _add_sums(source[here : here + size], channels, group, sums)
+        _write(source[here : here + size], target[to : to + size], sums, pixels, group)
 
 
 @kernel()
 def _sum_tiles(
-    start: int,
-    stop: int,
-    source: _Bytes,
-    sums: _Longs,
-    units_per_image: int,
-    stride: int,
-    pixels: int,
-    tile_pixels: int,
-    group: int,
+    start: int, stop: int, source: _Bytes, sums: _Longs, starts: _Longs, pixels: int, tile_pixels: int, group: int
 ) -> None:
     _, tiles, channels = sums.shape
     for n in range(start, stop):
-        unit, tile = n // tiles, n % tiles
-        here = _offset(unit, units_per_image, stride, pixels * channels)
-        first = tile * tile_pixels
+        unit, first = n // tiles, n % tiles * tile_pixels
         last = min(first + tile_pixels, pixels)
+        here = starts[unit]
         partial = np.zeros(channels, np.int64)
         _add_sums(source[here + first * channels : here + last * channels], channels, group, partial)
-        sums[unit, tile] = partial
+        sums[unit, n % tiles] = partial
 
 
 @kernel()
@@ -258,20 +198,17 @@ def _write_tiles(
     source: _Bytes,
     target: _Floats,
     sums: _Longs,
-    units_per_image: int,
-    strides: tuple[int, int],
+    starts: _Longs,
+    places: _Longs,
     pixels: int,
     tile_pixels: int,
     group: int,
 ) -> None:
     _, tiles, channels = sums.shape
-    size = pixels * channels
     for n in range(start, stop):
-        unit, tile = n // tiles, n % tiles
-        here = _offset(unit, units_per_image, strides[0], size)
-        to = _offset(unit, units_per_image, strides[1], size)
-        first = tile * tile_pixels
+        unit, first = n // tiles, n % tiles * tile_pixels
         last = min(first + tile_pixels, pixels)
+        here, to = starts[unit], places[unit]
         total = np.zeros(channels, np.int64)
         for t in range(tiles):
             for c in range(channels):
