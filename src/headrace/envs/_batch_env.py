@@ -141,7 +141,7 @@ class BatchEnv(EpisodicEnv):
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
             ids = self._episodes.everyone if request.ids is None else request.ids
             if not len(ids):
-                obs = self._held.copy()
+                obs = self._held.rows()
             elif request.ids is not None and self._usable() is not None:
                 obs = self._begin_next(ids, ids.cpu(), request.episode_ids)
             else:
@@ -239,12 +239,10 @@ class BatchEnv(EpisodicEnv):
         tensors.
         """
         self._check_ready("observe")
-        if ids is None and not self._held.has_cameras:
-            return self._held.copy()
-        rows = self._episodes.everyone if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
+        rows = None if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         if self._held.has_cameras:
             with self.timer.measure("render"):
-                self._held.draw(rows.cpu().numpy(), self._episodes)
+                self._held.draw((self._episodes.everyone if rows is None else rows).cpu().numpy(), self._episodes)
         return self._held.rows(rows)
 
     def rows(self, ids: Ids | None = None) -> Rows:
@@ -376,7 +374,7 @@ class BatchEnv(EpisodicEnv):
             self._draw(info.get("observed"), host_ids)
         restarts = ended_ids is not None and self.autoreset == "same_step"
         # where episodes begin in this step, what is shown now is replaced at once: only observers see all of it
-        obs = self._held.copy() if not restarts or self._observers else {}
+        obs = self._held.rows() if not restarts or self._observers else {}
         if ended_ids is not None:
             if self.autoreset == "disabled":
                 self._active_set.park(host_ids)
@@ -455,7 +453,7 @@ class BatchEnv(EpisodicEnv):
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(everyone, host, self._held.copy())
+        return self._show_beginning(everyone, host, self._held.rows())
 
     def _begin_next(self, ids: Tensor, host: Tensor, episode_ids: Tensor | None = None) -> Obs:
         """What :meth:`_begin` does to some, by the task's compiled form where it has one; all rows, fresh."""
@@ -487,7 +485,7 @@ class BatchEnv(EpisodicEnv):
         return obs
 
     def _shown(self) -> Obs:
-        return self._held.copy()
+        return self._held.rows()
 
     def _open_viewer(self, renderer: str = "native") -> Viewer:
         if self._viewer is None or self._viewer.renderer != renderer:

@@ -18,8 +18,7 @@ from headrace.types import Obs, StateDict
 if TYPE_CHECKING:
     from headrace.envs._episode_state import EpisodeState
     from headrace.envs._image_spec import ImageSpec
-    from headrace.envs._images import EnvImages
-    from headrace.envs._pixels import Pixels
+    from headrace.envs._images import EnvImages, Pixels
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int32": torch.int32}
@@ -113,17 +112,9 @@ class HeldObservations:
                 self._held[name][ids] = obs[name].to(self._held[name].dtype)
 
     def note_poses(self, rows: NDArray[np.int64], ids: Tensor, *, begins: bool = False) -> None:
-        """Note for the cameras what is to be seen of environments ``rows`` (n,), without drawing.
-
-        Args:
-            rows: the environments, on the host.
-            ids: the same on the device.
-            begins: whether they begin an episode: what was seen of the last one is forgotten.
-        """
+        """Note for the cameras what is to be seen of environments; see :meth:`EnvImages.push`."""
         for camera in self._cameras:
-            if begins:
-                camera.begin(rows)
-            camera.push(rows, ids)
+            camera.push(rows, ids, begins=begins)
 
     def draw(self, rows: NDArray[np.int64], episodes: EpisodeState) -> None:
         """Render the pictures of environments ``rows`` (n,), on the host, which are in the episodes of ``episodes``."""
@@ -136,38 +127,30 @@ class HeldObservations:
         """The memory itself, (N, F), of a task on the CPU with the one group ``policy`` of numbers."""
         return self._arrays["policy"]
 
-    def copy(self) -> Obs:
-        """All rows, fresh."""
-        return {
-            name: self._copied(name) if name in self._held else self._pixels[name].observe(None)
-            for name in self._groups
-        }
-
-    def _copied(self, name: str) -> Tensor:
-        return torch.from_numpy(self._arrays[name].copy()) if name in self._arrays else self._held[name].clone()
-
-    def rows(self, ids: Tensor) -> Obs:
-        """Some rows, fresh."""
-        return {
-            name: self._picked(self._held[name], ids) if name in self._held else self._pixels[name].observe(ids)
-            for name in self._groups
-        }
+    def rows(self, ids: Tensor | None = None) -> Obs:
+        """Some rows, or all, fresh."""
+        found: Obs = {}
+        for name in self._groups:
+            if name in self._pixels:
+                found[name] = self._pixels[name].observe(ids)
+            elif name in self._arrays:
+                array = self._arrays[name]
+                found[name] = torch.from_numpy(array.copy() if ids is None else array[ids.numpy()])
+            else:
+                held = self._held[name]
+                found[name] = held.clone() if ids is None else held.index_select(0, ids)
+        return found
 
     def last(self, ids: Tensor) -> Obs:
         """(N, …), fresh: the rows ``ids`` (m,) of episodes that ended; images of other rows are zeros."""
         return {
-            name: self._copied(name) if name in self._held else self._pixels[name].last(ids) for name in self._groups
+            name: self._pixels[name].last(ids) if name in self._pixels else self._held[name].clone()
+            for name in self._groups
         }
-
-    @staticmethod
-    def _picked(held: Tensor, ids: Tensor) -> Tensor:
-        if held.device.type == "cpu":
-            return torch.from_numpy(held.numpy()[ids.numpy()])
-        return held.index_select(0, ids)
 
     def state_dict(self) -> StateDict:
         """Held numbers, and what the cameras hold, as copies."""
-        held = {name: self._copied(name) for name in self._held}
+        held = {name: values.clone() for name, values in self._held.items()}
         return {"held": held, "cameras": {min(camera.specs): camera.state_dict() for camera in self._cameras}}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -9,6 +9,7 @@ observation nobody reads: they change when it is drawn, and at no other time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import to_device
+from headrace.buffers._ordered import OrderedFrames
+from headrace.buffers._pool import anonymous
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
-from headrace.envs._pixels import Pixels
 from headrace.errors import ConfigError, DataError
+from headrace.ids import EnvRows
 from headrace.sim import Simulation
 from headrace.sim._appearance import AS_MODELLED, Appearance
 from headrace.sim._camera_names import make_camera
@@ -30,6 +33,10 @@ from headrace.sim._poses import SceneState
 from headrace.sim._warp_camera import WarpCamera
 from headrace.types import StateDict
 from headrace.vision import image_observation
+from headrace.vision._stack_output import StackOutput
+
+_SPARSE = 1 << 18
+"""Below this many bytes zeros are written: a process has a limited number of mappings, and callers may keep many."""
 
 
 def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> list[EnvImages]:
@@ -77,7 +84,8 @@ class EnvImages:
         """By group: what each environment showed last."""
         self._state = SceneState(sim, threads=threads)
         self._columns = self._state.columns
-        self._stay = self._draws_positions()
+        # a camera that draws from positions alone: they need not come to the host
+        self._stay = isinstance(self._camera, WarpCamera) and not self._state.has_fields
         self._rows = torch.zeros(
             (sim.num_envs, self._length, self._state.width),
             dtype=torch.float64,
@@ -87,12 +95,16 @@ class EnvImages:
         self._count = np.zeros(sim.num_envs, np.int64)
         self._behind = np.zeros(sim.num_envs, np.int64)
 
-    def begin(self, rows: NDArray[np.int64]) -> None:
-        """Forget the history of some environments: their next row is the first of an episode."""
-        self._count[rows] = 0
+    def push(self, rows: NDArray[np.int64], ids: Tensor, *, begins: bool) -> None:
+        """Append what is to be seen of environments ``rows`` (n,) now, without drawing anything.
 
-    def push(self, rows: NDArray[np.int64], ids: Tensor) -> None:
-        """Append what is to be seen of ``rows`` now, without drawing anything; ``ids`` are the same on the device."""
+        Args:
+            rows: the environments, on the host.
+            ids: the same on the device.
+            begins: whether they begin an episode: what was seen of the last one is forgotten.
+        """
+        if begins:
+            self._count[rows] = 0
         self._follow_fields()
         head = (self._head[rows] + 1) % self._length
         self._head[rows] = head
@@ -164,10 +176,6 @@ class EnvImages:
             self._rows = torch.from_numpy(self._state.widen(self._rows.cpu().numpy(), self._columns))
             self._columns, self._stay = self._state.columns, False
 
-    def _draws_positions(self) -> bool:
-        """Whether the camera draws from positions alone, which need not come to the host."""
-        return isinstance(self._camera, WarpCamera) and not self._state.has_fields
-
     @property
     def _flat(self) -> Tensor:
         return self._rows.view(-1, self._rows.shape[-1])
@@ -205,3 +213,87 @@ class EnvImages:
         if spec.kind == "normals" and spec.normalize:
             return image_observation("normals", frame)
         return frame
+
+
+class Pixels:
+    """The newest K frames of N environments as they were last drawn, in the dtype that the camera gives.
+
+    Owns this one copy: observations are written from it straight into the tensor that the caller receives, and
+    normalized on the way. Ids are int64, checked before.
+    """
+
+    def __init__(self, spec: ImageSpec, num_envs: int, device: torch.device) -> None:
+        dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+        shape, axis = spec.frame_shape, spec.stack.axis(len(spec.frame_shape))
+        self._frames = OrderedFrames(spec.frames, num_envs, shape, axis, dtype, device)
+        self._output = StackOutput(
+            spec.stack,
+            shape,
+            dtype,
+            "last" if spec.layout == "channels_last" else "first",
+            # numbers that are no colors were normalized frame by frame
+            normalize=spec.normalize and spec.dtype == np.uint8,
+        )
+        self._length = spec.frames
+        self._one = torch.ones(num_envs, dtype=torch.int64, device=device)
+
+    @property
+    def data(self) -> Tensor:
+        """The frames themselves, (N, …, K, …): the memory, not a copy."""
+        return self._frames.data
+
+    def update(
+        self,
+        ids: NDArray[np.int64],
+        by: NDArray[np.int64],
+        envs: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        new: Tensor,
+        source: NDArray[np.int64],
+    ) -> None:
+        """Bring stacks up to date.
+
+        Args:
+            ids: (n,): whose stacks.
+            by: (n,), at least 1: how many frames each is behind; so many of its newest slots are empty then.
+            envs: (m,): the environment of each empty slot that gets a frame; the others become zero.
+            slots: (m,): that slot, 0 = oldest.
+            new: (k, *frame_shape) on the CPU, or where the stacks are.
+            source: (m,): which of ``new`` goes there.
+        """
+        new = new if new.device == self.data.device else to_device(new, self.data.device)
+        where = EnvRows(len(self.data), self._there(ids), None)
+        first, count = int(by[0]), len(self.data)
+        alike = first in (1, self._length) and (by == first).all()
+        fill = torch.full_like(self._one, alike and first == self._length, dtype=torch.bool)
+        if alike and np.array_equal(source, np.repeat(np.arange(len(ids)), by)):
+            # one new frame each, as in every step that is read (moved and written in one pass), or in every slot
+            self._frames.push(new, where, by=self._one, fill=fill)
+            return
+        if len(envs) < by.sum():
+            lacking = ids[by > np.bincount(envs, minlength=count)[ids]]
+            self.data.index_fill_(0, self._there(lacking), 0)
+        if (by < self._length).any():
+            steps = np.ones(count, np.int64)
+            steps[ids] = by
+            self._frames.push(None, where, by=self._there(steps), fill=fill)
+        self._frames.write(self._there(envs), self._there(slots), new, self._there(source))
+
+    def observe(self, ids: Tensor | None) -> Tensor:
+        """The stacks of ``ids`` (n,), or of all, as last drawn: fresh."""
+        return self._output.take(self.data, ids)
+
+    def last(self, ids: Tensor) -> Tensor:
+        """(N, …), fresh: the stacks of ``ids`` (m,) in their rows, and zeros in all others, which cost nothing."""
+        shape, dtype = (self.data.shape[0], *self._output.shape), self._output.dtype
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.data.device.type == "cpu" and nbytes >= _SPARSE:
+            memory = anonymous(nbytes, sparse=True)
+            out = torch.from_numpy(memory).view(dtype).view(shape)
+        else:
+            out = torch.zeros(shape, dtype=dtype, device=self.data.device)
+        self._output.put(self.data, ids, out)
+        return out
+
+    def _there(self, numbers: NDArray[Any]) -> Tensor:
+        return to_device(torch.from_numpy(numbers), self.data.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor
 from headrace import rng
 from headrace._device import constant
 from headrace.envs._compiled_rows import CompiledRows, TaskArrays
-from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task, TaskCfg
-from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.envs.tasks.pictures import PictureCfg
 from headrace.sim._mujoco_api import load_model
 from headrace.types import Obs
 
@@ -118,37 +115,19 @@ class CartpoleDiscrete(Cartpole):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CartpoleCameraCfg(CartpoleCfg):
+class CartpoleCameraCfg(PictureCfg, CartpoleCfg):
     """Settings of ``cartpole-camera``."""
 
     frame_stack: int = 2
     """Frames in an observation: one shows where the pole is, two also where it goes."""
     pixels: int = 48
-    """Height and width of a frame."""
-    color: Literal["rgb", "gray"] = "rgb"
-    layout: Literal["channels_last", "channels_first"] = "channels_last"
-    normalize: bool = False
-    """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
-    looks: AppearanceSpec = AS_MODELLED
-    """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
-    renderer: str = "auto"
-    """See ``ImageSpec.renderer``: ``native`` on the CPU and ``warp`` on a GPU."""
 
 
 class CartpoleCamera(Cartpole):
     """``cartpole`` seen by a camera: the policy gets pictures, the critic may have the state."""
 
     def __init__(self, cfg: CartpoleCameraCfg) -> None:
-        picture = ImageSpec(
-            camera=CameraSpec(name="side", width=cfg.pixels, height=cfg.pixels),
-            frames=cfg.frame_stack,
-            kind=cfg.color,
-            layout=cfg.layout,
-            normalize=cfg.normalize,
-            looks=cfg.looks,
-            renderer=cfg.renderer,
-        )
-        Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), {"critic": 4}, {"policy": picture})
+        Task.__init__(self, cfg, load_model(CARTPOLE_XML.read_text()), {"critic": 4}, {"policy": cfg.picture("side")})
 
     def observe(self, rows: Rows) -> Obs:
         """``critic``: position, angle, velocity, angular velocity. ``policy`` is the camera's."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ from headrace.envs._image_spec import ImageSpec
 from headrace.envs._rows import Rows
 from headrace.envs._task import Task, TaskCfg
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
-from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.envs.tasks.pictures import PictureCfg
+from headrace.sim._mujoco_api import Model
 from headrace.types import Obs
 
 _JOINTS = 7
 _SMALLEST_PUSH = 0.17
 _TRIES = 64
-_CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"/>'
+TABLE_CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"/>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,15 @@ PusherT = TypeVar("PusherT", bound=PusherCfg, covariant=True, default=PusherCfg)
 class Pusher(Task[PusherT]):
     """Push a cylinder to a fixed goal with a seven-jointed arm. Never terminates."""
 
-    def __init__(self, cfg: PusherT) -> None:
-        super().__init__(cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), {"policy": 23})
+    def __init__(
+        self,
+        cfg: PusherT,
+        model: Model | None = None,
+        groups: Mapping[str, int] | None = None,
+        images: Mapping[str, ImageSpec] | None = None,
+    ) -> None:
+        model = model or gymnasium_model("pusher_v5.xml", camera=TABLE_CAMERA)
+        super().__init__(cfg, model, groups or {"policy": 23}, images)
         self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
 
     def reset(self, rows: Rows) -> None:
@@ -124,38 +131,15 @@ class PusherGoal(Pusher[PusherGoalCfg]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PusherCameraCfg(PusherGoalCfg):
+class PusherCameraCfg(PictureCfg, PusherGoalCfg):
     """Settings of ``pusher-camera``."""
-
-    frame_stack: int = 1
-    pixels: int = 64
-    """Height and width of a frame."""
-    color: Literal["rgb", "gray"] = "rgb"
-    layout: Literal["channels_last", "channels_first"] = "channels_last"
-    normalize: bool = False
-    """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
-    looks: AppearanceSpec = AS_MODELLED
-    """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
-    renderer: str = "auto"
-    """See ``ImageSpec.renderer``: ``native`` on the CPU and ``warp`` on a GPU."""
 
 
 class PusherCamera(PusherGoal):
     """``pusher-goal`` with a camera over the table instead of the places of object and goal."""
 
     def __init__(self, cfg: PusherCameraCfg) -> None:
-        picture = ImageSpec(
-            camera=CameraSpec(name="table", width=cfg.pixels, height=cfg.pixels),
-            frames=cfg.frame_stack,
-            kind=cfg.color,
-            layout=cfg.layout,
-            normalize=cfg.normalize,
-            looks=cfg.looks,
-            renderer=cfg.renderer,
-        )
-        groups = {"policy": 2 * _JOINTS + 3, "critic": 23}
-        Task.__init__(self, cfg, gymnasium_model("pusher_v5.xml", camera=_CAMERA), groups, {"image": picture})
-        self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
+        super().__init__(cfg, groups={"policy": 2 * _JOINTS + 3, "critic": 23}, images={"image": cfg.picture("table")})
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: arm positions, velocities and finger tips; ``image`` is the camera's; ``critic`` has it all."""

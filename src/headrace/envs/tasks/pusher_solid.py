@@ -13,14 +13,12 @@ from importlib.resources import files
 from typing import ClassVar
 
 from headrace.envs._image_spec import ImageSpec
-from headrace.envs._task import Task
-from headrace.envs.tasks.pusher import PusherGoal, PusherGoalCfg
+from headrace.envs.tasks.pusher import TABLE_CAMERA, PusherGoal, PusherGoalCfg
 from headrace.errors import DataError
 from headrace.sim._camera import CameraSpec
 from headrace.sim._mujoco_api import Model, load_model
 
 _AS_SHIPPED, _SOLID = 'density="0.01"', 'density="50"'
-_CAMERA = '<camera name="table" pos="0.35 -1.35 1.25" xyaxes="1 0 0 0 0.75 0.66"/>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +37,7 @@ class PusherSolid(PusherGoal):
 
     def __init__(self, cfg: PusherSolidCfg) -> None:
         images = {"image": ImageSpec(camera=CameraSpec(name="table", width=64, height=64))} if cfg.camera else {}
-        Task.__init__(self, cfg, _model(), self.groups, images)
-        self._tips, self._object, self._goal = (self.model.body(n).id for n in ("tips_arm", "object", "goal"))
+        super().__init__(cfg, _model(), self.groups, images)
 
 
 def _model() -> Model:
@@ -49,5 +46,5 @@ def _model() -> Model:
         raise DataError(
             f"pusher_v5.xml: expected one geom with {_AS_SHIPPED}, got another version of Gymnasium's model"
         )
-    mjcf = mjcf.replace(_AS_SHIPPED, _SOLID).replace("<worldbody>", f"<worldbody>{_CAMERA}", 1)
+    mjcf = mjcf.replace(_AS_SHIPPED, _SOLID).replace("<worldbody>", f"<worldbody>{TABLE_CAMERA}", 1)
     return load_model(mjcf)
