@@ -23,22 +23,19 @@ from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._held_observations import HeldObservations
 from headrace.envs._recipe import EpisodeRules
 from headrace.envs._rehearsal import rehearse
-from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._rows import Rows
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs._task import Task
-from headrace.errors import ConfigError, LifecycleError
+from headrace.errors import ConfigError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import MujocoSim, Simulation
 from headrace.types import (
     Ids,
     Need,
     Obs,
-    ResetRecord,
     StateDict,
     Step,
     StepInfo,
-    StepRecord,
     SubstepObserver,
     SubstepRecord,
 )
@@ -129,12 +126,7 @@ class BatchEnv(EpisodicEnv):
         Returns:
             The observation of all N environments, and an info.
         """
-        self._check_open()
-        request = parse_reset_options(options, self.num_envs, self.device)
-        if not self._ready and request.ids is not None:
-            if self._failure:
-                self._check_ready("reset with reset_mask")
-            raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
+        request = self._reset_request(options)
         self._enter("reset")
         try:
             if seed is not None:
@@ -150,22 +142,6 @@ class BatchEnv(EpisodicEnv):
             self._busy = False
         self._ready, self._failure = True, ""
         return obs, {}
-
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
-        self, actions: Tensor, observe: Tensor | None = None
-    ) -> Step:
-        """Advance the active environments by one step.
-
-        Args:
-            actions: (N, A) float32 or float64, or (N,) integers; rows of environments that are not active are ignored.
-            observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed.
-        """
-        self._check_ready("step")
-        self._enter("step")
-        try:
-            return self._step(actions, observe)
-        finally:
-            self._busy = False
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
@@ -201,7 +177,8 @@ class BatchEnv(EpisodicEnv):
         try:
             if self._observers:
                 self.timer.start("observers")
-                self._show(ids, actions.detach(), step)
+                env_ids = self._episodes.everyone if ids is None else ids
+                self._show_step(env_ids, actions.detach(), step, self._states_for_observers(ids))
         finally:
             # also when an observer raised: an ended episode must not go on
             if ended is not None and host is not None and restarts and not at_once:
@@ -413,19 +390,6 @@ class BatchEnv(EpisodicEnv):
         self._held.draw(shown, self._episodes)
         self.timer.start("task")
 
-    def _show(self, ids: Tensor | None, actions: Tensor, step: Step) -> None:
-        """Let the observers see the step: its observation is the true last one where an episode ended."""
-        env_ids = self._episodes.everyone if ids is None else ids
-        record = StepRecord(
-            env_ids=env_ids,
-            episode_ids=self._episodes.episode_ids.index_select(0, env_ids),
-            actions=actions,
-            step=step,
-            states=self.sim.states(ids) if self._needs("states") else None,
-        )
-        for observer in self._observers:
-            observer.after_step(record)
-
     def _begin(self, everyone: Tensor, host: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> Obs:
         """Start an episode in each of ``everyone`` (m,), with the given identities or their next ones.
 
@@ -453,7 +417,7 @@ class BatchEnv(EpisodicEnv):
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(everyone, host, self._held.rows())
+        return self._show_beginning(everyone, self._held.rows())
 
     def _begin_next(self, ids: Tensor, host: Tensor, episode_ids: Tensor | None = None) -> Obs:
         """What :meth:`_begin` does to some, by the task's compiled form where it has one; all rows, fresh."""
@@ -466,23 +430,17 @@ class BatchEnv(EpisodicEnv):
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(ids, host, obs)
+        return self._show_beginning(ids, obs)
 
-    def _show_beginning(self, everyone: Tensor, host: Tensor, obs: Obs) -> Obs:
-        """Let the observers see episodes that begin in ``everyone`` (m,), on the host ``host``; returns ``obs``."""
+    def _show_beginning(self, ids: Tensor, obs: Obs) -> Obs:
+        """Let the observers see episodes that begin in ``ids`` (m,); returns ``obs``."""
         if self._observers:
-            record = ResetRecord(
-                env_ids=everyone,
-                episode_ids=self._episodes.episode_ids.index_select(0, everyone),
-                seed=self._episodes.seed,
-                obs=obs,
-                states=self.sim.states(everyone) if self._needs("states") else None,
-                instructions=tuple([self._instructions[slot] for slot in host.tolist()]),
-            )
-            for observer in self._observers:
-                observer.after_reset(record)
+            self._show_reset(ids, obs, self._states_for_observers(ids))
         self.timer.stop()
         return obs
+
+    def _states_for_observers(self, ids: Tensor | None) -> Tensor | None:
+        return self.sim.states(ids) if self._needs("states") else None
 
     def _shown(self) -> Obs:
         return self._held.rows()

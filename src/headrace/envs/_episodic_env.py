@@ -12,10 +12,21 @@ from headrace._device import to_device
 from headrace.envs._active_set import ActiveSet
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._recipe import Autoreset, EnvRecipe, check_count
+from headrace.envs._reset_options import ResetRequest, parse_reset_options
 from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.ids import check_ids, check_seed
 from headrace.timing import StageTimer
-from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver, SubstepObserver
+from headrace.types import (
+    Ids,
+    Obs,
+    ResetRecord,
+    StateDict,
+    Step,
+    StepInfo,
+    StepObserver,
+    StepRecord,
+    SubstepObserver,
+)
 
 AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
@@ -125,7 +136,31 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         """Stop showing steps to ``observer``."""
         self._observers.remove(observer)
 
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
+        self, actions: Tensor, observe: Tensor | None = None
+    ) -> Step:
+        """Advance the active environments by one step.
+
+        Args:
+            actions: one row per environment as the action space says: floats for Box, integers for the others. Rows of
+                environments that are not active are ignored.
+            observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed, and a
+                bridged environment observes whenever it steps.
+        """
+        self._check_ready("step")
+        self._enter("step")
+        try:
+            return self._step(actions, observe)
+        finally:
+            self._busy = False
+
     # --- for subclasses -----------------------------------------------------------------------------------------
+
+    def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
+        """:meth:`step`, when it is known that it may be called."""
+        raise NotImplementedError(f"{type(self).__name__} must override _step(actions, observe)")
 
     def _shown(self) -> Obs:
         """The observation that every environment shows, (N, …), fresh."""
@@ -164,6 +199,36 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
             raise ShapeError(f"instructions: expected one text for each of {len(ids)} rows, got {len(texts)}")
         for env_id, text in zip(ids.tolist(), texts, strict=True):
             self._instructions[env_id] = text
+
+    def _reset_request(self, options: dict[str, object] | None) -> ResetRequest:
+        """What a reset asks for, when it is known that it may be called."""
+        self._check_open()
+        request = parse_reset_options(options, self.num_envs, self.device)
+        if not self._ready and request.ids is not None:
+            if self._failure:
+                self._check_ready("reset with reset_mask")
+            raise LifecycleError("reset: the first reset must be of all environments; call reset() without reset_mask")
+        return request
+
+    def _show_step(self, env_ids: Tensor, actions: Tensor, step: Step, states: Tensor | None) -> None:
+        """Let the observers see the step: its observation is the true last one where an episode ended."""
+        episode_ids = self._episodes.episode_ids.index_select(0, env_ids)
+        record = StepRecord(env_ids=env_ids, episode_ids=episode_ids, actions=actions, step=step, states=states)
+        for observer in self._observers:
+            observer.after_step(record)
+
+    def _show_reset(self, env_ids: Tensor, obs: Obs, states: Tensor | None) -> None:
+        """Let the observers see episodes that begin in ``env_ids`` (m,)."""
+        record = ResetRecord(
+            env_ids=env_ids,
+            episode_ids=self._episodes.episode_ids.index_select(0, env_ids),
+            seed=self._episodes.seed,
+            obs=obs,
+            states=states,
+            instructions=tuple([self._instructions[env_id] for env_id in env_ids.tolist()]),
+        )
+        for observer in self._observers:
+            observer.after_reset(record)
 
     def _idle_step(self, wanted: Tensor | None) -> Step:
         """A step in which nobody acts."""

@@ -27,7 +27,7 @@ from headrace.envs.bridges._held import held_of
 from headrace.envs.bridges.child import NO_SUCCESS_MEASURE
 from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
-from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord
+from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
 
 _T = TypeVar("_T")
 
@@ -111,15 +111,8 @@ class BridgeEnv(EpisodicEnv):
         Returns:
             The observation of all N environments, and an info.
         """
-        self._check_open()
-        request = parse_reset_options(options, self.num_envs, self.device)
+        request = self._reset_request(options)
         if request.ids is not None:
-            if self._failure:
-                self._check_ready("reset with reset_mask")
-            if not self._ready:
-                raise LifecycleError(
-                    "reset: the first reset must be of all environments; call reset() without reset_mask"
-                )
             if not self.backend.resets_some:
                 raise UnsupportedError(
                     f"reset_mask: {self.name} resets all of its environments or none; "
@@ -201,23 +194,6 @@ class BridgeEnv(EpisodicEnv):
             self._busy = False
         return ids
 
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # Step is the same five, with names
-        self, actions: Tensor, observe: Tensor | None = None
-    ) -> Step:
-        """Advance the active environments by one step.
-
-        Args:
-            actions: one row per environment as the action space says: floats for Box (cast to the space's dtype),
-                integers for the others. Rows of environments that are not active are ignored.
-            observe: bool (N,): taken for the contract's sake; a bridged environment observes whenever it steps.
-        """
-        self._check_ready("step")
-        self._enter("step")
-        try:
-            return self._step(actions, observe)
-        finally:
-            self._busy = False
-
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
         actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs, self.device)
@@ -234,10 +210,7 @@ class BridgeEnv(EpisodicEnv):
         step, ended_ids = self._evaluate(rows, wanted)
         try:
             if self._observers:
-                acted_in = self._episodes.episode_ids.index_select(0, rows)
-                record = StepRecord(env_ids=rows, episode_ids=acted_in, actions=actions, step=step, states=None)
-                for observer in self._observers:
-                    observer.after_step(record)
+                self._show_step(rows, actions, step, states=None)
         finally:
             # also when an observer raised: an ended episode must not go on
             if ended_ids is not None and self.autoreset == "same_step":
@@ -364,18 +337,7 @@ class BridgeEnv(EpisodicEnv):
         self._held.hold(ids)
         self._active_set.unpark(ids)
         if self._observers:
-            begun = self._episodes.episode_ids.index_select(0, ids)
-            told = tuple([self._instructions[env_id] for env_id in ids.tolist()])
-            record = ResetRecord(
-                env_ids=ids,
-                episode_ids=begun,
-                seed=self._episodes.seed,
-                obs=self._shown(),
-                states=None,
-                instructions=told,
-            )
-            for observer in self._observers:
-                observer.after_reset(record)
+            self._show_reset(ids, self._shown(), states=None)
 
     def _refuse_start(self, ids: Tensor) -> None:
         raise EnvError(
