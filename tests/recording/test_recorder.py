@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, 
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, StepFeed
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._fields import as_array
-from headrace.recording._running import FinishedEpisode, RunningRows
+from headrace.recording._running import RunningRows
 from headrace.types import ResetRecord, Step
 
 EVERYTHING = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
@@ -91,12 +91,16 @@ def test_memory_of_written_episodes_is_used_again_and_holds_what_the_next_ones_w
         np.testing.assert_array_equal(episode.read("obs/camera"), expected)
 
 
+def meta_of(length: int) -> EpisodeMeta:
+    return EpisodeMeta(episode_id=0, seed=0, attempt=0, length=length, success=None, diverged=False, episode_return=0.0)
+
+
 def test_pages_that_are_given_back_twice_are_used_once():
-    values = {"obs/camera": (np.zeros((2, 8192), np.uint8), True)}
-    rows, everyone = RunningRows(values, 2, with_first=False), np.arange(2)
+    values = {"obs/camera": np.zeros((2, 8192), np.uint8)}
+    rows, everyone = RunningRows(2, values), np.arange(2)
+    rows.write_first(values, everyone, everyone)
     rows.write(values, everyone, everyone, np.zeros(2, np.int64))
-    meta = EpisodeMeta(episode_id=0, seed=0, attempt=0, length=1, success=None, diverged=False, episode_return=0.0)
-    episode = FinishedEpisode(meta=meta, group="episodes", lanes=tuple(rows.take(0, 1)), empty=())
+    episode = rows.finish(0, meta_of(1), "episodes")
     before = rows.lanes[0].held_bytes()
     episode.release()
     episode.release()
@@ -107,51 +111,70 @@ def test_pages_that_are_given_back_twice_are_used_once():
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_of_ragged_episodes_are_those_of_lists(seed):
     rng, num_envs = np.random.default_rng(seed), 5
-    kinds = {"flag": ((), np.bool_), "small": ((3, 2), np.float32), "image": ((70, 70), np.uint8), "none": ((0,), "f4")}
+    kinds = {
+        "obs/image": ((70, 70), np.uint8),
+        "obs/none": ((0,), np.float32),
+        "states": ((3, 2), np.float32),
+        "flag": ((), np.bool_),
+    }
 
-    def draw(rows: int) -> dict[str, tuple[np.ndarray, bool]]:
+    def draw(rows: int) -> dict[str, np.ndarray | torch.Tensor]:
         made = {name: rng.integers(0, 250, (rows, *shape)).astype(dtype) for name, (shape, dtype) in kinds.items()}
-        made["image"] = np.asfortranarray(made["image"])  # not every environment gives contiguous rows
-        return {name: (values, name != "small") for name, values in made.items()}
+        made["obs/image"] = np.asfortranarray(made["obs/image"])  # not every environment gives contiguous rows
+        return {**made, "states": torch.from_numpy(made["states"])}
 
-    rows = RunningRows(draw(num_envs), num_envs, with_first=False)
-    lists: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_envs)]
+    def moments(values: dict[str, np.ndarray | torch.Tensor]) -> dict[str, np.ndarray | torch.Tensor]:
+        return {name: value for name, value in values.items() if name != "flag"}
+
+    def keep(found: dict[str, np.ndarray | torch.Tensor], slot: int, row: int) -> None:
+        for name, values in found.items():
+            lists[slot].setdefault(name, []).append(np.asarray(values[row if name == "states" else slot]).copy())
+
+    rows = RunningRows(num_envs, moments(draw(num_envs)))
+    rows.add_acts(draw(num_envs))
+    lists: list[dict[str, list[np.ndarray]]] = [{} for _ in range(num_envs)]
     compared = 0
     for _ in range(600):
         slots = np.flatnonzero(rng.random(num_envs) < 0.6)
+        fresh = np.array([slot for slot in slots if not lists[slot]], np.int64)
+        first = moments(draw(num_envs))
+        rows.write_first(first, fresh, np.arange(len(fresh)))
+        for row, slot in enumerate(fresh):
+            keep(first, slot, row)
         found = draw(num_envs)
-        found["small"] = draw(len(slots) + 1)["small"]  # a row per row of the record, of which the last is not seen
-        at = np.array([len(lists[slot]) for slot in slots], np.int64)
-        rows.write(found, slots, np.arange(len(slots)), at)
+        found["states"] = draw(len(slots) + 1)["states"]  # a row per row of the record, of which the last is not seen
+        steps = np.array([len(lists[slot].get("flag", [])) for slot in slots], np.int64)
+        rows.write(found, slots, np.arange(len(slots)), steps)
         for row, slot in enumerate(slots):
-            where = {name: slot if per_env else row for name, (_, per_env) in found.items()}
-            lists[slot].append({name: values[where[name]].copy() for name, (values, _) in found.items()})
+            keep(found, slot, row)
         for slot in np.flatnonzero(rng.random(num_envs) < 0.01).tolist():
             if lists[slot] and rng.random() < 0.8:
-                taken = tuple(rows.take(slot, len(lists[slot])))
-                for lane, pages in taken:
-                    for field in lane.fields:
-                        body = b"".join(page[field.name].tobytes() for page in pages)
-                        assert body == b"".join(row[field.name].tobytes() for row in lists[slot]), field.name
-                        compared += 1
-                    lane.give_back(pages)
+                episode = rows.finish(slot, meta_of(len(lists[slot]["flag"])), "episodes")
+                assert [field.name for field, _ in episode.columns()] == sorted(kinds)
+                for field, pieces in episode.columns():
+                    body = b"".join(piece.tobytes() for piece in pieces)
+                    assert body == b"".join(row.tobytes() for row in lists[slot][field.name]), field.name
+                    compared += 1
+                episode.release()
             else:
-                for lane in rows.lanes:
-                    lane.drop(slot)
-            lists[slot] = []
+                rows.drop(slot)
+            lists[slot] = {}
     assert compared > 30
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_source_with_too_few_or_too_many_rows_is_refused_before_anything_is_copied(rows):
-    values = {"rewards": (np.zeros(2, np.float32), True)}
-    running, everyone = RunningRows(values, 2, with_first=False), np.arange(2)
-    with pytest.raises(DataError, match=f"rewards: expected a row for each of 2 environments, got {rows}"):
-        running.write({"rewards": (np.zeros(rows, np.float32), True)}, everyone, everyone, np.zeros(2, np.int64))
+    values = {"obs/policy": torch.zeros(2), "states": torch.zeros(2, 1)}
+    running, everyone = RunningRows(2, values), np.arange(2)
+    running.write_first(values, everyone, everyone)
+    running.write(values, everyone, everyone, np.zeros(2, np.int64))
+    with pytest.raises(DataError, match=f"obs/policy: expected a row for each of 2 environments, got {rows}"):
+        running.write({**values, "obs/policy": torch.zeros(rows)}, everyone, everyone, np.ones(2, np.int64))
     with pytest.raises(DataError, match="states: expected a row per environment, got 1"):
-        RunningRows({"states": (np.zeros((2, 1)), False)}, 2, with_first=False).write(
-            {"states": (np.zeros((1, 1)), False)}, everyone, everyone, np.zeros(2, np.int64)
-        )
+        running.write({**values, "states": torch.zeros(1, 1)}, everyone, everyone, np.ones(2, np.int64))
+    running.write({**values, "states": torch.zeros(1, 1)}, everyone[:1], everyone[:1], np.ones(1, np.int64))
+    with pytest.raises(DataError, match="states: expected a row per environment, got 1"):
+        running.write({**values, "states": torch.zeros(1, 1)}, everyone[1:], everyone[1:], np.ones(1, np.int64))
 
 
 def test_numpy_reads_an_episode_file_without_headrace(tmp_path):
@@ -325,7 +348,7 @@ def test_an_interrupt_inside_a_step_leaves_no_episode_with_a_gap(tmp_path, monke
         for _ in range(10):
             env.step()
         with monkeypatch.context() as patch:
-            patch.setattr(recorder._moments, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(recorder._rows, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 env.step()
         for _ in range(40):

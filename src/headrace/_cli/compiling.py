@@ -233,8 +233,8 @@ def _record() -> None:
 
     from headrace.recording._running import RunningRows
 
-    sources = {"rewards": (np.zeros(2), True)}
-    RunningRows(sources, 2, with_first=False).write(sources, np.arange(2), np.arange(2), np.zeros(2, np.int64))
+    moments = {"obs/policy": np.zeros((2, 1))}
+    RunningRows(2, moments).write_first(moments, np.arange(2), np.arange(2))
 
 
 @contextmanager

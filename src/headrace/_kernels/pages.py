@@ -11,13 +11,13 @@ from headrace._kernels.gather import Int64s, memcpy
 
 
 @kernel()
-def find_starts(slots: Int64s, at: Int64s, lanes: Int64s, heads: Int64s, out: Int64s) -> int:
-    """Which lanes and environments need a new page for row ``at[k]`` of environment ``slots[k]``.
+def find_starts(slots: Int64s, steps: Int64s, lanes: Int64s, heads: Int64s, out: Int64s) -> int:
+    """Which lanes and environments need a new page for step ``steps[k]`` of environment ``slots[k]``.
 
     Args:
         slots: (n,).
-        at: (n,) number of the row in its episode.
-        lanes: (L, 2): rows of a page, bytes of a row.
+        steps: (n,) number of the step in its episode, from 0; -1 for the beginning.
+        lanes: (L, 3): rows of a page, bytes of a row, whether there is a row for the beginning.
         heads: (L, N) address of the newest page, 0 without one.
         out: (L · n, 2) receives lane and environment.
 
@@ -27,7 +27,7 @@ def find_starts(slots: Int64s, at: Int64s, lanes: Int64s, heads: Int64s, out: In
     count = 0
     for lane in range(lanes.shape[0]):
         for k in range(slots.shape[0]):
-            if at[k] % lanes[lane, 0] == 0:
+            if (steps[k] + lanes[lane, 2]) % lanes[lane, 0] == 0:
                 out[count, 0], out[count, 1] = lane, slots[k]
                 count += 1
             elif heads[lane, slots[k]] == 0:
@@ -41,7 +41,7 @@ def _put_rows(
     stop: int,
     slots: Int64s,
     rows: Int64s,
-    at: Int64s,
+    steps: Int64s,
     sources: Int64s,
     fields: Int64s,
     lanes: Int64s,
@@ -49,29 +49,36 @@ def _put_rows(
 ) -> None:
     for field in range(fields.shape[0]):
         of_record, width, lane, offset = fields[field, 0], fields[field, 1], fields[field, 2], fields[field, 3]
-        page_rows, row_bytes = lanes[lane, 0], lanes[lane, 1]
+        page_rows, row_bytes, first = lanes[lane, 0], lanes[lane, 1], lanes[lane, 2]
         for k in range(start, stop):
             row = rows[k] if of_record else slots[k]
-            place = heads[lane, slots[k]] + (at[k] % page_rows) * row_bytes + offset
+            place = heads[lane, slots[k]] + ((steps[k] + first) % page_rows) * row_bytes + offset
             memcpy(place, sources[field] + row * width, width)
 
 
 def put_rows(
-    slots: Int64s, rows: Int64s, at: Int64s, sources: Int64s, fields: Int64s, lanes: Int64s, heads: Int64s, share: int
+    slots: Int64s,
+    rows: Int64s,
+    steps: Int64s,
+    sources: Int64s,
+    fields: Int64s,
+    lanes: Int64s,
+    heads: Int64s,
+    share: int,
 ) -> None:
-    """Copy every field of environment ``slots[k]`` to row ``at[k]`` of its episode.
+    """Copy every field of environment ``slots[k]`` to the row of step ``steps[k]`` of its episode.
 
     Args:
         slots: (n,) distinct.
         rows: (n,) where a source has a row per environment of the record instead of one per environment.
-        at: (n,).
+        steps: (n,), -1 for the beginning of an episode.
         sources: (F,) addresses of contiguous rows.
         fields: (F, 4): whether rows are those of the record, bytes of a row, lane, offset in the lane's row.
-        lanes: (L, 2): rows of a page, bytes of a row.
+        lanes: (L, 3): rows of a page, bytes of a row, whether there is a row for the beginning.
         heads: (L, N) address of the newest page.
         share: environments that are worth a thread of their own.
     """
     if len(slots) < 2 * share:
-        _put_rows(0, len(slots), slots, rows, at, sources, fields, lanes, heads)
+        _put_rows(0, len(slots), slots, rows, steps, sources, fields, lanes, heads)
     else:
-        run(_put_rows, len(slots), slots, rows, at, sources, fields, lanes, heads, min_rows=share)
+        run(_put_rows, len(slots), slots, rows, steps, sources, fields, lanes, heads, min_rows=share)

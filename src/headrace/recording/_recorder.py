@@ -6,6 +6,7 @@ import atexit
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
-from headrace.recording._fields import as_array, check_choice, needs_frames
+from headrace.recording._fields import Field, as_array, check_choice, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.recording._sources import FieldSources
@@ -115,8 +116,8 @@ class EpisodeRecorder:
         self._process = os.getpid()
         self._in_step = False
         self._sources: FieldSources | None = None
-        self._moments: RunningRows | None = None
-        self._acts: RunningRows | None = None
+        self._rows: RunningRows | None = None
+        self._planned = False
         self._num_envs = 0
         self._episodes: NDArray[np.int64] = np.empty(0, np.int64)
         self._seeds: list[int] = []
@@ -143,7 +144,7 @@ class EpisodeRecorder:
 
     def held_bytes(self) -> int:
         """Memory of running and waiting episodes."""
-        running = sum(lane.held_bytes() for part in self._running for lane in part.lanes)
+        running = 0 if self._rows is None else sum(lane.held_bytes() for lane in self._rows.lanes)
         return running + (self._writer.held_bytes() if self._writer else 0)
 
     def after_reset(self, record: ResetRecord) -> None:
@@ -162,9 +163,9 @@ class EpisodeRecorder:
         # an interrupt before the last line leaves environments without an episode, not episodes without a beginning
         self._episodes[env_ids] = -1
         found = self._sources.of_reset(record)
-        if self._moments is None:
-            self._moments = RunningRows(found, self._num_envs, with_first=True)
-        self._moments.write(found, env_ids, np.arange(len(env_ids)), np.zeros(len(env_ids), np.int64))
+        if self._rows is None:
+            self._rows = RunningRows(self._num_envs, found)
+        self._rows.write_first(found, env_ids, np.arange(len(env_ids)))
         self._episodes[env_ids] = record.episode_ids.numpy()
 
     def after_substep(self, record: SubstepRecord) -> None:
@@ -181,7 +182,7 @@ class EpisodeRecorder:
             # an interrupt came in the middle of a step that the caller survived: running episodes have a gap
             self._in_step = False
             self._drop_running()
-        if not self._num_envs or self._sources is None:
+        if self._rows is None or self._sources is None:
             # attached in the middle of everything: no episode's beginning was seen yet
             done = record.step.terminated | record.step.truncated
             self._report.begun_before += int(done[record.env_ids].sum())
@@ -190,12 +191,17 @@ class EpisodeRecorder:
         substeps = torch.stack(self._substeps, dim=1) if self._substeps else None
         record, substeps = self._sources.step_on_host(record, substeps)
         env_ids = record.env_ids.numpy()
-        seen = self._episodes[env_ids] == record.episode_ids.numpy()
-        rows = np.flatnonzero(seen)
+        rows = np.flatnonzero(self._episodes[env_ids] == record.episode_ids.numpy())
         slots = env_ids[rows]
         if len(slots):
-            self._write(record, slots, rows, substeps)
-            self._lengths[slots] += 1
+            found, lengths = self._sources.of_step(record, substeps), self._lengths[slots]
+            if not self._planned:
+                self._rows.add_acts(found)
+                if self.store.entries:
+                    _compare_fields(self._rows.fields, self.store.path / self.store.entries[-1].file)
+                self._planned = True
+            self._rows.write(found, slots, rows, lengths)
+            self._lengths[slots] = lengths + 1
             self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
         self._end_episodes(record, env_ids)
         self._in_step = False
@@ -260,24 +266,6 @@ class EpisodeRecorder:
         self._lengths = np.zeros(num_envs, np.int64)
         self._returns = np.zeros(num_envs)
 
-    @property
-    def _running(self) -> list[RunningRows]:
-        return [part for part in (self._moments, self._acts) if part is not None]
-
-    def _write(
-        self, record: StepRecord, slots: NDArray[np.int64], rows: NDArray[np.int64], substeps: Tensor | None
-    ) -> None:
-        """Copy one step: environments ``slots``, which are ``rows`` of the record."""
-        assert self._sources is not None
-        assert self._moments is not None
-        found, lengths = self._sources.of_act(record, substeps), self._lengths[slots]
-        if self._acts is None:
-            self._acts = RunningRows(found, self._num_envs, with_first=False)
-            if self.store.entries:
-                _compare_fields(self._running, self.store.path / self.store.entries[-1].file)
-        self._acts.write(found, slots, rows, lengths)
-        self._moments.write(self._sources.of_moment(record), slots, rows, lengths + 1)
-
     def _end_episodes(self, record: StepRecord, env_ids: NDArray[np.int64]) -> None:
         step = record.step
         done = (as_array(step.terminated, "terminated") | as_array(step.truncated, "truncated"))[env_ids]
@@ -314,14 +302,9 @@ class EpisodeRecorder:
             instruction=self._instructions[slot],
         )
         if self._keeps(meta):
-            self._ready.append(
-                FinishedEpisode(
-                    meta=meta,
-                    group="failed" if self.cfg.keep == "failed_apart" and not success else "episodes",
-                    lanes=tuple([taken for part in self._running for taken in part.take(slot, meta.length)]),
-                    empty=tuple([field for part in self._running for field in part.empty]),
-                )
-            )
+            assert self._rows is not None
+            group = "failed" if self.cfg.keep == "failed_apart" and not success else "episodes"
+            self._ready.append(self._rows.finish(slot, meta, group))
             self._report.finished += 1
         self._lengths[slot] = 0
         self._forget(slot)
@@ -351,9 +334,8 @@ class EpisodeRecorder:
             self._report.abandoned += 1
         self._lengths[slot] = 0
         self._returns[slot] = 0.0
-        for part in self._running:
-            for lane in part.lanes:
-                lane.drop(slot)
+        if self._rows is not None:
+            self._rows.drop(slot)
 
     def _drop_running(self) -> None:
         for slot in range(self._num_envs):
@@ -370,11 +352,11 @@ def _needs(fields: tuple[str, ...]) -> frozenset[Need]:
     return frozenset(wanted)
 
 
-def _compare_fields(running: list[RunningRows], path: Path) -> None:
+def _compare_fields(fields: Iterable[Field], path: Path) -> None:
     """Refuse to resume a dataset, of which ``path`` is an episode, with other fields."""
     file = EpisodeFile(path)
     there = {name: (file.field(name).dtype, file.field(name).shape) for name in file.names}
-    here = {field.name: (field.dtype, field.shape) for part in running for field in part.fields}
+    here = {field.name: (field.dtype, field.shape) for field in fields}
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
             was, now = (

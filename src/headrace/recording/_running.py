@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headrace._kernels.pages import find_starts, put_rows
 from headrace.errors import DataError
 from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._fields import Array, Field
-from headrace.recording._sources import Sources
+from headrace.recording._fields import Array, Field, as_array
+from headrace.recording._sources import PER_ROW, Sources
 from headrace.recording._store import Group
 
 Index = NDArray[np.int64]
@@ -29,13 +31,9 @@ _SMALL = 4096
 class Lane:
     """Some fields side by side in a row, in pages of every environment's running episode. Pages that come back are used
     again: the system clears fresh memory first, which takes as long as the copy.
-
-    Args:
-        fields: of one row.
-        heads: (num_envs,) kept up to date: the address of each environment's newest page, 0 without one.
     """
 
-    def __init__(self, fields: Sequence[Field], heads: Index) -> None:
+    def __init__(self, fields: Sequence[Field], num_envs: int) -> None:
         self.fields = tuple(fields)
         ends = np.cumsum([0, *(field.row_bytes for field in fields)]).tolist()
         self.width: int = ends[-1]
@@ -51,30 +49,27 @@ class Lane:
         self.offsets: list[int] = ends[:-1]
         """Of each field in a row."""
         self.page_rows = max(1, min(_PAGE_ROWS, _PAGE_BYTES // self.width))
-        self._heads = heads
-        self._pages: list[list[Array]] = [[] for _ in heads]
+        self._pages: list[list[Array]] = [[] for _ in range(num_envs)]
         self._spare: deque[Array] = deque()
 
-    def begin_page(self, slot: int) -> None:
-        """Give an environment a page for its next rows."""
+    def begin_page(self, slot: int) -> int:
+        """Give an environment a page for its next rows; returns its address."""
         try:
             page = self._spare.pop()
         except IndexError:
             page = np.empty(self.page_rows, self._dtype)
         self._pages[slot].append(page)
-        self._heads[slot] = _address(page)
+        return _address(page)
 
     def take(self, slot: int, count: int) -> list[Array]:
         """Hand over the pages of an environment whose episode has ``count`` rows, and forget them."""
         pages, self._pages[slot] = self._pages[slot], []
-        self._heads[slot] = 0
         left = count % self.page_rows
         return [*pages[:-1], pages[-1][:left]] if left else pages
 
     def drop(self, slot: int) -> None:
         """Forget an environment's rows."""
         pages, self._pages[slot] = self._pages[slot], []
-        self._heads[slot] = 0
         self._spare.extend(pages)
 
     def give_back(self, pages: list[Array]) -> None:
@@ -129,67 +124,129 @@ class FinishedEpisode:
             pages.clear()
 
 
-class RunningRows:
-    """Some fields of every environment's running episode, all with one row per step, or all with one more."""
+class _Column:
+    """Where a field's rows are found. A source is checked whole where it looks different from that of the last step."""
 
-    def __init__(self, sources: Sources, num_envs: int, *, with_first: bool) -> None:
-        self.fields = tuple(
-            [
-                Field(name=name, dtype=values.dtype, shape=tuple(values.shape[1:]), with_first=with_first)
-                for name, (values, _) in sources.items()
-            ]
-        )
-        small = [field for field in self.fields if 0 < field.row_bytes <= _SMALL]
-        groups = [*([small] if small else []), *([field] for field in self.fields if field.row_bytes > _SMALL)]
-        self._heads = np.zeros((len(groups), num_envs), np.int64)
-        self.lanes = [Lane(group, heads) for group, heads in zip(groups, self._heads, strict=True)]
-        """Where the rows are."""
-        self._with_first = with_first
+    def __init__(self, field: Field, num_envs: int) -> None:
+        self.field = field
         self._num_envs = num_envs
-        self._copied = [field for lane in self.lanes for field in lane.fields]
-        self._sizes = np.array([(lane.page_rows, lane.width) for lane in self.lanes], np.int64).reshape(-1, 2)
-        self._places = np.array(
-            [
-                (not sources[field.name][1], field.row_bytes, number, offset)
-                for number, lane in enumerate(self.lanes)
-                for field, offset in zip(lane.fields, lane.offsets, strict=True)
-            ],
-            np.int64,
-        ).reshape(-1, 4)
-        self._share = _SHARE // max(1, sum(lane.width for lane in self.lanes)) + 1
-        self._addresses = np.empty(len(self._copied), np.int64)
-        self._starts = np.empty((len(self.lanes) * num_envs, 2), np.int64)
+        self._dtype: torch.dtype | None = None
+        self._shape = torch.Size()
 
-    @property
-    def empty(self) -> tuple[Field, ...]:
-        """The fields whose rows have no bytes, and which need no memory."""
-        return tuple([field for field in self.fields if not field.row_bytes])
-
-    def take(self, slot: int, length: int) -> list[tuple[Lane, list[Array]]]:
-        """Hand over the rows of an environment whose episode has ``length`` steps, and forget them."""
-        return [(lane, lane.take(slot, length + self._with_first)) for lane in self.lanes]
-
-    def write(self, sources: Sources, slots: Index, rows: Index, at: Index) -> None:
-        """Copy rows of environments ``slots``, which are ``rows`` of the record, to rows ``at`` of their episodes."""
-        for field in self.fields:
-            self._check(field, sources[field.name], rows)
-        # what is copied here must live until the end of the call
-        kept = [np.ascontiguousarray(sources[field.name][0]) for field in self._copied]
-        self._addresses[:] = [_address(values) for values in kept]
-        slots, rows, at = (np.ascontiguousarray(index, np.int64) for index in (slots, rows, at))
-        count = find_starts(slots, at, self._sizes, self._heads, self._starts)
-        assert count >= 0, "a row without the rows before it"
-        for lane, slot in self._starts[:count].tolist():
-            self.lanes[lane].begin_page(slot)
-        put_rows(slots, rows, at, self._addresses, self._places, self._sizes, self._heads, self._share)
-
-    def _check(self, field: Field, source: tuple[Array, bool], rows: Index) -> None:
-        values, per_env = source
+    def find(self, value: Tensor | Array, least: int, kept: list[Array]) -> int:
+        """Address of the rows of a source, of which ``least`` are read at the least; ``kept`` keeps a copy alive."""
+        if (
+            isinstance(value, Tensor)
+            and value.dtype == self._dtype
+            and value.shape == self._shape
+            and value.shape[0] >= least
+            and value.is_contiguous()
+            and value.is_cpu
+        ):
+            return value.data_ptr()
+        field, values = self.field, as_array(value, self.field.name)
         if values.dtype != field.dtype or values.shape[1:] != field.shape:
             raise DataError(
                 f"{field.name}: expected rows of {field.dtype}{field.shape} as in the first step, got "
                 f"{values.dtype}{tuple(values.shape[1:])}; an episode's dtype and shape must not change"
             )
-        if len(values) != self._num_envs if per_env else len(rows) and rows[-1] >= len(values):
-            expected = f"a row for each of {self._num_envs} environments" if per_env else "a row per environment"
-            raise DataError(f"{field.name}: expected {expected}, got {len(values)}")
+        per_row = field.name in PER_ROW
+        if len(values) < least if per_row else len(values) != self._num_envs:
+            expected = "per environment" if per_row else f"for each of {self._num_envs} environments"
+            raise DataError(f"{field.name}: expected a row {expected}, got {len(values)}")
+        if isinstance(value, Tensor):
+            self._dtype, self._shape = value.dtype, value.shape
+        kept.append(np.ascontiguousarray(values))
+        return _address(kept[-1])
+
+
+class RunningRows:
+    """The fields of every environment's running episode: what there is at a moment, then what belongs to a step.
+
+    Args:
+        num_envs: environments.
+        moments: fields with a row at the beginning of an episode and after every step.
+    """
+
+    def __init__(self, num_envs: int, moments: Sources) -> None:
+        self._num_envs = num_envs
+        self.fields: tuple[Field, ...] = ()
+        self.lanes: list[Lane] = []
+        """Where the rows are."""
+        self._columns: list[_Column] = []
+        self._empty: list[_Column] = []
+        self._heads = np.empty((0, num_envs), np.int64)
+        self._sizes = np.empty((0, 3), np.int64)
+        self._places = np.empty((0, 4), np.int64)
+        self._add(moments, with_first=True)
+        self._moments = len(self._columns), len(self.lanes)
+
+    def add_acts(self, sources: Sources) -> None:
+        """Take the other fields, with one row per step, as well."""
+        known = {field.name for field in self.fields}
+        self._add({name: value for name, value in sources.items() if name not in known}, with_first=False)
+
+    def _add(self, sources: Sources, *, with_first: bool) -> None:
+        arrays = {name: as_array(value, name) for name, value in sources.items()}
+        fields = [
+            Field(name=name, dtype=values.dtype, shape=tuple(values.shape[1:]), with_first=with_first)
+            for name, values in arrays.items()
+        ]
+        small = [field for field in fields if 0 < field.row_bytes <= _SMALL]
+        groups = [*([small] if small else []), *([field] for field in fields if field.row_bytes > _SMALL)]
+        lanes = [Lane(group, self._num_envs) for group in groups]
+        places = [
+            (field.name in PER_ROW, field.row_bytes, number, offset)
+            for number, lane in enumerate(lanes, start=len(self.lanes))
+            for field, offset in zip(lane.fields, lane.offsets, strict=True)
+        ]
+        sizes = [(lane.page_rows, lane.width, with_first) for lane in lanes]
+        self.fields += tuple(fields)
+        self.lanes += lanes
+        self._columns += [_Column(field, self._num_envs) for lane in lanes for field in lane.fields]
+        self._empty += [_Column(field, self._num_envs) for field in fields if not field.row_bytes]
+        self._heads = np.concatenate([self._heads, np.zeros((len(lanes), self._num_envs), np.int64)])
+        self._sizes = np.concatenate([self._sizes, np.array(sizes, np.int64).reshape(-1, 3)])
+        self._places = np.concatenate([self._places, np.array(places, np.int64).reshape(-1, 4)])
+        self._share = _SHARE // max(1, sum(lane.width for lane in self.lanes)) + 1
+        self._addresses = np.empty(len(self._columns), np.int64)
+        self._starts = np.empty((len(self.lanes) * self._num_envs, 2), np.int64)
+
+    def finish(self, slot: int, meta: EpisodeMeta, group: Group) -> FinishedEpisode:
+        """Hand over the rows of an environment whose episode has ended, and forget them."""
+        self._heads[:, slot] = 0
+        return FinishedEpisode(
+            meta=meta,
+            group=group,
+            lanes=tuple([(lane, lane.take(slot, lane.fields[0].rows(meta.length))) for lane in self.lanes]),
+            empty=tuple([column.field for column in self._empty]),
+        )
+
+    def drop(self, slot: int) -> None:
+        """Forget an environment's rows."""
+        self._heads[:, slot] = 0
+        for lane in self.lanes:
+            lane.drop(slot)
+
+    def write_first(self, moments: Sources, slots: Index, rows: Index) -> None:
+        """Copy the rows that episodes begin with: environments ``slots``, which are ``rows`` of the record."""
+        columns, lanes = self._moments
+        self._write(moments, columns, lanes, slots, rows, np.full(len(slots), -1))
+
+    def write(self, sources: Sources, slots: Index, rows: Index, steps: Index) -> None:
+        """Copy step ``steps`` of the episodes in environments ``slots``, which are ``rows`` of the record."""
+        self._write(sources, len(self._columns), len(self.lanes), slots, rows, steps)
+
+    def _write(self, sources: Sources, columns: int, lanes: int, slots: Index, rows: Index, steps: Index) -> None:
+        least = int(rows[-1]) + 1 if len(rows) else 0
+        kept: list[Array] = []
+        addresses, heads, sizes = self._addresses[:columns], self._heads[:lanes], self._sizes[:lanes]
+        addresses[:] = [column.find(sources[column.field.name], least, kept) for column in self._columns[:columns]]
+        for column in self._empty:
+            if column.field.name in sources:
+                column.find(sources[column.field.name], least, kept)
+        count = find_starts(slots, steps, sizes, heads, self._starts)
+        assert count >= 0, "a row without the rows before it"
+        for lane, slot in self._starts[:count].tolist():
+            heads[lane, slot] = self.lanes[lane].begin_page(slot)
+        put_rows(slots, rows, steps, addresses, self._places[:columns], sizes, heads, self._share)

@@ -15,8 +15,11 @@ from headrace.errors import DataError
 from headrace.recording._fields import Array, as_array, choose_observations
 from headrace.types import Obs, ResetRecord, Step, StepInfo, StepRecord
 
-Sources: TypeAlias = Mapping[str, tuple[Array, bool]]
-"""Field → (values, borrowed; whether they have a row per environment, or only per row of the record)."""
+Sources: TypeAlias = "Mapping[str, Tensor | Array]"
+"""Field → values, borrowed."""
+
+PER_ROW = frozenset({"states", "processed_actions", "substeps"})
+"""Fields with a row per row of the record; others have one per environment."""
 
 
 class FieldSources:
@@ -115,42 +118,36 @@ class FieldSources:
         """What there is at the beginning of an episode: observations and states."""
         return self._of_moment(record.obs, record.states, "attach before reset")
 
-    def of_moment(self, record: StepRecord) -> Sources:
-        """What there is after a step; where an episode ended, at its end."""
-        info = record.step.info
-        obs, final, mask = record.step.obs, info.get("final_obs"), info.get("_final_obs")
-        found = self._of_moment(obs, record.states, "leave it out")
-        if mask is None or final is None or final is obs:
-            return found
-        # an environment that is not ours shows the new episode already
-        ended = as_array(mask, "_final_obs")
-        merged = dict(found)
-        for name, path in self._observations:
-            merged[name] = found[name][0].copy(), True
-            merged[name][0][ended] = _follow(final, path, name)[ended]
-        return merged
+    def of_step(self, record: StepRecord, substeps: Tensor | None) -> Sources:
+        """What there is after a step, or at the end of an episode, and what belongs to the step itself.
 
-    def of_act(self, record: StepRecord, substeps: Tensor | None) -> Sources:
-        """What belongs to the step itself. ``substeps``: (n, decimation, S) where they are recorded."""
-        step = record.step
-        found: dict[str, tuple[Array, bool]] = {}
-        if "actions" in self._choice:
-            found["actions"] = as_array(record.actions, "actions"), True
-        if "rewards" in self._choice:
-            found["rewards"] = as_array(step.reward, "rewards"), True
-        if "flags" in self._choice:
-            found["terminated"] = as_array(step.terminated, "terminated"), True
-            found["truncated"] = as_array(step.truncated, "truncated"), True
-        if "processed_actions" in self._choice:
-            found["processed_actions"] = _given("processed_actions", record.processed_actions, "leave it out"), False
-        if "substeps" in self._choice:
-            found["substeps"] = _given("substeps", substeps, "leave it out"), False
+        ``substeps``: (n, decimation, S) where they are recorded.
+        """
+        step, choice = record.step, self._choice
+        found = self._of_moment(step.obs, record.states, "leave it out")
+        final, mask = step.info.get("final_obs"), step.info.get("_final_obs")
+        if mask is not None and final is not None and final is not step.obs:
+            # an environment that is not ours shows the new episode already
+            ended = as_array(mask, "_final_obs")
+            for name, path in self._observations:
+                found[name] = merged = as_array(found[name], name).copy()
+                merged[ended] = as_array(_leaf(final, path), name)[ended]
+        if "actions" in choice:
+            found["actions"] = record.actions
+        if "rewards" in choice:
+            found["rewards"] = step.reward
+        if "flags" in choice:
+            found["terminated"], found["truncated"] = step.terminated, step.truncated
+        if "processed_actions" in choice:
+            found["processed_actions"] = _given("processed_actions", record.processed_actions, "leave it out")
+        if "substeps" in choice:
+            found["substeps"] = _given("substeps", substeps, "leave it out")
         return found
 
-    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> Sources:
-        found = {name: (_follow(obs, path, name), True) for name, path in self._observations}
+    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> dict[str, Tensor | Array]:
+        found: dict[str, Tensor | Array] = {name: _leaf(obs, path) for name, path in self._observations}
         if "states" in self._choice:
-            found["states"] = _given("states", states, advice), False
+            found["states"] = _given("states", states, advice)
         return found
 
 
@@ -160,11 +157,7 @@ def _leaf(obs: Any, path: LeafPath) -> Any:
     return obs
 
 
-def _follow(obs: Any, path: LeafPath, name: str) -> Array:
-    return as_array(_leaf(obs, path), name)
-
-
-def _given(name: str, values: Tensor | Array | None, advice: str) -> Array:
+def _given(name: str, values: Tensor | None, advice: str) -> Tensor:
     if values is None:
         raise DataError(f"fields: {name!r} was chosen, but the environment gives none; {advice}")
-    return as_array(values, name)
+    return values

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from headrace.errors import HeadraceError, LifecycleError, StorageError
 from headrace.recording._running import FinishedEpisode
@@ -56,6 +57,9 @@ class BackgroundWriter:
 
     def put_all(self, episodes: deque[FinishedEpisode]) -> None:
         """Take the episodes out of ``episodes`` one by one as there is room, then wait for those that are overdue."""
+        if not episodes and not self._waits and not self._closing:
+            self.check()
+            return
         with self._changed:
             if self._closing:
                 raise LifecycleError("the recorder is closed; make a new one with resume=True to record on")
@@ -180,5 +184,8 @@ class BackgroundWriter:
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            self._busy = [self._queue.popleft() for _ in range(min(len(self._queue), most))]
+            # in both for a moment: whoever looks without the lock finds no episode missing
+            self._busy = list(islice(self._queue, most))
+            for _ in self._busy:
+                self._queue.popleft()
             return bool(self._busy)
