@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,11 @@ members = st.lists(
     max_size=6,
     unique_by=lambda member: member[0],
 )
+
+
+def member(name: str, *pieces: bytes) -> Member:
+    """The first piece as header, the others as arrays."""
+    return Member(name, b"".join(pieces[:1]), [np.frombuffer(piece, np.uint8) for piece in pieces[1:]])
 
 
 def archive_bytes(content: Iterable[Member], buffer: int = 4096) -> tuple[bytes, str]:
@@ -39,8 +45,8 @@ def archive_bytes(content: Iterable[Member], buffer: int = 4096) -> tuple[bytes,
 def test_zipfile_reads_what_was_written_and_the_buffer_leaves_no_trace(content, more):
     # with more than the smaller buffer holds, checksums are taken before the content is copied
     content = [(name, [*pieces, bytes(range(250)) * (more // 250)]) for name, pieces in content]
-    whole, digest = archive_bytes(Member(name, pieces) for name, pieces in content)
-    assert archive_bytes([Member(name, pieces) for name, pieces in content], 1 << 20) == (whole, digest)
+    whole, digest = archive_bytes(member(name, *pieces) for name, pieces in content)
+    assert archive_bytes([member(name, *pieces) for name, pieces in content], 1 << 20) == (whole, digest)
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == {
@@ -54,7 +60,7 @@ def test_records_for_large_files_are_read_by_zipfile_and_by_another_program(tmp_
     monkeypatch.setattr(zip_writer, "ZIP64_FROM", limit)
     content = {f"member{number}": bytes([number]) * (50 * number) for number in range(6)}
     path = tmp_path / "x.zip"
-    path.write_bytes(archive_bytes(Member(name, [data]) for name, data in content.items())[0])
+    path.write_bytes(archive_bytes(member(name, data) for name, data in content.items())[0])
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == content
@@ -66,7 +72,7 @@ def test_records_for_large_files_are_read_by_zipfile_and_by_another_program(tmp_
 @pytest.mark.parametrize("limit", [1, 100_000])
 def test_every_changed_missing_or_added_byte_of_an_archive_is_found(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(zip_writer, "ZIP64_FROM", limit)
-    content = [Member("é/a.npy", [b"some", b"bytes"]), Member("empty", []), Member("b", [bytes(20)])]
+    content = [member("é/a.npy", b"some", b"bytes"), member("empty"), member("b", bytes(20))]
     path = tmp_path / "x.zip"
     whole, digest = archive_bytes(content)
     path.write_bytes(whole)
@@ -88,7 +94,7 @@ def test_every_changed_missing_or_added_byte_of_an_archive_is_found(tmp_path, mo
 
 
 def test_without_the_quick_checksums_the_bytes_are_the_same(monkeypatch):
-    content = [Member("a", [b"x" * 70_000, b"y"]), Member("b", [])]
+    content = [member("a", b"x" * 70_000, b"y"), member("b")]
     quick = archive_bytes(content)
     monkeypatch.setattr(zip_writer, "crc32", zlib.crc32)
     assert archive_bytes(content) == quick

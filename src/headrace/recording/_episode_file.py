@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.errors import DataError
 from headrace.recording._fields import NUMBERS, Array, Field
-from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, Piece, write_archive
+from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, write_archive
 
 FORMAT = "headrace-episode"
 VERSION = 1
@@ -78,15 +78,14 @@ def write_episode_file(
         Size in bytes, and the SHA-256 of the archive's directory, which has the CRC-32 of every member.
     """
     header = {"format": FORMAT, "version": VERSION, **meta.as_dict()}
-    members = [Member(_HEADER, [json.dumps(header).encode()])]
+    members = [Member(_HEADER, json.dumps(header).encode())]
     for field, rows in columns:
         shape = (field.rows(meta.length), *field.shape)
         arrays = [piece for piece in rows if piece.nbytes]
         missing = shape[0] * field.row_bytes - sum([piece.nbytes for piece in arrays])
         if missing:
             raise DataError(f"{field.name}: expected rows for the whole episode, {missing} bytes are missing")
-        pieces: list[Piece] = [_array_header(field.dtype, shape), *arrays]
-        members.append(Member(f"{field.name}.npy", pieces))
+        members.append(Member(f"{field.name}.npy", _array_header(field.dtype, shape), arrays))
     with BlockFile(handle, buffer) as file:
         digest = write_archive(file, members)
     return file.size, digest

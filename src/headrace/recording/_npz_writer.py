@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 
@@ -39,8 +39,6 @@ try:
 except ImportError:
     from zlib import crc32
 
-Piece: TypeAlias = "bytes | Array"
-
 ZIP64_FROM = 0xFFFFFFFF
 """Sizes and offsets from here on do not fit the plain records."""
 _DATE = 0 << 9 | 1 << 5 | 1  # 1 January 1980, the first that zip has
@@ -48,6 +46,8 @@ _TIME = 0
 _FLAGS = 0x800  # names are UTF-8
 _MODE = 0o100644 << 16
 _UNIX = 3 << 8
+_CHECKSUM = slice(14, 18)
+"""Where a local header has it."""
 _DAMAGED = "the file is damaged, restore it from a copy"
 UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, OSError, RuntimeError)
 """How an archive that is damaged in its directory shows it."""
@@ -55,30 +55,33 @@ UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of the archive; its content in pieces, which are borrowed: bytes, or arrays of any strides."""
+    """A file of the archive: a header, and after it the elements of arrays of any strides, which are borrowed."""
 
     name: str
-    pieces: Sequence[Piece]
+    header: bytes
+    arrays: Sequence[Array] = ()
 
 
 def write_archive(file: BlockFile, members: Iterable[Member]) -> str:
     """Write an archive; returns the SHA-256 of its directory."""
     directory: list[bytes] = []
     for member in members:
-        name, offset = member.name.encode(), file.size
-        pieces = [np.frombuffer(piece, np.uint8) if isinstance(piece, bytes) else piece for piece in member.pieces]
-        size = sum([piece.nbytes for piece in pieces])
-        if header := file.take(len(_local_header(name, size, 0)), size):
-            for piece in pieces:
-                file.write(piece)
+        name, offset, arrays = member.name.encode(), file.size, member.arrays
+        size = len(member.header) + sum([array.nbytes for array in arrays])
+        begin = _local_header(name, size, 0) + member.header
+        if place := file.take(len(begin), size - len(member.header)):
+            place[:] = begin
+            for array in arrays:
+                file.write(array)
             checksum = crc32(file.newest(size))
-            header[:] = _local_header(name, size, checksum)
+            place[_CHECKSUM] = checksum.to_bytes(4, "little")
         else:
-            checksum = 0
-            for piece in pieces:
-                checksum = crc32(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data, checksum)
-            for piece in (np.frombuffer(_local_header(name, size, checksum), np.uint8), *pieces):
-                file.write(piece)
+            checksum = crc32(member.header)
+            for array in arrays:
+                checksum = crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, checksum)
+            begin = _local_header(name, size, checksum) + member.header
+            for array in (np.frombuffer(begin, np.uint8), *arrays):
+                file.write(array)
         directory.append(_directory_entry(name, size, checksum, offset))
     listing = b"".join(directory)
     file.write(np.frombuffer(listing + _end(len(directory), len(listing), file.size), np.uint8))
