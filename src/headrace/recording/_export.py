@@ -12,10 +12,11 @@ import errno
 import hashlib
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import ConfigError, DataError, StorageError, UnknownNameError
 from headrace.files import exchange, put_in_place, storage_error, write_whole
@@ -39,20 +40,11 @@ Progress = Callable[[int, int], None]
 class Unit:
     """Some consecutive episodes of an export."""
 
-    index: int
-    first_episode: int
+    index: int = 0
+    first_episode: int = 0
     """Number of its first episode in the export."""
-    first_step: int
-    episodes: tuple[Episode, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where an export begins to count; not at 0 where episodes are appended."""
-
-    unit: int = 0
-    episode: int = 0
-    step: int = 0
+    first_step: int = 0
+    episodes: tuple[Episode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +56,30 @@ class ExportOptions:
     stacks: Mapping[str, StackSpec] = field(default_factory=dict[str, StackSpec])
 
 
-class Exporter(Protocol):
+class Exporter(ABC):
     """One format."""
 
-    unit_bytes: int
+    unit_bytes = 256 << 20
     """Episode bytes after which a unit is full."""
     space: int
     """Bytes of disk that an export takes at most while it runs, for each byte of the episodes."""
-    start: Start
+    start = Unit()
+    """Where it begins to count; not at 0 where episodes are appended."""
 
+    def __init__(self, dataset: EpisodeDataset) -> None:
+        self._dataset = dataset
+
+    @abstractmethod
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Refuse what the format cannot hold, before anything is written."""
-        ...
 
+    @abstractmethod
     def write_unit(self, unit: Unit, folder: Path) -> None:
         """Write a unit's files into a new directory."""
-        ...
 
+    @abstractmethod
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Put whole units together at ``out``, a file or directory that does not exist; the units stay as they are."""
-        ...
 
 
 def export_dataset(
@@ -297,16 +293,16 @@ def _forget_partial(partial: Path) -> None:
     shutil.rmtree(partial)
 
 
-def _split(dataset: EpisodeDataset, unit_bytes: int, start: Start) -> list[Unit]:
+def _split(dataset: EpisodeDataset, unit_bytes: int, start: Unit) -> list[Unit]:
     units: list[Unit] = []
     held: list[Episode] = []
-    size, first, step = 0, start.episode, start.step
+    size, first, step = 0, start.first_episode, start.first_step
     for number, episode in enumerate(dataset):
         held.append(episode)
         size += episode.entry.size
         if size >= unit_bytes or number == len(dataset) - 1:
             units.append(
-                Unit(index=start.unit + len(units), first_episode=first, first_step=step, episodes=tuple(held))
+                Unit(index=start.index + len(units), first_episode=first, first_step=step, episodes=tuple(held))
             )
             first += len(held)
             step += sum(episode.meta.length for episode in held)

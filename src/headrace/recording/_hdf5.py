@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,9 @@ import numpy as np
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.recording._dataset import EpisodeDataset
-from headrace.recording._export import Start, Unit
-from headrace.recording._fields import Array, Field
+from headrace.recording._episode_file import EpisodeMeta
+from headrace.recording._export import Exporter, Unit
+from headrace.recording._fields import Field
 from headrace.recording._info import INFO, DatasetInfo, whole_space
 
 if TYPE_CHECKING:
@@ -48,17 +49,10 @@ def open_hdf5(path: Path, mode: str) -> h5py.File:
     return library.File(path, mode, track_order=True)
 
 
-def put(group: h5py.Group, name: str, values: Array) -> None:
-    """Write an array, making the groups on the way to it."""
-    *groups, leaf = name.split("/")
-    for step in groups:
-        group = group.require_group(step)
-    group.create_dataset(leaf, data=values)
-
-
-def put_attributes(group: h5py.Group | h5py.File, attributes: Iterable[tuple[str, Any]]) -> None:
-    """Write attributes; those that are None are left out."""
-    for name, value in attributes:
+def put_meta(group: h5py.Group, meta: EpisodeMeta, **more: int) -> None:
+    """Write what an episode is as attributes; those that are not known are left out."""
+    known = {"seed": meta.seed, "success": meta.success, "episode_id": meta.episode_id}
+    for name, value in {**more, **known, "instruction": meta.instruction or None}.items():
         if value is not None:
             # a seed may be larger than any integer of HDF5
             large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
@@ -90,16 +84,10 @@ GYM_TYPE = 2
 """robomimic's number for a Gymnasium environment."""
 
 
-class RobomimicExporter:
+class RobomimicExporter(Exporter):
     """Writes one ``.hdf5`` file."""
 
-    unit_bytes = 256 << 20
     space = 4  # observations are stored twice, as obs and next_obs, and all of it in units and in the result
-
-    start = Start()
-
-    def __init__(self, dataset: EpisodeDataset) -> None:
-        self._dataset = dataset
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Demonstrations need actions."""
@@ -115,29 +103,20 @@ class RobomimicExporter:
             for number, episode in enumerate(unit.episodes, start=unit.first_episode):
                 meta = episode.meta
                 demo = data.create_group(f"demo_{number}")
-                put_attributes(
-                    demo,
-                    [
-                        ("num_samples", meta.length),
-                        ("seed", meta.seed),
-                        ("success", meta.success),
-                        ("episode_id", meta.episode_id),
-                        ("instruction", meta.instruction or None),
-                    ],
-                )
+                put_meta(demo, meta, num_samples=meta.length)
                 for name in episode.names:
                     values = episode.read(name)
                     if name.startswith("obs/"):
-                        put(demo, name, values[:-1])
-                        put(demo, f"next_{name}", values[1:])
+                        demo.create_dataset(name, data=values[:-1])
+                        demo.create_dataset(f"next_{name}", data=values[1:])
                     elif name == "states":
-                        put(demo, "states", values[:-1])
-                        put(demo, "initial_state/physics", values[:1])
+                        demo.create_dataset("states", data=values[:-1])
+                        demo.create_dataset("initial_state/physics", data=values[:1])
                     else:
-                        put(demo, name, values)
+                        demo.create_dataset(name, data=values)
                 if "terminated" in episode.names:
                     dones = episode.read("terminated") | episode.read("truncated")
-                    put(demo, "dones", dones.astype(np.int64))
+                    demo.create_dataset("dones", data=dones.astype(np.int64))
 
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Join the units in natural order and add attributes and masks."""
@@ -157,7 +136,7 @@ class RobomimicExporter:
             }
             for mask, chosen in masks.items():
                 if chosen:
-                    put(file.require_group("mask"), mask, np.array(chosen, dtype="S"))
+                    file.create_dataset(f"mask/{mask}", data=np.array(chosen, dtype="S"))
 
 
 MINARI_VERSION = "0.5.4"
@@ -167,16 +146,13 @@ _MINARI_NAMES = {"rewards": "rewards", "terminated": "terminations", "truncated"
 _ID = re.compile(r"[-_\w]+-v\d+")
 
 
-class MinariExporter:
+class MinariExporter(Exporter):
     """Writes one dataset directory."""
 
-    unit_bytes = 256 << 20
     space = 2  # in units and in the result
 
-    start = Start()
-
     def __init__(self, dataset: EpisodeDataset) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._fields: list[Field] = []
         self._name = ""
         self._about: dict[str, str] = {}
@@ -211,24 +187,12 @@ class MinariExporter:
             for number, episode in enumerate(unit.episodes, start=unit.first_episode):
                 meta = episode.meta
                 group = file.require_group("episodes").create_group(f"episode_{number}")
-                put_attributes(
-                    group,
-                    [
-                        ("id", number),
-                        ("seed", meta.seed),
-                        ("total_steps", meta.length),
-                        ("success", meta.success),
-                        ("episode_id", meta.episode_id),
-                        ("instruction", meta.instruction or None),
-                    ],
-                )
+                put_meta(group, meta, id=number, total_steps=meta.length)
                 for name in episode.names:
+                    path = _MINARI_NAMES.get(name, f"infos/{name}")
                     if name.startswith("obs/"):
-                        put(group, name.replace("obs/", "observations/", 1), episode.read(name))
-                    elif name in _MINARI_NAMES:
-                        put(group, _MINARI_NAMES[name], episode.read(name))
-                    else:
-                        put(group, f"infos/{name}", episode.read(name))
+                        path = name.replace("obs/", "observations/", 1)
+                    group.create_dataset(path, data=episode.read(name))
 
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Join the units and describe the spaces."""

@@ -24,7 +24,7 @@ from headrace.errors import ConfigError, DataError, UnknownNameError, require_ex
 from headrace.files import link_or_copy, read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._episode_file import Kinds, check_record, is_count, is_text
-from headrace.recording._export import ExportOptions, Start, Unit
+from headrace.recording._export import Exporter, ExportOptions, Unit
 from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_image
 from headrace.recording._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
 from headrace.recording._video import Mp4Writer
@@ -179,14 +179,13 @@ class Appended:
         return {(seed, episode, attempt): digest for seed, episode, attempt, digest in self.about["episodes"]}
 
 
-class LeRobotExporter:
+class LeRobotExporter(Exporter):
     """Writes one dataset directory. A unit is one parquet file and one video file for each camera."""
 
-    unit_bytes = 256 << 20
     space = 1  # units are linked into the result
 
     def __init__(self, dataset: EpisodeDataset, options: ExportOptions, appended: Appended | None = None) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._appended = appended
         self._options = options
         wanted = dataset.info.fps if options.fps is None else options.fps
@@ -207,10 +206,9 @@ class LeRobotExporter:
         self._judged = all(entry.success is not None for entry in dataset.entries)
         self._arrow = require_extra("pyarrow", extra="record", purpose="LeRobot's parquet files")
         self._parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-        self.start = Start()
         if appended is not None:
             about = appended.about
-            self.start = Start(unit=about["units"], episode=len(about["episodes"]), step=about["steps"])
+            self.start = Unit(index=about["units"], first_episode=len(about["episodes"]), first_step=about["steps"])
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Actions and observations make a LeRobot dataset; column ranks end at 5."""
@@ -299,7 +297,7 @@ class LeRobotExporter:
         yield "frame_index", steps
         yield "episode_index", np.full(length, number)
         yield "index", first_step + steps
-        yield "task_index", np.full(length, self._tasks.index(self._task_of[number - self.start.episode]))
+        yield "task_index", np.full(length, self._tasks.index(self._task_of[number - self.start.first_episode]))
 
     def _add_video(self, video: Mp4Writer, feature: Feature, episode: Episode) -> Stats:
         length = episode.meta.length
@@ -316,7 +314,7 @@ class LeRobotExporter:
     def _line(self, unit: Unit, number: int, first_step: int, length: int) -> dict[str, Any]:
         return {
             "episode_index": number,
-            "tasks": [self._task_of[number - self.start.episode]],
+            "tasks": [self._task_of[number - self.start.first_episode]],
             "length": length,
             "data/chunk_index": unit.index // CHUNK,
             "data/file_index": unit.index % CHUNK,
@@ -336,7 +334,7 @@ class LeRobotExporter:
                 for file in sorted(path for path in (appended.path / place).rglob("*") if path.is_file()):
                     link_or_copy(file, out / file.relative_to(appended.path))
             lines += self._parquet.read_table(appended.path / episodes).to_pylist()
-        for index, unit in enumerate(units, start=self.start.unit):
+        for index, unit in enumerate(units, start=self.start.index):
             place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
             link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
             for feature in self._features:
@@ -358,8 +356,8 @@ class LeRobotExporter:
             "features": self._described(),
             "tasks": self._tasks,
             "episodes": [*before, *([*entry.key, entry.sha256] for entry in self._dataset.entries)],
-            "steps": self.start.step + self._dataset.steps,
-            "units": self.start.unit + len(units),
+            "steps": self.start.first_step + self._dataset.steps,
+            "units": self.start.index + len(units),
             "recipe": dict(self._dataset.info.recipe),
         }
         (out / ABOUT).write_text(json.dumps(about))
@@ -383,7 +381,7 @@ class LeRobotExporter:
             "codebase_version": "v3.0",
             "robot_type": self._dataset.info.robot_type,
             "total_episodes": len(lines),
-            "total_frames": self.start.step + self._dataset.steps,
+            "total_frames": self.start.first_step + self._dataset.steps,
             "total_tasks": len(self._tasks),
             "chunks_size": CHUNK,
             "data_files_size_in_mb": 100,

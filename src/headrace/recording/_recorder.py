@@ -23,7 +23,7 @@ from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_
 from headrace.recording._fields import Field, as_array, check_choice, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, RunningRows
-from headrace.recording._sources import FieldSources
+from headrace.recording._sources import FieldSources, Told
 from headrace.recording._store import EpisodeStore
 from headrace.recording._writer import BackgroundWriter
 from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord
@@ -154,19 +154,18 @@ class EpisodeRecorder:
             self._begin(record)
         if self._sources is None:
             self._sources = FieldSources(self.cfg.fields, record.obs)
-        record = self._sources.reset_on_host(record)
-        env_ids = record.env_ids.numpy()
+        found, told = self._sources.of_reset(record)
+        env_ids, episode_ids = told["env_ids"].numpy(), told["episode_ids"].numpy()
         for row, slot in enumerate(env_ids.tolist()):
             self._forget(slot)
             self._seeds[slot] = record.seed
-            self._instructions[slot] = _instruction(record, row)
+            self._instructions[slot] = _instruction(record, row, int(episode_ids[row]))
         # an interrupt before the last line leaves environments without an episode, not episodes without a beginning
         self._episodes[env_ids] = -1
-        found = self._sources.of_reset(record)
         if self._rows is None:
             self._rows = RunningRows(self._num_envs, found)
         self._rows.write_first(found, env_ids, np.arange(len(env_ids)))
-        self._episodes[env_ids] = record.episode_ids.numpy()
+        self._episodes[env_ids] = episode_ids
 
     def after_substep(self, record: SubstepRecord) -> None:
         """Keep the states of a substep until its step is recorded."""
@@ -189,12 +188,12 @@ class EpisodeRecorder:
             return
         self._in_step = True
         substeps = torch.stack(self._substeps, dim=1) if self._substeps else None
-        record, substeps = self._sources.step_on_host(record, substeps)
-        env_ids = record.env_ids.numpy()
-        rows = np.flatnonzero(self._episodes[env_ids] == record.episode_ids.numpy())
+        found, told = self._sources.of_step(record, substeps)
+        env_ids = told["env_ids"].numpy()
+        rows = np.flatnonzero(self._episodes[env_ids] == told["episode_ids"].numpy())
         slots = env_ids[rows]
         if len(slots):
-            found, lengths = self._sources.of_step(record, substeps), self._lengths[slots]
+            lengths = self._lengths[slots]
             if not self._planned:
                 self._rows.add_acts(found)
                 if self.store.entries:
@@ -202,8 +201,8 @@ class EpisodeRecorder:
                 self._planned = True
             self._rows.write(found, slots, rows, lengths)
             self._lengths[slots] = lengths + 1
-            self._returns[slots] += as_array(record.step.reward, "rewards")[slots]
-        self._end_episodes(record, env_ids)
+            self._returns[slots] += as_array(told["rewards"], "rewards")[slots]
+        self._end_episodes(told, env_ids)
         self._in_step = False
         self._hand_over()
 
@@ -266,23 +265,17 @@ class EpisodeRecorder:
         self._lengths = np.zeros(num_envs, np.int64)
         self._returns = np.zeros(num_envs)
 
-    def _end_episodes(self, record: StepRecord, env_ids: NDArray[np.int64]) -> None:
-        step = record.step
-        done = (as_array(step.terminated, "terminated") | as_array(step.truncated, "truncated"))[env_ids]
+    def _end_episodes(self, told: Told, env_ids: NDArray[np.int64]) -> None:
+        done = (told["terminated"].numpy() | told["truncated"].numpy())[env_ids]
         if not done.any():
             return
-        ends = record.step.info.get("ends")
-        where: dict[int, int] = {}
-        if ends is not None:
-            where = {slot: row for row, slot in enumerate(ends.env_ids.tolist())}
+        success, diverged = (
+            dict(zip(told["ended"].tolist(), told[name].tolist(), strict=True)) if name in told else {}
+            for name in ("success", "diverged")
+        )
         for slot in env_ids[done].tolist():
-            row = where.get(slot)
-            success = diverged = None
-            if ends is not None and row is not None:
-                success = bool(ends.success[row]) if ends.success is not None else None
-                diverged = bool(ends.diverged[row])
             if self._lengths[slot]:
-                self._finish(slot, success, bool(diverged))
+                self._finish(slot, success.get(slot), diverged.get(slot, False))
             elif self._episodes[slot] < 0:
                 self._report.begun_before += 1
             self._episodes[slot] = -1
@@ -367,10 +360,10 @@ def _compare_fields(fields: Iterable[Field], path: Path) -> None:
             )
 
 
-def _instruction(record: ResetRecord, row: int) -> str:
+def _instruction(record: ResetRecord, row: int, episode_id: int) -> str:
     text = record.instructions[row] if record.instructions else ""
     if not is_text(text):
-        raise DataError(f"instructions: expected {TEXT}, got {text!r} for episode {int(record.episode_ids[row])}")
+        raise DataError(f"instructions: expected {TEXT}, got {text!r} for episode {episode_id}")
     return text
 
 
