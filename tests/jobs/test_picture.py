@@ -111,7 +111,7 @@ def test_a_renderer_is_chosen_for_pictures_videos_and_the_view(tmp_path: Path, c
 
 
 def test_a_video_is_drawn_with_the_chosen_renderer(tmp_path: Path) -> None:
-    from headrace.recording._video import read_frames
+    from headrace.recording._video import decode_frames
 
     register_camera("negative-film", lambda model, spec, threads: Negative(model, spec, threads=threads))
     brightness = []
@@ -125,7 +125,7 @@ def test_a_video_is_drawn_with_the_chosen_renderer(tmp_path: Path) -> None:
             renderer=name,
             output=tmp_path / name,
         )
-        brightness.append(float(np.mean(read_frames(tmp_path / f"{name}.mp4")[0])))
+        brightness.append(float(np.mean([*decode_frames(tmp_path / f"{name}.mp4")][0])))
     # the caption and the compression are the same in both
     assert sum(brightness) == pytest.approx(255, abs=12)
 

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, DataError, MissingExtraError, StorageEr
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.recording import _export as export_module
 from headrace.recording._lerobot_stats import combine, image_stats, vector_stats
-from headrace.recording._video import frame_times, read_frames
+from headrace.recording._video import decode_frames, frame_times
 
 FIELDS = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -132,7 +132,9 @@ def test_lerobot_has_its_layout_with_a_frame_for_every_row(recorded, tmp_path):
     table = pq.read_table(files)
     assert set(table.column_names) == {key for key, feature in features.items() if feature["dtype"] != "video"}
     lines = pq.read_table(out / "meta" / "episodes" / "chunk-000" / "file-000.parquet").to_pylist()
-    frames = {file.name: read_frames(file) for file in (out / "videos/observation.images.camera/chunk-000").iterdir()}
+    frames = {
+        file.name: [*decode_frames(file)] for file in (out / "videos/observation.images.camera/chunk-000").iterdir()
+    }
     for line, episode in zip(lines, dataset, strict=True):
         length = episode.meta.length
         rows = table.slice(line["dataset_from_index"], length)
@@ -298,7 +300,7 @@ def test_verify_finds_a_video_with_a_frame_missing_and_rows_out_of_step(recorded
     out = tmp_path / "lerobot"
     export_dataset(recorded, out, "lerobot")
     file = out / "videos" / "observation.images.camera" / "chunk-000" / "file-000.mp4"
-    frames = read_frames(file)
+    frames = [*decode_frames(file)]
     assert len(frame_times(file)) == len(frames) == EpisodeDataset(recorded).steps
     writer = Mp4Writer(file, 20, 32, 32)
     for frame in frames[:-1]:

@@ -28,7 +28,7 @@ from headrace.recording import (
     verify_dataset,
 )
 from headrace.recording._lerobot import LeRobotExporter
-from headrace.recording._video import read_frames
+from headrace.recording._video import decode_frames
 from headrace.types import ResetRecord, StackSpec
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -73,7 +73,7 @@ def test_a_camera_task_becomes_a_camera_with_the_newest_frame_of_its_stack(camer
     dataset = EpisodeDataset(camera_dataset)
     stacked = dataset[0].field("obs/policy").shape
     assert camera["shape"] == [*stacked[:2], 3]
-    frames = read_frames(next((tmp_path / "x" / "videos" / "observation.images.front").rglob("*.mp4")))
+    frames = [*decode_frames(next((tmp_path / "x" / "videos" / "observation.images.front").rglob("*.mp4")))]
     newest = np.concatenate([episode.read("obs/policy", 0, episode.meta.length)[..., -3:] for episode in dataset])
     oldest = np.concatenate([episode.read("obs/policy", 0, episode.meta.length)[..., :3] for episode in dataset])
     assert len(frames) == len(newest)

@@ -15,7 +15,7 @@ import headrace
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, VideoObserver
 from headrace.recording._show import contact_sheet, episode_table
-from headrace.recording._video import Mp4Writer, TiledVideo, frame_times, read_frames
+from headrace.recording._video import Mp4Writer, TiledVideo, decode_frames, frame_times
 
 
 def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
@@ -26,7 +26,7 @@ def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
         for _ in range(20):
             env.step()
         assert not path.exists()
-    frames = read_frames(path)
+    frames = [*decode_frames(path)]
     assert len(frames) == 20
     # three tiles in two columns, enlarged twice; the fourth place is black
     assert frames[0].shape == (192, 192, 3)
@@ -57,7 +57,7 @@ def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_p
     for one, other in zip(ant.render_each([2, 0]), [ant.render_each()[2], ant.render_each()[0]], strict=True):
         np.testing.assert_array_equal(one, other)
     ant.close()
-    frames = read_frames(tmp_path / "ant.mp4")
+    frames = [*decode_frames(tmp_path / "ant.mp4")]
     assert len(frames) == 4
     assert frames[0].std() > 5, "there is something to see"
     cartpole = make("cartpole-camera", 2, threads=1)
@@ -67,7 +67,7 @@ def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_p
         for _ in range(4):
             step = cartpole.step(torch.ones(2, 1))
     cartpole.close()
-    last = read_frames(tmp_path / "pole.mp4")[-1]
+    last = [*decode_frames(tmp_path / "pole.mp4")][-1]
     newest = step.obs["policy"][0, :, :, 3:].numpy().repeat(2, 0).repeat(2, 1)
     shown = last[: newest.shape[0], : newest.shape[1]].astype(int)
     # below the text, and up to what H.264 loses
@@ -79,7 +79,7 @@ def test_success_and_failure_frame_their_tile_in_the_step_that_ends_an_episode(t
     with TiledVideo(tmp_path / "v.mp4", fps=10, tiles=2) as video:
         video.add(pictures, ["1.0", "2.0"], [None, None])
         video.add(pictures, ["1.0 success", "2.0 failed"], [True, False])
-    plain, judged = read_frames(tmp_path / "v.mp4")
+    plain, judged = [*decode_frames(tmp_path / "v.mp4")]
     assert plain.shape == (64, 128, 3)
     left, right = judged[40, 0].astype(int), judged[40, -1].astype(int)
     assert left[1] > left[0] + 60, "green"
@@ -102,7 +102,7 @@ def test_a_video_that_was_cut_off_can_be_played(tmp_path):
             shown += 1
     assert shown >= 30
     video.close()
-    assert len(read_frames(tmp_path / "v.mp4")) == 100
+    assert len([*decode_frames(tmp_path / "v.mp4")]) == 100
 
 
 def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
@@ -135,7 +135,7 @@ def test_odd_sizes_and_single_frames_can_be_encoded(tmp_path):
     with pytest.raises(ShapeError, match="expected uint8"):
         writer.add(np.zeros((33, 46, 3), np.uint8))
     writer.close()
-    (frame,) = read_frames(tmp_path / "v.mp4")
+    (frame,) = [*decode_frames(tmp_path / "v.mp4")]
     assert frame.shape == (33, 47, 3)
     assert np.abs(frame.astype(int) - 128).max() <= 2
 

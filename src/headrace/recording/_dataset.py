@@ -41,6 +41,11 @@ class Episode:
         """Dtype and row shape of an array."""
         return self._file.field(name)
 
+    @property
+    def fields(self) -> list[Field]:
+        """Dtype and row shape of all arrays, in order of name."""
+        return self._file.fields
+
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows ``start:stop`` of one array; only they are read."""
         return self._file.read(name, start, stop)

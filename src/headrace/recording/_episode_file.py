@@ -201,6 +201,11 @@ class EpisodeFile:
             )
         return Field(name=name, dtype=stored.dtype, shape=stored.shape[1:], with_first=rows == 1)
 
+    @property
+    def fields(self) -> list[Field]:
+        """All arrays, in order of name."""
+        return [self.field(name) for name in sorted(self._stored)]
+
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows ``start:stop`` of an array; the caller owns the memory."""
         stored = self._find(name)

@@ -246,12 +246,9 @@ def _make_exporter(dataset: EpisodeDataset, to: Format, options: ExportOptions, 
 
 def _common_fields(dataset: EpisodeDataset) -> list[Field]:
     """The fields of the episodes, which must agree."""
-    first: list[Field] = []
-    for number, episode in enumerate(dataset):
-        fields = [episode.field(name) for name in sorted(episode.names)]
-        if number == 0:
-            first = fields
-        elif fields != first:
+    first = dataset[0].fields
+    for episode in dataset:
+        if episode.fields != first:
             raise DataError(
                 f"{dataset.path}: episode {episode.meta.episode_id} has other fields than episode "
                 f"{dataset.entries[0].episode_id}; export them apart"

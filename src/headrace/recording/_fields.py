@@ -48,6 +48,16 @@ class Field:
         return length + self.with_first
 
 
+def first_difference(here: Iterable[Field], there: Iterable[Field]) -> tuple[str, str, str] | None:
+    """The first field by name that two episodes do not have alike, and what it is in each; None where all are."""
+    ours, theirs = ({field.name: f"{field.dtype}{field.shape}" for field in fields} for fields in (here, there))
+    for name in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(name, "absent"), theirs.get(name, "absent")
+        if one != other:
+            return name, one, other
+    return None
+
+
 def as_array(value: Tensor | Array, name: str) -> Array:
     """A tensor on any device, or an array, as a numpy array; shares memory where it can."""
     if isinstance(value, np.ndarray):

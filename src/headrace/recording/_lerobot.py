@@ -27,7 +27,7 @@ from headrace.recording._episode_file import Kinds, check_record, is_count, is_t
 from headrace.recording._export import Exporter, ExportOptions, Unit
 from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_image
 from headrace.recording._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
-from headrace.recording._video import Mp4Writer
+from headrace.recording._video import Mp4Writer, pixel_format
 from headrace.types import StackSpec
 
 CHUNK = 1000
@@ -400,7 +400,7 @@ def _video_info(feature: Feature, fps: int) -> dict[str, Any]:
         "video.height": height,
         "video.width": width,
         "video.codec": "h264",
-        "video.pix_fmt": "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p",
+        "video.pix_fmt": pixel_format(height, width),
         "video.is_depth_map": False,
         "video.fps": fps,
         "video.channels": 3,

@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace.errors import ConfigError, DataError
 from headrace.files import link_or_copy, write_directory, write_whole
 from headrace.recording._dataset import EpisodeDataset
+from headrace.recording._fields import first_difference
 from headrace.recording._info import INFO, info_text
 
 
@@ -77,12 +78,9 @@ def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
 def _check_fields(datasets: Sequence[EpisodeDataset]) -> None:
     filled = [dataset for dataset in datasets if len(dataset)]
     for dataset in filled[1:]:
-        first, other = filled[0][0], dataset[0]
-        here = {name: (first.field(name).dtype, first.field(name).shape) for name in first.names}
-        there = {name: (other.field(name).dtype, other.field(name).shape) for name in other.names}
-        if here != there:
-            different = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        different = first_difference(filled[0][0].fields, dataset[0].fields)
+        if different is not None:
+            name, here, there = different
             raise ConfigError(
-                f"merge: {different[0]} is {here.get(different[0])} in {filled[0].path} and {there.get(different[0])} "
-                f"in {dataset.path}; record the same fields"
+                f"merge: {name} is {here} in {filled[0].path} and {there} in {dataset.path}; record the same fields"
             )

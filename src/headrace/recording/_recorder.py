@@ -20,7 +20,7 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
-from headrace.recording._fields import Field, as_array, check_choice, needs_frames
+from headrace.recording._fields import Field, as_array, check_choice, first_difference, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.recording._sources import FieldSources, Told
@@ -347,17 +347,12 @@ def _needs(fields: tuple[str, ...]) -> frozenset[Need]:
 
 def _compare_fields(fields: Iterable[Field], path: Path) -> None:
     """Refuse to resume a dataset, of which ``path`` is an episode, with other fields."""
-    file = EpisodeFile(path)
-    there = {name: (file.field(name).dtype, file.field(name).shape) for name in file.names}
-    here = {field.name: (field.dtype, field.shape) for field in fields}
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
-            was, now = (
-                "absent" if kind is None else f"{kind[0]}{kind[1]}" for kind in (there.get(name), here.get(name))
-            )
-            raise ConfigError(
-                f"resume: {name} is {was} in the dataset and {now} now; record the same fields, or start a new dataset"
-            )
+    different = first_difference(EpisodeFile(path).fields, fields)
+    if different is not None:
+        name, was, now = different
+        raise ConfigError(
+            f"resume: {name} is {was} in the dataset and {now} now; record the same fields, or start a new dataset"
+        )
 
 
 def _instruction(record: ResetRecord, row: int, episode_id: int) -> str:

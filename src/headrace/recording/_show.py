@@ -51,15 +51,14 @@ def field_table(episode: Episode) -> Table:
     table = Table(title="fields")
     for name in ("name", "dtype", "row", "rows"):
         table.add_column(name)
-    for name in sorted(episode.names):
-        field = episode.field(name)
-        table.add_row(escape(name), str(field.dtype), str(field.shape), "T + 1" if field.with_first else "T")
+    for field in episode.fields:
+        table.add_row(escape(field.name), str(field.dtype), str(field.shape), "T + 1" if field.with_first else "T")
     return table
 
 
 def cameras_of(episode: Episode) -> list[str]:
     """Names of the arrays that can be shown as images."""
-    return [name for name in sorted(episode.names) if can_be_shown(episode.field(name))]
+    return [field.name for field in episode.fields if can_be_shown(field)]
 
 
 def contact_sheet(

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
@@ -44,31 +44,15 @@ from headrace.recording._episode_file import (
     is_text,
     write_episode_file,
 )
-from headrace.recording._fields import Array, Field
 from headrace.recording._info import INFO, VERSIONS, DatasetInfo, info_text
 from headrace.recording._npz_writer import BlockBuffer, check_archive
+
+if TYPE_CHECKING:
+    from headrace.recording._running import FinishedEpisode
 
 Group = Literal["episodes", "failed"]
 _GROUPS: tuple[Group, ...] = ("episodes", "failed")
 _SHA256 = re.compile("[0-9a-f]{64}")
-
-
-class Writable(Protocol):
-    """A finished episode in memory."""
-
-    @property
-    def meta(self) -> EpisodeMeta:
-        """What it is."""
-        ...
-
-    @property
-    def group(self) -> Group:
-        """The directory it belongs to."""
-        ...
-
-    def columns(self) -> Iterable[tuple[Field, Iterable[Array]]]:
-        """Its fields with their rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +204,7 @@ class EpisodeStore:
         """Whether the episode (seed, episode id, attempt) is committed."""
         return key in self._keys
 
-    def commit(self, episodes: Sequence[Writable]) -> None:
+    def commit(self, episodes: Sequence[FinishedEpisode]) -> None:
         """Write episodes, in order, and return when the disk has them and their lines in the journal.
 
         An episode that is already there is left as it is. If the disk fails, what was whole before stays committed, the
@@ -259,7 +243,7 @@ class EpisodeStore:
         if failure is not None:
             raise self._failed(failure) from failure
 
-    def _write(self, episode: Writable) -> tuple[int, JournalEntry]:
+    def _write(self, episode: FinishedEpisode) -> tuple[int, JournalEntry]:
         """Write an episode; returns the open file, which is not synced yet, and its line."""
         folder = self.path / episode.group
         if episode.group not in self._folders:

@@ -21,6 +21,7 @@ from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, is
 from headrace.types import ResetRecord, StackSpec, StepRecord
 
 Picture = NDArray[np.uint8]
+"""An image (H, W, 3), or several (…, H, W, 3)."""
 
 CODEC = "libx264"
 
@@ -34,6 +35,11 @@ def exact_rate(fps: float) -> Fraction:
     if not 0 < fps <= 1000:
         raise ConfigError(f"fps: expected more than 0 and at most 1000, got {fps}")
     return Fraction(fps).limit_denominator(1000)
+
+
+def pixel_format(height: int, width: int) -> str:
+    """Of a video: 4:2:0 halves the color planes, which odd sizes do not allow."""
+    return "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
 
 
 class Mp4Writer:
@@ -63,8 +69,7 @@ class Mp4Writer:
             CODEC, rate=self._rate, options={"crf": str(crf), "g": str(gop), "bf": "0", "preset": "veryfast"}
         )
         stream.height, stream.width = height, width
-        # 4:2:0 halves the color planes, which odd sizes do not allow
-        stream.pix_fmt = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
+        stream.pix_fmt = pixel_format(height, width)
         stream.codec_context.time_base = 1 / self._rate
         self._stream = stream
 
@@ -107,13 +112,6 @@ def decode_frames(path: Path) -> Iterator[Picture]:
         raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
 
 
-def read_frames(path: Path) -> list[Picture]:
-    """Every frame of a video, decoded, uint8 (H, W, 3)."""
-    return list(decode_frames(path))
-
-
-Pictures = NDArray[np.uint8]
-
 _GREEN, _RED = (40, 200, 40), (220, 40, 40)
 
 
@@ -148,7 +146,7 @@ class TiledVideo:
         """Frames written so far."""
         return self._writer.frames if self._writer else 0
 
-    def add(self, pictures: Pictures, captions: list[str], outcomes: list[bool | None]) -> None:
+    def add(self, pictures: Picture, captions: list[str], outcomes: list[bool | None]) -> None:
         """Encode one frame.
 
         Args:
@@ -186,10 +184,10 @@ class TiledVideo:
     ) -> None:
         self.close()
 
-    def _scale(self, pictures: Pictures) -> int:
+    def _scale(self, pictures: Picture) -> int:
         return max(1, 96 // pictures.shape[1])
 
-    def _tiled(self, pictures: Pictures) -> Pictures:
+    def _tiled(self, pictures: Picture) -> Picture:
         """Images in a grid with even sides; small ones enlarged, so that the text on them can be read."""
         scale = self._scale(pictures)
         _, height, width, _ = pictures.shape
@@ -225,7 +223,7 @@ class VideoObserver:
         *,
         camera: str | None = None,
         stack: StackSpec | None = None,
-        render: Callable[[Tensor], Sequence[Pictures]] | None = None,
+        render: Callable[[Tensor], Sequence[Picture]] | None = None,
         num_envs: int = 9,
         fps: float = 30.0,
     ) -> None:
@@ -240,7 +238,7 @@ class VideoObserver:
         self._wanted = num_envs
         self._fps = fps
         self._video: TiledVideo | None = None
-        self._pictures: Pictures | None = None
+        self._pictures: Picture | None = None
         self._returns: NDArray[np.float64] = np.empty(0)
         self.paused = False
         """While it is, episodes are followed, and nothing is drawn or filmed."""
@@ -310,7 +308,7 @@ class VideoObserver:
     ) -> None:
         self.close()
 
-    def _find(self, obs: dict[str, Tensor] | dict[str, Any]) -> Pictures:
+    def _find(self, obs: dict[str, Tensor] | dict[str, Any]) -> Picture:
         found = flatten(obs)
         cameras = [name for name, value in found.items() if is_image(tuple(value.shape[1:]))]
         if self._camera is None and len(cameras) != 1:
