@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -78,14 +78,14 @@ class Feature:
 
     key: str
     field: Field
-    kind: Literal["numbers", "video"]
+    is_video: bool = False
     stack: StackSpec | None = None
     """How a video's field stacks its frames; the newest one is exported."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As LeRobot writes it: a number alone has shape (1,), a video (H, W, 3)."""
-        if self.kind == "video":
+        if self.is_video:
             return self.images(np.zeros((1, *self.field.shape), np.uint8)).shape[1:]
         return self.field.shape or (1,)
 
@@ -120,14 +120,14 @@ def plan_features(
         if not field.row_bytes:
             continue
         if field.name in _PLAIN:
-            features.append(Feature(key=_PLAIN[field.name], field=field, kind="numbers"))
+            features.append(Feature(key=_PLAIN[field.name], field=field))
         elif field.name.startswith("obs/"):
             stack = stacks.get(field.name)
             path = field.name.removeprefix("obs/").replace("/", ".")
             frame = field if stack is None else replace(field, shape=stack.frame_shape(field.shape))
             if can_be_shown(frame):
                 key = f"observation.images.{cameras.get(field.name, path)}"
-                features.append(Feature(key=key, field=field, kind="video", stack=stack))
+                features.append(Feature(key=key, field=field, is_video=True, stack=stack))
                 continue
             if field.name in cameras or (is_image(field.shape) and field.dtype == np.uint8):
                 raise ConfigError(
@@ -137,7 +137,7 @@ def plan_features(
                 )
             if field.name == "obs/policy" and "obs/state" not in names:
                 path = "state"
-            features.append(Feature(key=f"observation.{path}", field=field, kind="numbers"))
+            features.append(Feature(key=f"observation.{path}", field=field))
     keys = [feature.key for feature in features]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
@@ -202,7 +202,8 @@ class LeRobotExporter(Exporter):
         known: list[str] = appended.about["tasks"] if appended is not None else []
         self._tasks = list(dict.fromkeys([*known, *self._task_of]))
         self._features: list[Feature] = []
-        self._flags = False
+        self._videos: list[Feature] = []
+        self._flags: list[str] = []
         self._judged = all(entry.success is not None for entry in dataset.entries)
         self._arrow = require_extra("pyarrow", extra="record", purpose="LeRobot's parquet files")
         self._parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
@@ -214,7 +215,9 @@ class LeRobotExporter(Exporter):
         """Actions and observations make a LeRobot dataset; column ranks end at 5."""
         stacks = {field.name: stack for field in fields if (stack := self._dataset.info.stack(field.name)) is not None}
         self._features = plan_features(fields, {**stacks, **self._options.stacks}, self._options.cameras)
-        self._flags = "terminated" in {field.name for field in fields}
+        self._videos = [feature for feature in self._features if feature.is_video]
+        has_flags = any(field.name == "terminated" for field in fields)
+        self._flags = ["next.done"] * has_flags + ["next.success"] * self._judged
         keys = [feature.key for feature in self._features]
         if "action" not in keys or not any(key.startswith("observation.") for key in keys):
             raise ConfigError(f"LeRobot: needs observations and actions, got {', '.join(keys)}; record both")
@@ -238,14 +241,13 @@ class LeRobotExporter(Exporter):
             feature.key: {"field": feature.field.name, "dtype": str(feature.field.dtype), "shape": list(feature.shape)}
             for feature in self._features
         }
-        return found | {name: True for name, has in (("next.done", self._flags), ("next.success", self._judged)) if has}
+        return found | dict.fromkeys(self._flags, True)
 
     def write_unit(self, unit: Unit, folder: Path) -> None:
         """One parquet file, a video per camera, and what the metadata will say of each episode."""
         videos = {
             feature.key: Mp4Writer(folder / f"{feature.key}.mp4", self._fps, *feature.shape[:2])
-            for feature in self._features
-            if feature.kind == "video"
+            for feature in self._videos
         }
         lines: list[dict[str, Any]] = []
         writer: Any = None
@@ -259,17 +261,16 @@ class LeRobotExporter(Exporter):
                 writer.write_table(table)
                 stats = {key: vector_stats(values) for key, values in columns.items()}
                 line = self._line(unit, number, first_step, episode.meta.length)
-                for feature in self._features:
-                    if feature.kind == "video":
-                        start = videos[feature.key].frames
-                        stats[feature.key] = self._add_video(videos[feature.key], feature, episode)
-                        stop = videos[feature.key].frames
-                        line |= {
-                            f"videos/{feature.key}/chunk_index": unit.index // CHUNK,
-                            f"videos/{feature.key}/file_index": unit.index % CHUNK,
-                            f"videos/{feature.key}/from_timestamp": start / self._fps,
-                            f"videos/{feature.key}/to_timestamp": stop / self._fps,
-                        }
+                for feature in self._videos:
+                    start = videos[feature.key].frames
+                    stats[feature.key] = self._add_video(videos[feature.key], feature, episode)
+                    stop = videos[feature.key].frames
+                    line |= {
+                        f"videos/{feature.key}/chunk_index": unit.index // CHUNK,
+                        f"videos/{feature.key}/file_index": unit.index % CHUNK,
+                        f"videos/{feature.key}/from_timestamp": start / self._fps,
+                        f"videos/{feature.key}/to_timestamp": stop / self._fps,
+                    }
                 for key, each in stats.items():
                     line |= {f"stats/{key}/{name}": _plain(name, values) for name, values in each.items()}
                 lines.append(line)
@@ -284,9 +285,9 @@ class LeRobotExporter(Exporter):
     def _columns(self, episode: Episode, number: int, first_step: int) -> Iterator[tuple[str, Array]]:
         length = episode.meta.length
         for feature in self._features:
-            if feature.kind == "numbers":
+            if not feature.is_video:
                 yield feature.key, episode.read(feature.field.name, 0, length)
-        if self._flags:
+        if "next.done" in self._flags:
             yield "next.done", episode.read("terminated") | episode.read("truncated")
         if self._judged:
             success = np.zeros(length, np.bool_)
@@ -337,10 +338,8 @@ class LeRobotExporter(Exporter):
         for index, unit in enumerate(units, start=self.start.index):
             place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
             link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
-            for feature in self._features:
-                if feature.kind == "video":
-                    target = out / VIDEO_PATH.format(video_key=feature.key, **place)
-                    link_or_copy(unit / f"{feature.key}.mp4", target)
+            for feature in self._videos:
+                link_or_copy(unit / f"{feature.key}.mp4", out / VIDEO_PATH.format(video_key=feature.key, **place))
             lines += json.loads((unit / "episodes.json").read_text())
         (out / episodes).parent.mkdir(parents=True)
         self._parquet.write_table(self._arrow.Table.from_pylist(lines), out / episodes, compression="snappy")
@@ -365,18 +364,13 @@ class LeRobotExporter(Exporter):
     def _info(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         features: dict[str, dict[str, Any]] = {}
         for feature in self._features:
-            names = ["height", "width", "channels"] if feature.kind == "video" else None
-            dtype = "video" if feature.kind == "video" else str(feature.field.dtype)
+            names = ["height", "width", "channels"] if feature.is_video else None
+            dtype = "video" if feature.is_video else str(feature.field.dtype)
             features[feature.key] = {"dtype": dtype, "shape": list(feature.shape), "names": names}
-            if feature.kind == "video":
+            if feature.is_video:
                 features[feature.key]["info"] = _video_info(feature, self._fps)
-        if self._flags:
-            features["next.done"] = {"dtype": "bool", "shape": [1], "names": None}
-        if self._judged:
-            features["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
-        for key, dtype in _COUNTERS.items():
+        for key, dtype in (dict.fromkeys(self._flags, "bool") | _COUNTERS).items():
             features[key] = {"dtype": dtype, "shape": [1], "names": None}
-        videos = any(feature.kind == "video" for feature in self._features)
         return {
             "codebase_version": "v3.0",
             "robot_type": self._dataset.info.robot_type,
@@ -389,7 +383,7 @@ class LeRobotExporter(Exporter):
             "fps": self._fps,
             "splits": {"train": f"0:{len(lines)}"},
             "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if videos else None,
+            "video_path": VIDEO_PATH if self._videos else None,
             "features": features,
         }
 

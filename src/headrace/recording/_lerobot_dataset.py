@@ -27,10 +27,37 @@ _FIELDS = {"action": "actions", "next.reward": "rewards", "observation.state": "
 _IMAGES = "observation.images."
 _OBSERVATION = "observation."
 
+Line = dict[str, Any]
+"""What ``meta/episodes`` says of an episode."""
+
 
 def is_lerobot(path: Path) -> bool:
     """Whether a directory is a dataset of LeRobot's."""
     return (path / _INFO).is_file()
+
+
+def read_parquet(path: Path, folder: str, columns: Sequence[str] | None = None) -> list[Any]:
+    """The tables under a directory of a dataset, in order."""
+    parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
+    return [parquet.read_table(file, columns=columns) for file in sorted((path / folder).rglob("*.parquet"))]
+
+
+def read_episodes(path: Path) -> list[Line]:
+    """What ``meta/episodes`` says of each episode, in order."""
+    lines = [line for table in read_parquet(path, "meta/episodes") for line in table.to_pylist()]
+    return sorted(lines, key=lambda line: int(line["episode_index"]))
+
+
+def video_files(path: Path, info: Mapping[str, Any], key: str, lines: Sequence[Line]) -> dict[Path, list[Line]]:
+    """The files of a video feature, each with its episodes."""
+    found: dict[Path, list[Line]] = {}
+    for line in lines:
+        try:
+            place = {name: int(line[f"videos/{key}/{name}"]) for name in ("chunk_index", "file_index")}
+        except KeyError:
+            raise DataError(f"{path}: meta/episodes says nothing of the video {key!r}; export it again") from None
+        found.setdefault(path / str(info["video_path"]).format(video_key=key, **place), []).append(line)
+    return found
 
 
 class LeRobotEpisode:
@@ -95,7 +122,10 @@ class LeRobotDataset:
             if name is not None:
                 self._key_of[name] = key
                 self.fields[name] = _field(name, key, feature, self.path)
-        self._lines = self._read_lines()
+        self._lines = read_episodes(self.path)
+        expected = int(info["total_episodes"])
+        if not self._lines or len(self._lines) != expected:
+            raise DataError(f"{self.path}: expected {expected} episodes in meta/episodes, got {len(self._lines)}")
         self._columns = self._read_columns()
         self._frames: dict[str, Array] = {}
         self._judged = self._columns.get("next.success")
@@ -132,20 +162,9 @@ class LeRobotDataset:
             self._frames[key] = self._decoded(key, self.fields[name])
         return self._frames[key]
 
-    def _read_lines(self) -> list[dict[str, Any]]:
-        parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-        files = sorted((self.path / "meta" / "episodes").rglob("*.parquet"))
-        lines = [line for file in files for line in parquet.read_table(file).to_pylist()]
-        expected = int(self._info["total_episodes"])
-        if not lines or len(lines) != expected:
-            raise DataError(f"{self.path}: expected {expected} episodes in meta/episodes, got {len(lines)}")
-        return sorted(lines, key=lambda line: int(line["episode_index"]))
-
     def _read_columns(self) -> dict[str, Array]:
         """The numbers of all episodes, in the order of ``index``."""
-        parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-        files = sorted((self.path / "data").rglob("*.parquet"))
-        tables = [parquet.read_table(file) for file in files]
+        tables = read_parquet(self.path, "data")
         rows = sum(len(table) for table in tables)
         if rows != int(self._info["total_frames"]):
             raise DataError(f"{self.path}: expected {self._info['total_frames']} rows in data, got {rows}")
@@ -175,10 +194,7 @@ class LeRobotDataset:
                 ) from error
             frames: NDArray[np.uint8] = np.memmap(file, np.uint8, "r+", shape=(total, *field.shape))
         fps = float(self._info["fps"])
-        for place, lines in self._by_file(key).items():
-            path = self.path / str(self._info["video_path"]).format(
-                video_key=key, chunk_index=place[0], file_index=place[1]
-            )
+        for path, lines in video_files(self.path, self._info, key, self._lines).items():
             # where each frame of the video goes: the row of its episode and step
             begins = [round(float(line[f"videos/{key}/from_timestamp"]) * fps) for line in lines]
             target = {
@@ -195,18 +211,6 @@ class LeRobotDataset:
             if target:
                 raise DataError(f"{path}: {len(target)} frames of its episodes are missing; the video was cut short")
         return frames
-
-    def _by_file(self, key: str) -> dict[tuple[int, int], list[dict[str, Any]]]:
-        found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for line in self._lines:
-            try:
-                place = int(line[f"videos/{key}/chunk_index"]), int(line[f"videos/{key}/file_index"])
-            except KeyError:
-                raise DataError(
-                    f"{self.path}: meta/episodes says nothing of the video {key!r}; export it again"
-                ) from None
-            found.setdefault(place, []).append(line)
-        return found
 
 
 def _numbers(column: Any) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.errors import DataError, require_extra
+from headrace.errors import DataError
+from headrace.files import read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._hdf5 import open_hdf5, row_counts
+from headrace.recording._lerobot_dataset import Line, read_episodes, read_parquet, video_files
 from headrace.recording._video import frame_times
 
 Kind = Literal["headrace", "robomimic", "lerobot", "minari"]
@@ -121,7 +122,7 @@ def _check_robomimic(path: Path, counts: list[int]) -> Iterator[str]:
 
 
 def _check_minari(path: Path, counts: list[int]) -> Iterator[str]:
-    metadata = json.loads((path / "data" / "metadata.json").read_text())
+    metadata = read_json(path / "data" / "metadata.json")
     with open_hdf5(path / "data" / "main_data.hdf5", "r") as file:
         for number in range(len(file)):
             if f"episode_{number}" not in file:
@@ -141,18 +142,11 @@ def _check_minari(path: Path, counts: list[int]) -> Iterator[str]:
 
 
 def _check_lerobot(path: Path, counts: list[int]) -> Iterator[str]:
-    parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-    info = json.loads((path / "meta" / "info.json").read_text())
-    fps = info["fps"]
-    lines: list[dict[str, Any]] = []
-    for file in sorted((path / "meta" / "episodes").glob("*/*.parquet")):
-        lines += parquet.read_table(file).to_pylist()
-    rows: dict[str, list[Any]] = {name: [] for name in ("timestamp", "frame_index", "episode_index", "index")}
-    for file in sorted((path / "data").glob("*/*.parquet")):
-        table = parquet.read_table(file, columns=list(rows))
-        for name, values in rows.items():
-            values.append(table[name].to_numpy())
-    columns = {name: np.concatenate(values) for name, values in rows.items()}
+    info = read_json(path / "meta" / "info.json")
+    fps, lines = info["fps"], read_episodes(path)
+    names = ["timestamp", "frame_index", "episode_index", "index"]
+    tables = read_parquet(path, "data", names)
+    columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in names}
     counts[:] = len(lines), len(columns["index"])
     for name, count in zip(("total_episodes", "total_frames"), counts, strict=True):
         if info[name] != count:
@@ -169,7 +163,7 @@ def _check_lerobot(path: Path, counts: list[int]) -> Iterator[str]:
             yield from _check_videos(path, info, key, lines)
 
 
-def _check_lerobot_episode(line: dict[str, Any], columns: dict[str, Any]) -> Iterator[str]:
+def _check_lerobot_episode(line: Line, columns: dict[str, Any]) -> Iterator[str]:
     number, first, last = line["episode_index"], line["dataset_from_index"], line["dataset_to_index"]
     if last - first != line["length"]:
         yield f"meta/episodes: episode {number} has length {line['length']}, its rows are {first} to {last}"
@@ -179,12 +173,8 @@ def _check_lerobot_episode(line: dict[str, Any], columns: dict[str, Any]) -> Ite
         yield f"data: rows {first} to {last} are not those of episode {number}"
 
 
-def _check_videos(path: Path, info: dict[str, Any], key: str, lines: list[dict[str, Any]]) -> Iterator[str]:
-    files: dict[Path, list[dict[str, Any]]] = {}
-    for line in lines:
-        place = {name: line[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-        files.setdefault(path / info["video_path"].format(video_key=key, **place), []).append(line)
-    for file, inside in files.items():
+def _check_videos(path: Path, info: dict[str, Any], key: str, lines: list[Line]) -> Iterator[str]:
+    for file, inside in video_files(path, info, key, lines).items():
         name = file.relative_to(path)
         if not file.exists():
             yield f"{name}: missing"
