@@ -30,6 +30,9 @@ class ScriptEnv:
 
     autoreset = "disabled"
     fidelity = "native"
+    reseeds = True
+    frames_drawn = 0
+    recipe = None
     single_action_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
     def __init__(self, num_envs: int, length_of: Callable[[int], int] = length_of, *, holds: bool = False) -> None:

@@ -213,7 +213,7 @@ def test_the_progress_bar_has_the_rate_of_every_worker(monkeypatch: pytest.Monke
 
         def __exit__(self, *_: object) -> None: ...
 
-        def update(self, rows: Sequence[object], steps: int, note: Callable[[], str]) -> None:
+        def show(self, rows: Sequence[object], steps: int, note: Callable[[], str]) -> None:
             assert steps == sum(_row(index).length for index in (row.episode_id for row in rows))
             notes.append(note())
 

@@ -222,12 +222,10 @@ def test_the_progress_bar_shows_rate_and_running_success(monkeypatch: pytest.Mon
     shown: list[str] = []
     monkeypatch.setattr(progress, "_REFRESH", 0.0)
 
-    class Seen(progress.Progress):
-        def update(self, *ids: object, **fields: object) -> None:
-            shown.append(f"{fields['completed']}: {fields['description']}")
-            super().update(*ids, **fields)  # type: ignore[arg-type]  # passed on as it came
+    def update(bar: object, *ids: object, **fields: object) -> None:
+        shown.append(f"{fields['completed']}: {fields['description']}")
 
-    monkeypatch.setattr(progress, "Progress", Seen)
+    monkeypatch.setattr(progress.EpisodeProgress, "update", update)
     found = _evaluated(4, progress=True)
     rate = sum(bool(episode.success) for episode in found.episodes) / EPISODES
     assert re.fullmatch(rf"20: [\d,]+ env-steps/s, {rate:.0%} success", shown[-1])

@@ -16,10 +16,10 @@ from headrace.files import check_writable
 if TYPE_CHECKING:
     from headrace.chunking import Admission, Batching, Engine
     from headrace.chunking._policy import PolicyLike
+    from headrace.envs._recipe import AnyEnv
     from headrace.rollout import EpisodeResult, Evaluation
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import Evaluator, OnEpisodes
-    from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.rollout._hold_action import HoldAction
     from headrace.serving import WireMapping
     from headrace.serving._images import ImageCoding
@@ -28,7 +28,7 @@ _NUM_ENVS = 16
 
 
 def evaluate(
-    env: str | EnvRecipe | EvaluatedEnv,
+    env: str | EnvRecipe | AnyEnv,
     policy: PolicyLike | str | Path | None = None,
     *,
     episodes: int | Iterable[int] = 100,
@@ -210,8 +210,8 @@ def evaluate(
         if ray_address is not None:
             raise ConfigError("ray_address (--ray-address): expected a number of workers with it")
         if recipe is None:
-            made = cast("EvaluatedEnv", env)
-            played_seed = cast("int", getattr(made, "seed", 0)) if seed is None else seed
+            made = cast("AnyEnv", env)
+            played_seed = made.seed if seed is None else seed
         else:
             made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
             played_seed = recipe.seed
@@ -271,7 +271,7 @@ def merge(*parts: str | Path | Evaluation, output: str | Path | None = None) -> 
     return merged
 
 
-def _recipe(env: str | EnvRecipe | EvaluatedEnv, **settings: object) -> EnvRecipe | None:
+def _recipe(env: str | EnvRecipe | AnyEnv, **settings: object) -> EnvRecipe | None:
     """What to make, or None where somebody made it; a setting that says something else than what is there is refused.
 
     Args:
@@ -300,7 +300,7 @@ def _check_films(wanted: str | tuple[int, ...], films: Path, plan: EpisodePlan, 
     check_writable(films)
 
 
-def _film_again(env: EvaluatedEnv, evaluator: Evaluator, row: EpisodeResult, path: Path, renderer: str) -> None:
+def _film_again(env: AnyEnv, evaluator: Evaluator, row: EpisodeResult, path: Path, renderer: str) -> None:
     """Play an episode once more, filmed; its row must be the one of the table."""
     from headrace.rollout._evaluation_files import unique_rows
 

@@ -303,7 +303,7 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     """Refuse an environment whose observations or actions are not those that were recorded."""
     from gymnasium import spaces
 
-    from headrace.rollout._evaluated_env import action_size
+    from headrace.rollout._evaluate import action_size
     from headrace.rollout._groups import channels_first
 
     groups = cast("spaces.Dict", env.single_observation_space)

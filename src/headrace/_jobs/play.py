@@ -85,7 +85,6 @@ def play(
     from headrace.bench import Benchmark, PlayBuilder
     from headrace.bench._schema import EpisodePlan
     from headrace.bench._stepping import WarmupRule
-    from headrace.rollout._evaluated_env import frames_drawn
 
     request = RunRequest.of(task, **options)
     _check_amounts(episodes, num_steps)
@@ -151,7 +150,7 @@ def play(
         directory=directory,
         bundle=cast("PlayBundle", run.bundle),
         paths=tuple(run.paths),
-        frames_drawn=frames_drawn(env),
+        frames_drawn=env.frames_drawn,
     )
 
 
@@ -170,7 +169,6 @@ def roll(
     policy's answers depend on ``num_envs``: ``evaluate`` has strict batches.
     """
     from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
-    from headrace.rollout._progress import EpisodeProgress
 
     done = 0
 
@@ -187,8 +185,7 @@ def roll(
     builder.steps.begin(env.timer.seconds())
     builder.episodes.unfinished = 0
     try:
-        with EpisodeProgress(len(plan), shown=False) as bar:
-            result = loop.play(bar, most_steps=num_steps)
+        result = loop.play(most_steps=num_steps)
         if result.interrupt is not None:
             raise result.interrupt  # the bundle says so
     finally:
@@ -203,7 +200,6 @@ def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: W
     from headrace.adapters._torch_state import load_random_state, random_state
     from headrace.bench._stepping import warm_up
     from headrace.rollout._episode_plan import EndlessPlan
-    from headrace.rollout._progress import EpisodeProgress
 
     def steps(count: int) -> list[float]:
         moments = [time.perf_counter()]
@@ -214,8 +210,7 @@ def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: W
 
         loop = _loop(env, policy, EndlessPlan(env.num_envs), watch)
         try:
-            with EpisodeProgress(0, shown=False) as bar:
-                result = loop.play(bar, most_steps=count)
+            result = loop.play(most_steps=count)
         finally:
             loop.release()
         if result.interrupt is not None:

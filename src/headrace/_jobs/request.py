@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from headrace.bench._schema import Actions, Kind
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
-    from headrace.rollout._evaluated_env import EvaluatedEnv
 
 B = TypeVar("B", "PlayBundle", "RuntimeBundle", "StartupBundle", "TrainingBundle")
 USUAL_ENVS = 64
@@ -242,7 +241,7 @@ def check_video(path: Path | None, renderer: str = "native") -> None:
         raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
 
 
-def film_env(env: EvaluatedEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:
+def film_env(env: AnyEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:
     """Film the first environments until ``stack`` is closed; returns what films them."""
     from headrace.envs._batch_env import BatchEnv
     from headrace.recording import VideoObserver

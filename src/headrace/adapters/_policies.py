@@ -28,7 +28,7 @@ from headrace.envs._registry import make
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.rollout import PPOCfg, load_chunk_policy
 from headrace.rollout._act_policy import shipped_policies
-from headrace.rollout._evaluated_env import action_size
+from headrace.rollout._evaluate import action_size
 from headrace.types import Obs
 
 _SPARE = 2

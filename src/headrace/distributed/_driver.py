@@ -129,7 +129,7 @@ class Driver:
                     finally:  # what came before an error is kept
                         if on_episodes is not None and len(self._rows) > before:
                             on_episodes(self._rows[before:])
-                    bar.update(self._rows, self._steps, self._rates)
+                    bar.show(self._rows, self._steps, self._rates)
         except KeyboardInterrupt as error:
             status, interrupt = "interrupted", error
         except HeadraceError as error:

@@ -16,8 +16,7 @@ from headrace.chunking import as_chunk_policy
 from headrace.chunking._admission import admission_names, make_admission
 from headrace.errors import ConfigError
 from headrace.files import hash_file
-from headrace.rollout._evaluate import Evaluator, PlaySettings, restore_modes, training_modes
-from headrace.rollout._evaluated_env import action_size
+from headrace.rollout._evaluate import Evaluator, PlaySettings, action_size, kept_modes
 from headrace.rollout._policy_source import load_policy_source
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from headrace.chunking import Admission, ChunkPolicy
     from headrace.chunking._policy import PolicyLike
     from headrace.envs._recipe import AnyEnv, EnvRecipe
-    from headrace.rollout._evaluated_env import EvaluatedEnv
     from headrace.serving import RemoteEngine, WireMapping
     from headrace.serving._images import ImageCoding
 
@@ -43,16 +41,14 @@ class EvaluationSettings(PlaySettings, total=False):
 
 
 @contextmanager
-def open_evaluator(
-    env: EvaluatedEnv, policy: PolicySource, seed: int, settings: EvaluationSettings
-) -> Generator[Evaluator]:
+def open_evaluator(env: AnyEnv, policy: PolicySource, seed: int, settings: EvaluationSettings) -> Generator[Evaluator]:
     """Find the policy, connect to its server where it has one, and close everything at the end of the block."""
     check_remote(policy, settings)
     played: dict[str, Any] = {**settings}
     found = {name: played.pop(name, None) for name in ("execute", "horizon", "mapping", "connections", "images")}
     played["admission"] = _rule(played.get("admission", "greedy"))
     with ExitStack() as stack:
-        stack.callback(restore_modes, training_modes(policy))
+        stack.enter_context(kept_modes(policy))
         if remote_address(policy) is not None:
             remote = stack.enter_context(closing(_connect(cast("str", policy), env, seed, settings)))
             fitted, played["engine"] = remote.policy, remote
@@ -91,7 +87,7 @@ def check_remote(policy: PolicySource, settings: EvaluationSettings) -> None:
         raise ConfigError(f"engine, batching: expected none with {address}: a server has its own")
 
 
-def named_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> PolicyFile | None:
+def named_policy(policy: PolicySource, env: EnvRecipe | AnyEnv) -> PolicyFile | None:
     """The file that ``policy`` names, if it is one. A training of another task, or nothing at all, is refused."""
     from headrace.adapters._policies import policy_file
     from headrace.envs._recipe import EnvRecipe
@@ -102,18 +98,18 @@ def named_policy(policy: PolicySource, env: EnvRecipe | EvaluatedEnv) -> PolicyF
         if not known and not Path(policy).exists():
             raise missing_policy(str(policy))
 
-    recipe = env if isinstance(env, EnvRecipe) else cast("EnvRecipe | None", getattr(env, "recipe", None))
+    recipe = env if isinstance(env, EnvRecipe) else env.recipe
     return None if recipe is None else policy_file(policy, recipe.source)
 
 
 @contextmanager
-def _trained(file: PolicyFile, env: EvaluatedEnv, seed: int) -> Generator[ChunkPolicy]:
+def _trained(file: PolicyFile, env: AnyEnv, seed: int) -> Generator[ChunkPolicy]:
     """The policy of a training, of horizon 1. Torch has one thread within the block, as in ``play``."""
     from headrace.adapters._policies import load_policy
     from headrace.adapters._torch_state import library_run
 
     with library_run(seed=seed):
-        yield load_policy(file, cast("AnyEnv", env), deterministic=True)
+        yield load_policy(file, env, deterministic=True)
 
 
 def _rule(admission: Admission | str) -> Admission:
@@ -126,15 +122,14 @@ def _rule(admission: Admission | str) -> Admission:
     return cast("Admission", load_made(admission, "--admission"))
 
 
-def _fitted(policy: PolicySource, env: EvaluatedEnv, horizon: int | None, action_dim: int) -> ChunkPolicy:
+def _fitted(policy: PolicySource, env: AnyEnv, horizon: int | None, action_dim: int) -> ChunkPolicy:
     if policy is None or isinstance(policy, (str, Path)):
-        recipe = cast("EnvRecipe | None", getattr(env, "recipe", None))
-        task = None if recipe is None else recipe.source
+        task = None if env.recipe is None else env.recipe.source
         policy = load_policy_source(None if policy is None else str(policy), task=task)
     return as_chunk_policy(policy, horizon=horizon, action_dim=action_dim)
 
 
-def _connect(address: str, env: EvaluatedEnv, seed: int, settings: EvaluationSettings) -> RemoteEngine:
+def _connect(address: str, env: AnyEnv, seed: int, settings: EvaluationSettings) -> RemoteEngine:
     """The engine of a server; sizes that it does not say come from one answer."""
     from headrace.serving import RemoteCfg, RemoteEngine
 

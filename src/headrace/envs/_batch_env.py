@@ -99,6 +99,10 @@ class BatchEnv(EpisodicEnv):
             if rows is not None:
                 self._compiled = CompiledStep(self, sim, rows, self._episodes, self._active_set, self._held.array())
 
+    reseeds: bool = True
+    """Every episode is a function of (seed, episode id, actions)."""
+    no_identity: str = ""
+
     @property
     def fidelity(self) -> Literal["native"]:
         """How a suspended environment is kept: it is skipped, exactly."""

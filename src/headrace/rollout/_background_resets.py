@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from headrace.rollout._evaluated_env import EvaluatedEnv
-
-
-class ResettingEnv(Protocol):
-    """What a background reset uses of an environment: a bridge with threads, processes or other interpreters."""
-
-    num_envs: int
-
-    @property
-    def resetting(self) -> Tensor:
-        """As ``BridgeEnv.resetting``."""
-        ...
-
-    def begin_reset(self, options: dict[str, object] | None = None) -> None:
-        """As ``BridgeEnv.begin_reset``."""
-        ...
-
-    def finish_resets(self, timeout: float | None = 0.0) -> Tensor:
-        """As ``BridgeEnv.finish_resets``."""
-        ...
+from headrace.envs.bridges._bridge_env import BridgeEnv
 
 
 class BackgroundResets:
     """Which slots wait for which episodes. They play none meanwhile: the loop goes on without them."""
 
-    def __init__(self, env: ResettingEnv) -> None:
+    def __init__(self, env: BridgeEnv) -> None:
         self._env = env
         self._episodes: dict[int, int] = {}
         self.held: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
@@ -73,8 +53,3 @@ class BackgroundResets:
         found = cast("list[int]", self._env.finish_resets(timeout).tolist())
         self.held = self._env.resetting.cpu().numpy()
         return found
-
-
-def background_resets(env: EvaluatedEnv) -> BackgroundResets | None:
-    """For an environment that can reset some while it steps others; None for any other."""
-    return BackgroundResets(cast("ResettingEnv", env)) if getattr(env, "overlaps_resets", False) else None

@@ -19,10 +19,10 @@ from headrace.chunking._context import ObsHistory
 from headrace.chunking._cursors import ChunkLengths, Cursors, TemporalEnsemble
 from headrace.chunking._engines import SECONDS_TO_END
 from headrace.chunking._policy import has_memory
+from headrace.envs._recipe import AnyEnv
 from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
-from headrace.rollout._evaluated_env import EvaluatedEnv, frames_drawn, reseeds
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, finished_rows
 from headrace.rollout._hold_action import HoldAction, hold
 from headrace.rollout._line_up import LineUp
@@ -38,7 +38,7 @@ class ChunkLoop:
 
     def __init__(
         self,
-        env: EvaluatedEnv,
+        env: AnyEnv,
         policy: ChunkPolicy,
         plan: EpisodePlan | EndlessPlan,
         *,
@@ -48,6 +48,7 @@ class ChunkLoop:
         seed: int,
         ensemble_decay: float | None,
         hold_action: HoldAction = "last",
+        instruction: str | None = None,
         clamp: bool = False,
         resets: BackgroundResets | None = None,
         on_step: Callable[[Step, float, int], None] | None = None,
@@ -65,6 +66,7 @@ class ChunkLoop:
             seed: of the episodes.
             ensemble_decay: of temporal ensembling; None for none.
             hold_action: of environments that wait, under a rule that holds.
+            instruction: what the policy is told in every episode; None for the environment's own texts.
             clamp: cut actions to the bounds of the action space before they are played.
             resets: makes the next episodes ready while others are played; None to reset between steps.
             on_step: called after each step of the batch with its result, the seconds of ``env.step`` and how many
@@ -97,8 +99,9 @@ class ChunkLoop:
         self._resets, self._step_seconds = resets, 0.0
         self._seeds = torch.full((count,), seed, dtype=torch.int64, device=device)
         self._line = LineUp(self._cursors, self._seeds, policy.action_dim) if in_step else None
-        self._instructions = ("",) * count
+        self._instructions = ("" if instruction is None else instruction,) * count
         """Of the episode in each slot."""
+        self._own_texts = instruction is None
         self._has_memory = has_memory(policy)
         self._ended: list[tuple[int, str]] = []
         """Episodes whose end a policy with memory has not been told: id and instruction."""
@@ -111,6 +114,7 @@ class ChunkLoop:
         self._bounds: tuple[Tensor, Tensor] | None = None
         if clamp and isinstance(space, spaces.Box):
             self._bounds = torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
+        self._bar: EpisodeProgress | None = None
         self._asked: dict[int, int] = {}
         """Requests under way, by identity: how many environments wait for each."""
         self._results: list[EpisodeResult] = []
@@ -119,13 +123,13 @@ class ChunkLoop:
         self._policy_seconds = self._wait_seconds = 0.0
         self._begun = time.perf_counter()
         self._stages_before = env.timer.seconds()
-        self._frames_before = frames_drawn(env)
+        self._frames_before = env.frames_drawn
 
     def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
         """What is finished so far."""
         counters = self._counters
         counters.seconds = time.perf_counter() - self._begun
-        counters.frames_drawn = frames_drawn(self._env) - self._frames_before
+        counters.frames_drawn = self._env.frames_drawn - self._frames_before
         before = self._stages_before
         stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
@@ -136,7 +140,7 @@ class ChunkLoop:
             counters=counters,
             strict_size=self._engine.strict_size,
             fidelity=self._env.fidelity,
-            seeded=reseeds(self._env),
+            seeded=self._env.reseeds,
             interrupt=self._interrupt,
         )
 
@@ -150,8 +154,9 @@ class ChunkLoop:
         """bool (N,): slots that play an episode."""
         return self._cursors.running
 
-    def play(self, bar: EpisodeProgress, *, most_steps: int | None = None) -> Evaluation:
+    def play(self, bar: EpisodeProgress | None = None, *, most_steps: int | None = None) -> Evaluation:
         """Until the plan is used up and every slot has finished, or ``most_steps`` steps of the batch are done."""
+        self._bar = bar
         try:
             self._start()
             while (self._cursors.anyone_runs or self._resets) and self._counters.batch_steps != most_steps:
@@ -162,7 +167,6 @@ class ChunkLoop:
                     if self._resets and not self._able().any():
                         continue
                     self._infer_and_step(self._line)
-                    bar.update(self._results, self._counters.env_steps)
                     continue
                 self._take_answer()
                 self._infer()
@@ -170,7 +174,6 @@ class ChunkLoop:
                 acting = self._who_acts()
                 if acting.any():
                     self._step(acting)
-                    bar.update(self._results, self._counters.env_steps)
                 elif not self._engine.pending and not self._resets:
                     raise LifecycleError(
                         f"admission {self._rule}: nobody can act, and the rule does not let the model run; "
@@ -212,7 +215,8 @@ class ChunkLoop:
 
     def _begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
         self._cursors.begin(slots, episode_ids)
-        self._instructions = self._env.instructions()
+        if self._own_texts:
+            self._instructions = self._env.instructions()
         if self._line is not None:
             self._line.begin(slots, self._instructions)
         ids = torch.from_numpy(slots).to(self._env.device)
@@ -420,6 +424,8 @@ class ChunkLoop:
             self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
         if "ends" in step.info:
             self._finish(step.info["ends"])
+        if self._bar is not None:
+            self._bar.show(self._results, counters.env_steps)
 
     def _let_act(self, acting: NDArray[np.bool_]) -> None:
         """Suspend and resume those whose turn changes."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
+from gymnasium import spaces
 from torch import nn
 
 from headrace.chunking import Admission, Batching, Engine, InlineEngine, ProcessEngine, as_chunk_policy
@@ -16,17 +17,17 @@ from headrace.chunking._admission import make_admission
 from headrace.chunking._cursors import ChunkLengths
 from headrace.chunking._engines import ThreadEngine, make_engine
 from headrace.chunking._policy import PolicyLike
-from headrace.errors import ConfigError, EvaluationError, HeadraceError, StorageError
-from headrace.rollout._background_resets import background_resets
+from headrace.envs._recipe import AnyEnv
+from headrace.envs.bridges._bridge_env import BridgeEnv
+from headrace.errors import ConfigError, EvaluationError, HeadraceError
+from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
-from headrace.rollout._evaluated_env import EvaluatedEnv, action_size, reseeds
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._hold_action import HoldAction
 from headrace.rollout._journal import Header, Journal, circumstances, source_of
 from headrace.rollout._policy_id import policy_hash
 from headrace.rollout._progress import EpisodeProgress
-from headrace.types import Ids
 
 OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
 """Gets the rows of episodes as they finish."""
@@ -49,7 +50,7 @@ class PlaySettings(TypedDict, total=False):
 
 
 def evaluate(
-    env: EvaluatedEnv,
+    env: AnyEnv,
     policy: PolicyLike,
     *,
     episodes: int | Iterable[int],
@@ -93,9 +94,8 @@ def evaluate(
     plan = EpisodePlan(episodes)
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
-    evaluator = Evaluator(env, policy, execute=execute, seed=seed, **settings)
     named = journal is not None or settings.get("policy_id") is not None
-    with closing(evaluator):
+    with kept_modes(policy), closing(Evaluator(env, policy, execute=execute, seed=seed, **settings)) as evaluator:
         return play_plan(
             plan,
             partial(evaluator.play, progress=progress),
@@ -114,7 +114,7 @@ class Evaluator:
 
     def __init__(
         self,
-        env: EvaluatedEnv,
+        env: AnyEnv,
         policy: PolicyLike,
         *,
         execute: int,
@@ -156,22 +156,20 @@ class Evaluator:
             )
         formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
         strict_size = formed.strict_size if isinstance(engine, str) else engine.strict_size
-        if not reseeds(env) and strict_size is not None:
+        if not env.reseeds and strict_size is not None:
             raise ConfigError(
                 "evaluate: expected environments whose episodes are functions of (seed, episode id), which strict "
                 "batches "
-                f"promise, got a bridge without: {getattr(env, 'no_identity', '') or 'its reseeds is False'}. Pass "
+                f"promise, got a bridge without: {env.no_identity or 'its reseeds is False'}. Pass "
                 "batching='fast': the rows are then a sample of episodes, numbered in order, that no other run repeats"
             )
         if not -(2**63) <= seed < 2**63:
             raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
-        self._modes = training_modes(policy)
         self._policy = as_chunk_policy(policy, action_dim=action_size(env.single_action_space))
         self._lengths = ChunkLengths(horizon=self._policy.horizon, execute=execute, offset=offset, latency=latency)
         self._own_engine = isinstance(engine, str)
         self._engine = make_engine(engine, self._policy, formed, timeout=timeout) if isinstance(engine, str) else engine
-        self._env = env if instruction is None else cast("EvaluatedEnv", _Told(env, instruction))
-        self._instruction = {} if instruction is None else {"instruction": instruction}
+        self._env, self._instruction = env, instruction
         self._rule, self._seed, self._policy_id = rule, seed, policy_id
         self._ensemble_decay = ensemble_decay
         self._hold_action: HoldAction = hold_action
@@ -179,7 +177,7 @@ class Evaluator:
     @property
     def header(self) -> Header:
         """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
-        if not reseeds(self._env):
+        if not self._env.reseeds:
             raise ConfigError(
                 "journal, policy_id: expected environments whose episodes are functions of (seed, episode id); the "
                 "rows of "
@@ -195,7 +193,7 @@ class Evaluator:
             self._policy_id = policy_hash(self._policy)
         identity = (
             source_of(self._env)
-            | self._instruction
+            | ({} if self._instruction is None else {"instruction": self._instruction})
             | {
                 "seed": self._seed,
                 "policy": self._policy_id,
@@ -220,12 +218,12 @@ class Evaluator:
             seed=self._seed,
             ensemble_decay=self._ensemble_decay,
             hold_action=self._hold_action,
-            # who is in a batch must not decide a row where it depends on when a reset is done
-            resets=None if self._rule.holds or self._engine.strict_size is None else background_resets(self._env),
+            instruction=self._instruction,
+            resets=self._background_resets(),
             on_episodes=on_episodes,
         )
         try:
-            with EpisodeProgress(len(ids), shown=progress) as bar:
+            with EpisodeProgress(len(ids)) if progress else nullcontext() as bar:
                 return loop.play(bar)
         except HeadraceError as error:
             error.finished = loop.result("failed")
@@ -241,24 +239,17 @@ class Evaluator:
         finally:
             loop.release()
 
+    def _background_resets(self) -> BackgroundResets | None:
+        """Where some environments can be reset while others step, and every row is the same whenever that is done."""
+        # who is in a batch must not decide a row where it depends on when a reset is done
+        if self._rule.holds or self._engine.strict_size is None or not isinstance(self._env, BridgeEnv):
+            return None
+        return BackgroundResets(self._env) if self._env.overlaps_resets else None
+
     def close(self) -> None:
-        """End an engine that was made here, and give a module its mode back."""
+        """End an engine that was made here."""
         if self._own_engine:
             self._engine.close()
-        restore_modes(self._modes)
-
-
-class _Told:
-    """An environment whose episodes have an instruction that somebody else chose."""
-
-    def __init__(self, env: EvaluatedEnv, instruction: str) -> None:
-        self._env, self._instruction = env, instruction
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
-        return (self._instruction,) * len(self._env.instructions(ids))
 
 
 def play_plan(
@@ -307,41 +298,43 @@ def play_plan(
             circumstances=None if header is None else header.circumstances | (result.circumstances or {}),
         )
 
-    if not left:
-        assert header is not None  # only a journal knows episodes before
-        strict, fidelity = header.identity["strict_size"], header.identity["fidelity"]
-        nothing = Evaluation(
-            episodes=[], plan=whole, status="completed", counters=Counters(), strict_size=strict, fidelity=fidelity
-        )
-        if book is not None:
-            book.close()
-        return joined(nothing)
+    result: Evaluation | None = None
     try:
-        result = joined(play(left, add))
-    except BaseException as error:
-        if isinstance(error, HeadraceError) and isinstance(error.finished, Evaluation):
-            error.finished = joined(error.finished)
-        if book is not None:
-            try:
-                book.close()
-            except StorageError as late:
-                error.add_note(f"besides, the journal: {late}")
+        with book or nullcontext():
+            if left:
+                result = joined(play(left, add))
+            else:
+                assert header is not None  # only a journal knows episodes before
+                result = joined(_nothing_played(header))
+    except HeadraceError as error:
+        error.finished = joined(error.finished) if isinstance(error.finished, Evaluation) else result
         raise
-    if book is not None:
-        try:
-            book.close()
-        except StorageError as error:
-            error.finished = result
-            raise
     return result
 
 
-def training_modes(policy: object) -> list[tuple[nn.Module, bool]]:
-    """Which parts of a module are in training mode, before :func:`as_chunk_policy` puts all into evaluation mode."""
-    return [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+def _nothing_played(header: Header) -> Evaluation:
+    """Of a plan whose episodes are all in the journal."""
+    strict, fidelity = header.identity["strict_size"], header.identity["fidelity"]
+    return Evaluation(
+        episodes=[], plan=(), status="completed", counters=Counters(), strict_size=strict, fidelity=fidelity
+    )
 
 
-def restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    """Put the parts of a module back into the modes that they had."""
-    for part, training in modes:
-        part.training = training
+@contextmanager
+def kept_modes(policy: object) -> Generator[None]:
+    """After the block, the parts of a module are in training mode again where :func:`as_chunk_policy` changed it."""
+    before = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+def action_size(space: spaces.Space[Any]) -> int:
+    """Numbers of one action: A of a Box (A,), 1 for a choice."""
+    if isinstance(space, spaces.Discrete):
+        return 1
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"policy: expected an environment with actions (A,) of real numbers, or choices, got {space}")
+    return space.shape[0]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.envs._recipe import AnyEnv
 from headrace.errors import ConfigError
-from headrace.rollout._evaluated_env import EvaluatedEnv
 from headrace.types import Obs
 
 HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
@@ -19,7 +19,7 @@ HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tenso
 observation rows (n, …) and their last actions (n, A) that gives (n, A)."""
 
 
-def hold(env: EvaluatedEnv, slots: NDArray[np.int64], actions: Tensor, choice: HoldAction) -> None:
+def hold(env: AnyEnv, slots: NDArray[np.int64], actions: Tensor, choice: HoldAction) -> None:
     """Write the actions of ``slots`` (n,), which act without one of the policy's, over their last ones in (N, A)."""
     ids = torch.from_numpy(slots).to(env.device)
     if not callable(choice):

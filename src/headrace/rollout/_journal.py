@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from headrace.errors import ConfigError, DataError
+from headrace.errors import ConfigError, DataError, StorageError
 from headrace.files import append, lock_file, storage_error, sync, truncate
 from headrace.rollout._episode_plan import ids_of, ranges_of
 from headrace.rollout._evaluation import EpisodeResult
@@ -115,6 +115,18 @@ class Journal:
             lock, self._lock = self._lock, -1
             if lock >= 0:
                 os.close(lock)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Close; where the block failed, that is what is raised, with a note of what kept rows from the disk."""
+        try:
+            self.close()
+        except StorageError as late:
+            if error is None:
+                raise
+            error.add_note(f"besides, the journal: {late}")
 
     def _append(self, *lines: dict[str, Any]) -> None:
         try:

@@ -77,6 +77,9 @@ class BridgeEnv(EpisodicEnv):
         """Environments whose reset is under way."""
         self._knows_success = False
 
+    frames_drawn: int = 0
+    """A bridged environment draws on its own, uncounted."""
+
     @property
     def fidelity(self) -> Fidelity:
         """How a suspended environment is kept: ``native`` (skipped), ``restore`` (put back) or ``hold`` (it drifts)."""
