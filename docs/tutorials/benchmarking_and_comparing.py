@@ -17,7 +17,6 @@ from pathlib import Path
 from rich.console import Console
 
 import headrace
-from headrace.bench import table
 
 runs = Path(tempfile.mkdtemp())
 
@@ -49,7 +48,7 @@ for repeat in range(7):
 rule = {"metrics": ["runtime.total_fps"], "accept_drift": True}  # 40 steps are too few to become steady every time
 result = headrace.compare(runs / "a", runs / "b", allow=["settings"], **rule)
 (comparison,) = result.comparisons
-Console().print(table(comparison))
+Console().print(comparison)
 assert result.regressed
 assert comparison.rows[0].test == "rank-sum test, 7 and 7 runs"
 

@@ -51,20 +51,21 @@ def _skrl(core: LearnerEnv, folder: Path) -> None:
     from skrl.trainers.torch import SequentialTrainer
 
     from headrace.adapters.skrl import SkrlEnv
-    from headrace.adapters.skrl._learner import agent_config
-    from headrace.adapters.skrl._models import Actor, Critic, Interface
+    from headrace.adapters.skrl._learner import Actor, Critic, Interface, agent_config
 
     env = SkrlEnv(core)
-    interface = Interface(env.observation_space, env.state_space, env.action_space, core.device)
+    interface = Interface(
+        observation_space=env.observation_space,
+        state_space=env.state_space,
+        action_space=env.action_space,
+        device=core.device,
+    )
     cfg: Any = agent_config(SHORT, env)
     cfg.experiment = {"directory": str(folder), "write_interval": STEPS}
     agent = PPO(
         models={"policy": Actor(interface, SHORT), "value": Critic(interface, SHORT)},
         memory=RandomMemory(memory_size=STEPS, num_envs=ENVS, device=core.device),
-        observation_space=interface.seen,
-        state_space=interface.states,
-        action_space=interface.actions,
-        device=core.device,
+        **interface,
         cfg=cfg,
     )
     options: Any = {"timesteps": ITERATIONS * STEPS, "disable_progressbar": True, "close_environment_at_exit": False}

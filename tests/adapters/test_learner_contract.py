@@ -14,7 +14,7 @@ from headrace.adapters import make_learner
 from headrace.adapters._checkpoint import CheckpointMeta, read_meta, recognize
 from headrace.adapters._learner import Learner
 from headrace.adapters._library import library_names
-from headrace.adapters._step_policy import RecurrentStepPolicy, as_steps
+from headrace.adapters._policies import RecurrentStepPolicy, as_steps
 from headrace.adapters._torch_state import library_run
 from headrace.chunking import ChunkContext, EpisodeRows
 from headrace.rollout import PPOCfg

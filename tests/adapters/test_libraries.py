@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters import libraries, library, library_run, make_learner
-from headrace.adapters._library import BUILT_IN, library_names
+from headrace.adapters import library, library_run, make_learner
+from headrace.adapters._library import BUILT_IN, libraries, library_names
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.rollout import PPOCfg
 
 
 def test_the_built_in_libraries_are_described_without_importing_them() -> None:
     code = (
-        "import sys; from headrace.adapters import libraries; found = [spec.name for spec in libraries()];"
+        "import sys; from headrace.adapters._library import libraries; found = [spec.name for spec in libraries()];"
         "print(found, [m for m in ('torch', 'rsl_rl', 'rl_games', 'skrl', 'stable_baselines3') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -194,7 +194,7 @@ assert main(["train", "cartpole-camera", "--library", "dummy", *quick, "--iterat
 )
 def test_an_entry_point_that_is_not_a_library_is_refused(entry: str, message: str, tmp_path: Path) -> None:
     install(tmp_path, entry)
-    code = "from headrace.adapters import libraries; libraries()"
+    code = "from headrace.adapters._library import libraries; libraries()"
     run = python(code, tmp_path, tmp_path)
     assert run.returncode == 1
     assert message in run.stderr

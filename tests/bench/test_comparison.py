@@ -50,7 +50,7 @@ def test_steps_are_never_taken_for_runs() -> None:
     """A thousand steps of one run stay one value."""
     found = compare([runtime_bundle([1.0] * 1000, run_id="a")], [runtime_bundle([2.0] * 1000, run_id="b")])
     row = next(row for row in found.rows if row.path == STEP)
-    assert (len(row.before), len(row.after)) == (1, 1)
+    assert (len(row.sample.before), len(row.sample.after)) == (1, 1)
 
 
 def test_too_few_runs_are_told_how_many_it_takes() -> None:
@@ -113,7 +113,7 @@ def test_few_pairs_are_compared_by_the_t_test() -> None:
 def test_a_run_without_its_partner_is_not_used() -> None:
     before, after = in_turns([1.0] * 8, [2.0] * 8)
     row = next(row for row in compare(before[1:], after).rows if row.path == STEP)
-    assert (len(row.before), len(row.after)) == (7, 7)
+    assert (len(row.sample.before), len(row.sample.after)) == (7, 7)
 
 
 def test_pairs_whose_first_side_always_came_first_are_not_paired() -> None:
@@ -227,7 +227,7 @@ def test_runs_with_the_same_settings_and_seed_are_one_observation_of_an_outcome(
         trainings([values[seed] for seed in seeds], side, seeds=seeds) for values, side in ((before, "a"), (after, "b"))
     ]
     row = next(row for row in compare(*sides).rows if row.path == REWARD)
-    assert (len(row.before), len(row.after)) == (4, 4)
+    assert (len(row.sample.before), len(row.sample.after)) == (4, 4)
     assert row.verdict == "inconclusive"
     assert row.test == "paired t-test, 4 pairs of seeds"
 
@@ -246,7 +246,7 @@ def test_outcomes_do_not_depend_on_when_they_were_made() -> None:
 
 def test_replicates_of_times_stay_replicates() -> None:
     row = next(row for row in compare(runs([1.0] * 8, "a"), runs([2.0] * 8, "b")).rows if row.path == STEP)
-    assert (len(row.before), row.verdict) == (8, "regressed")
+    assert (len(row.sample.before), row.verdict) == (8, "regressed")
 
 
 def stopped(seconds: Sequence[tuple[float, bool]], side: str) -> list[Bundle]:
@@ -379,7 +379,7 @@ def test_every_kind_can_be_compared(make: object) -> None:
     assert found.rows
     # eight equal plays of three episodes each leave the success rate open, and a censored time has no interval
     open_rows = {"play.success_rate", "play.reward", "train.time_to_success_s"}
-    decided = [row for row in found.rows if row.better is not None and row.path not in open_rows]
+    decided = [row for row in found.rows if row.sample.metric.better is not None and row.path not in open_rows]
     assert {row.verdict for row in decided} == {"unchanged"}
     assert not found.regressed
 

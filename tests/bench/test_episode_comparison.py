@@ -41,7 +41,7 @@ def test_one_play_per_side_is_compared_episode_by_episode() -> None:
     row = next(row for row in found.rows if row.path == "play.success_rate")
     assert (row.verdict, row.test) == ("regressed", "McNemar's test, 1,000 paired episodes")
     assert row.effect == pytest.approx(-0.35)
-    assert row.centers == pytest.approx((0.95, 0.6))
+    assert row.sample.centers == pytest.approx((0.95, 0.6))
     assert verdict(found, "play.reward") == "unchanged"
     assert verdict(found) == "inconclusive", "one run per side says nothing about times"
 
@@ -79,7 +79,7 @@ def test_the_same_play_seven_times_is_one_play() -> None:
     before = [play(rewards, successes, f"a{i}", policy="one") for i in range(7)]
     after = [play([r + 1 for r in rewards], [True] * 4, f"b{i}", policy="two") for i in range(7)]
     row = next(r for r in compare(before, after).rows if r.path == "play.success_rate")
-    assert len(row.before) == 4
+    assert len(row.sample.before) == 4
     assert row.verdict == "inconclusive"
 
 
@@ -88,7 +88,7 @@ def test_several_policies_per_side_are_the_units_not_their_episodes() -> None:
     before = [play([10.0 + i] * 1000, [True] * 1000, f"a{i}") for i in range(5)]
     after = [play([12.0 + i] * 1000, [True] * 1000, f"b{i}") for i in range(5)]
     row = next(r for r in compare(before, after).rows if r.path == "play.success_rate")
-    assert len(row.before) == 5
+    assert len(row.sample.before) == 5
     assert "policies" in row.test
 
 
@@ -117,7 +117,7 @@ def test_outcomes_near_zero_are_compared_by_their_difference_not_in_percent() ->
     noise = generator.normal(0, 1, 400)
     before, after = play(0.01 + noise, [True] * 400, "a"), play(1.24 + noise, [True] * 400, "b")
     row = next(r for r in compare([before], [after]).rows if r.path == "play.reward")
-    assert (row.verdict, row.scale) == ("improved", "absolute")
+    assert (row.verdict, row.sample.scale) == ("improved", "absolute")
     assert row.effect == pytest.approx(1.23)
     assert change(row) == "+1.23"
     near = play(0.012 + noise, [True] * 400, "c")

@@ -73,8 +73,8 @@ def test_two_evaluations_are_compared_episode_by_episode() -> None:
     row = success_of(found)
     assert (row.verdict, row.test) == ("regressed", "McNemar's test, 400 paired episodes")
     assert row.effect == pytest.approx(-0.35)
-    assert row.centers == pytest.approx((0.95, 0.6))
-    assert row.n == (400, 400)
+    assert row.sample.centers == pytest.approx((0.95, 0.6))
+    assert [side.n for side in row.sample.moments] == [400, 400]
     assert found.regressed
 
 
@@ -142,7 +142,7 @@ def test_an_evaluation_that_does_not_say_what_it_is_of_is_refused() -> None:
 def test_other_episodes_are_compared_as_two_sets() -> None:
     row = success_of(headrace.compare(evaluation(rows(GOOD)), evaluation(rows(BAD, first=1000), policy="two")))
     assert (row.verdict, row.test) == ("regressed", "Fisher's exact test, 400 and 400 episodes")
-    assert row.n == (400, 400)
+    assert [side.n for side in row.sample.moments] == [400, 400]
 
 
 def test_a_report_shows_evaluations_and_their_verdicts(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import itertools
 import pytest
 from examples import origin
 
-from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
+from headrace.bench import SuccessRule, TrainingBuilder
+from headrace.bench._schema import TrainingBundle
 from headrace.errors import ConfigError, DataError
 
 

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 
 from headrace._cli import main
-from headrace.bench import RuntimeBundle, StartupBundle, read_bundle
+from headrace.bench import read_bundle
+from headrace.bench._schema import RuntimeBundle, StartupBundle
 
 QUICK = ("--num-envs", "4", "--num-steps", "30", "--warmup-steps", "10")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.bench import RuntimeBundle, read_bundle
+from headrace.bench import read_bundle
+from headrace.bench._schema import RuntimeBundle
 
 QUICK = ("--num-envs", "4", "--num-steps", "30", "--warmup-steps", "10")
 

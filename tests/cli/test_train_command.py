@@ -11,7 +11,7 @@ from train_play import QUICK, play_bundle, played, said, trained, training_bundl
 
 import headrace
 from headrace._cli.main import main
-from headrace.adapters._curves import read_curves
+from headrace.adapters._library import read_curves
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 

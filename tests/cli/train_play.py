@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace._cli.main import main
-from headrace.bench import PlayBundle, TrainingBundle, read_bundle
+from headrace.bench import read_bundle
+from headrace.bench._schema import PlayBundle, TrainingBundle
 
 if TYPE_CHECKING:
     from onnx import GraphProto

@@ -9,7 +9,8 @@ import torch
 
 import headrace
 from adapters.group_envs import Reach
-from headrace.bench import SuccessRule, TrainingBundle, read_bundle
+from headrace.bench import SuccessRule, read_bundle
+from headrace.bench._schema import TrainingBundle
 from headrace.errors import ConfigError
 from headrace.rollout import PPOCfg
 

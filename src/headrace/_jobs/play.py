@@ -25,7 +25,8 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.adapters._finding import FoundCheckpoint
     from headrace.adapters._policies import PolicyFile
-    from headrace.bench import PlayBuilder, PlayBundle
+    from headrace.bench import PlayBuilder
+    from headrace.bench._schema import PlayBundle
     from headrace.bench._stepping import WarmupRule
     from headrace.chunking import ChunkPolicy
     from headrace.envs._recipe import AnyEnv, EnvRecipe

@@ -18,9 +18,9 @@ from headrace.errors import ConfigError, UnknownNameError, require_extra
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from headrace.bench import PlayBundle, RunSettings, RuntimeBundle, StartupBundle, TrainingBundle
+    from headrace.bench import RunSettings
     from headrace.bench._builders import StartupClock
-    from headrace.bench._schema import Actions, Kind
+    from headrace.bench._schema import Actions, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
 

@@ -177,8 +177,7 @@ def step_function(policy: str | StepFunction, env: AnyEnv, seed: int, file: Poli
 
 
 def _trained_function(file: PolicyFile, env: AnyEnv, seed: int) -> StepFunction:
-    from headrace.adapters._policies import load_policy
-    from headrace.adapters._step_policy import RecurrentStepPolicy, StepPolicy
+    from headrace.adapters._policies import RecurrentStepPolicy, StepPolicy, load_policy
     from headrace.adapters._torch_state import library_run
 
     with library_run(seed=seed):

@@ -12,8 +12,8 @@ from headrace._jobs.request import RunOptions, RunRequest, RunResult, imports_ph
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.bench import RuntimeBuilder, RuntimeBundle, StartupBundle
-    from headrace.bench._schema import TimingMode
+    from headrace.bench import RuntimeBuilder
+    from headrace.bench._schema import RuntimeBundle, StartupBundle, TimingMode
     from headrace.bench._stepping import WarmupRule
     from headrace.envs._recipe import AnyEnv, EnvRecipe
 
@@ -89,9 +89,8 @@ def startup(
     """
     from headrace.bench import Benchmark
     from headrace.bench._builders import StartupBuilder
-    from headrace.bench._profiling import checked_whitelist, read_whitelist
+    from headrace.bench._profiling import checked_whitelist, profile_startup, read_whitelist
     from headrace.bench._schema import StartupConfig
-    from headrace.bench._startup import profile_startup
 
     request = RunRequest.of(task, **options)
     recipe = request.recipe

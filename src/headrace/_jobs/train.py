@@ -24,7 +24,8 @@ from headrace.errors import ConfigError, DataError, UnknownNameError
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
     from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
-    from headrace.bench import SuccessRule, TrainingBuilder, TrainingBundle
+    from headrace.bench import SuccessRule, TrainingBuilder
+    from headrace.bench._schema import TrainingBundle
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.recording import VideoObserver
     from headrace.rollout import PPOCfg

@@ -12,19 +12,17 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.adapters._checkpoint import CheckpointMeta
-    from headrace.adapters._curves import read_curves
-    from headrace.adapters._learner import Learner, LearnerEnv, Times
-    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, make_learner
+    from headrace.adapters._learner import InferencePolicy, Learner, LearnerEnv
+    from headrace.adapters._library import CurveTags, LibrarySpec, library, make_learner, read_curves
     from headrace.adapters._torch_state import library_run
 
 __all__ = [
     "CheckpointMeta",
     "CurveTags",
+    "InferencePolicy",
     "Learner",
     "LearnerEnv",
     "LibrarySpec",
-    "Times",
-    "libraries",
     "library",
     "library_run",
     "make_learner",
@@ -35,10 +33,9 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     __all__,
     {
-        "._curves": ("read_curves",),
         "._checkpoint": ("CheckpointMeta",),
-        "._learner": ("Learner", "LearnerEnv", "Times"),
-        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "make_learner"),
+        "._learner": ("InferencePolicy", "Learner", "LearnerEnv"),
+        "._library": ("CurveTags", "LibrarySpec", "library", "make_learner", "read_curves"),
         "._torch_state": ("library_run",),
     },
 )

@@ -36,6 +36,11 @@ class CheckpointMeta:
     overrides: Mapping[str, object] = field(default_factory=dict[str, object])
     """Of the task's settings, by path."""
 
+    def plain(self) -> dict[str, object]:
+        """What a checkpoint holds of it: numbers, words, lists and dicts."""
+        found = asdict(self)
+        return {"format": 1, **found, **{name: plain(found[name]) for name in ("settings", "overrides")}}
+
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers, words and lists, as JSON has them: tuples become lists."""
@@ -45,12 +50,6 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def plain_settings(settings: PPOCfg) -> dict[str, Any]:
     """The settings as numbers, words and lists, for files."""
     return plain(asdict(settings))
-
-
-def describe(meta: CheckpointMeta) -> dict[str, object]:
-    """``meta`` as plain numbers, words and lists."""
-    found = asdict(meta)
-    return {"format": 1, **found, **{name: plain(found[name]) for name in ("settings", "overrides")}}
 
 
 class RecognizedFile(NamedTuple):

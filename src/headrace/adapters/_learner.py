@@ -177,7 +177,7 @@ class Learner(ABC):
     """As in ``--library``."""
 
     def __init__(self, env: AnyEnv, settings: PPOCfg, *, scale_rewards: bool = True) -> None:
-        """Check the settings and the spaces.
+        """Check the spaces.
 
         Args:
             env: to learn on.
@@ -185,7 +185,6 @@ class Learner(ABC):
             scale_rewards: False where the library does that itself.
         """
         self.settings = settings
-        settings.minibatch_size(env.num_envs)
         self.core = LearnerEnv(
             env,
             reward_scale=settings.reward_scale if scale_rewards else None,
@@ -194,15 +193,15 @@ class Learner(ABC):
         )
 
     @abstractmethod
-    def iterate(self) -> Times:
-        """Collect ``settings.steps`` steps of every environment, and learn from them."""
+    def iterate(self) -> tuple[float, float]:
+        """Collect ``settings.steps`` steps of every environment, and learn from them; wall seconds of both."""
 
     @abstractmethod
     def policy(self, *, deterministic: bool = True) -> InferencePolicy:
         """The policy as it is now, reading the learner's own weights; sampling if not ``deterministic``."""
 
     def content(self, meta: CheckpointMeta) -> Mapping[str, Any]:
-        """Weights, statistics and optimizer as the library keeps them, with ``describe(meta)`` among them."""
+        """Weights, statistics and optimizer as the library keeps them, with ``meta.plain()`` among them."""
         raise NotImplementedError(f"{type(self).__name__}: expected content() or save() to be implemented")
 
     def load_content(self, content: dict[str, Any]) -> None:

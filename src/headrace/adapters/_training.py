@@ -187,7 +187,7 @@ def train_iterations(
     done = first
     with delayed() as came:
         for _ in range(iterations):
-            times = learner.iterate()
+            times = Times(*learner.iterate())
             done += 1
             finished = learner.finished()
             keeper.note(done, finished)

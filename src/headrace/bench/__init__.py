@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from headrace.bench._builders import PlayBuilder, RuntimeBuilder
     from headrace.bench._bundle_files import read_bundle
     from headrace.bench._capture import describe_library
-    from headrace.bench._comparison_output import table
     from headrace.bench._formatters import Form, register_formatter, summary_text
     from headrace.bench._metrics import Metric, metrics, register_metrics
     from headrace.bench._report._page import Film, Saving, Story
-    from headrace.bench._schema import EpisodePlan, PlayBundle, RunConfig, RuntimeBundle, StartupBundle, TrainingBundle
+    from headrace.bench._schema import EpisodePlan, RunConfig
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
 
 __all__ = [
@@ -25,24 +24,19 @@ __all__ = [
     "Form",
     "Metric",
     "PlayBuilder",
-    "PlayBundle",
     "RunConfig",
     "RunSettings",
     "RuntimeBuilder",
-    "RuntimeBundle",
     "Saving",
-    "StartupBundle",
     "Story",
     "SuccessRule",
     "TrainingBuilder",
-    "TrainingBundle",
     "describe_library",
     "metrics",
     "read_bundle",
     "register_formatter",
     "register_metrics",
     "summary_text",
-    "table",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -53,10 +47,9 @@ __getattr__, __dir__ = lazy_exports(
         "._builders": ("PlayBuilder", "RuntimeBuilder"),
         "._bundle_files": ("read_bundle",),
         "._formatters": ("Form", "register_formatter", "summary_text"),
-        "._comparison_output": ("table",),
         "._capture": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
-        "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
+        "._schema": ("EpisodePlan", "RunConfig"),
         "._report._page": ("Film", "Saving", "Story"),
         "._training_builder": ("SuccessRule", "TrainingBuilder"),
     },

@@ -18,20 +18,11 @@ from typing import Generic, Self, TypeVar
 from pydantic import JsonValue
 
 from headrace._interrupts import held_back, interruptible, signal_name
+from headrace.bench import _schema as schema
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._capture import gpu_devices, hardware, versions
 from headrace.bench._formatters import checked_formatters, output_path, write_formats
 from headrace.bench._monitor import ResourceMonitor
-from headrace.bench._schema import (
-    Bundle,
-    Kind,
-    ResumedFrom,
-    RunConfig,
-    RunError,
-    RunIdentity,
-    Status,
-    bundle_text,
-)
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, Lock, check_writable, write_whole
 
@@ -48,7 +39,7 @@ class RunSettings:
     task: str
     num_envs: int
     seed: int
-    config: RunConfig
+    config: schema.RunConfig
     recipe: dict[str, JsonValue] | None = None
     """The JSON form of what the environments are made of, where they are made of a recipe."""
     framework: str | None = None
@@ -99,15 +90,14 @@ class Benchmark(Generic[B]):
         self.monitor = ResourceMonitor(monitor_interval)
         self.paths: list[Path] = []
         """The files that were written."""
-        self.resumed_from: ResumedFrom | None = None
+        self.resumed_from: schema.ResumedFrom | None = None
         """Set it before the run ends, if it continues another."""
-        self._bundle: Bundle | None = None
+        self._bundle: schema.Bundle | None = None
         self._reason: str | None = None
         self._measuring = False
-        self._signals = contextlib.ExitStack()
 
     @property
-    def bundle(self) -> Bundle:
+    def bundle(self) -> schema.Bundle:
         """The bundle that was written."""
         if self._bundle is None:
             raise LifecycleError("Benchmark.bundle: expected a run that has ended; read it after the with block")
@@ -126,11 +116,10 @@ class Benchmark(Generic[B]):
         self._versions, self._hardware = versions(Path.cwd()), hardware()
         self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
-        self._signals.enter_context(interruptible())
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._signals.close)
-            self._signals.enter_context(self._claimed())
-            undo.pop_all()
+        with contextlib.ExitStack() as held:
+            held.enter_context(interruptible())
+            held.enter_context(self._claimed())
+            self._held = held.pop_all()
         self.builder.on_begin = self._begin_to_measure
         self.monitor.start()
         return self
@@ -143,7 +132,7 @@ class Benchmark(Generic[B]):
             check_output(self.output, self.builder.kind, self.formatters)
             marker = output_path("schema", self.builder.kind, self.output)
             origin = self._origin("running", gpus="torch" in sys.modules)  # not imported here: that is measured
-            write_whole(marker, bundle_text(self.builder.build(origin)))
+            write_whole(marker, schema.bundle_text(self.builder.build(origin)))
             try:
                 yield
             finally:
@@ -161,7 +150,7 @@ class Benchmark(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # signals that come now are held back: a second Ctrl-C must not cost the result
-        with self._signals, held_back():
+        with self._held, held_back():
             self.monitor.stop()
             if isinstance(error, (ConfigError, DataError)) and not self._measuring:
                 # a request that turned out to be impossible before anything was measured leaves nothing behind
@@ -173,10 +162,10 @@ class Benchmark(Generic[B]):
             self.paths = write_formats(self._bundle, self.formatters, self.output)
 
     def _origin(
-        self, status: Status, reason: str | None = None, error: RunError | None = None, *, gpus: bool
+        self, status: schema.Status, reason: str | None = None, error: schema.RunError | None = None, *, gpus: bool
     ) -> Provenance:
         settings = replace(self.settings, label=self.settings.label or os.environ.get(LABEL))
-        run = RunIdentity(
+        run = schema.RunIdentity(
             **vars(settings),
             run_id=run_id(
                 framework=settings.framework or self.builder.kind,
@@ -206,7 +195,7 @@ def run_id(*, framework: str, physics: str, task: str, seed: int, began: datetim
     return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (framework, physics, task, stamp, f"seed{seed}"))
 
 
-def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[str, ...]:
+def check_output(output: Path, kind: schema.Kind, formatters: Sequence[str]) -> tuple[str, ...]:
     """Raise an error now if the files of a run could not be written to ``output`` afterwards.
 
     Returns:
@@ -224,12 +213,14 @@ def check_output(output: Path, kind: Kind, formatters: Sequence[str]) -> tuple[s
     return names
 
 
-def _outcome(error: BaseException | None, reason: str | None) -> tuple[Status, str | None, RunError | None]:
+def _outcome(
+    error: BaseException | None, reason: str | None
+) -> tuple[schema.Status, str | None, schema.RunError | None]:
     if error is None:
         return "completed", reason, None
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", signal_name(error), None
-    details = RunError(
+    details = schema.RunError(
         type=type(error).__name__,
         message=str(error),
         traceback=[line.rstrip("\n") for line in traceback.format_exception(error)],

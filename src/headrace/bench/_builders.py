@@ -9,38 +9,15 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.bench._schema import (
-    Bundle,
-    CheckpointInfo,
-    EnvironmentStepTiming,
-    EpisodeCounts,
-    EpisodePlan,
-    Hardware,
-    Kind,
-    LibraryDescriptor,
-    PerEnv,
-    PerEpisode,
-    PlayBundle,
-    PolicyDescriptor,
-    Resources,
-    RunIdentity,
-    Runtime,
-    RuntimeBundle,
-    StartupBundle,
-    StartupConfig,
-    StartupPhase,
-    StartupTime,
-    TimingMode,
-    Versions,
-    Warmup,
-)
+from headrace.bench import _schema as schema
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import DataError
 
@@ -71,37 +48,30 @@ class StartupClock:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
-    def record(self) -> StartupTime:
+    def record(self) -> schema.StartupTime:
         """The phases so far; null for those that did not begin."""
-        return StartupTime(**self.seconds)
+        return schema.StartupTime(**self.seconds)
 
 
 class StepTimes:
     """Times of ``env.step``, one entry a call; ``add`` costs about a microsecond."""
 
-    def __init__(self, mode: TimingMode = "host_return", *, on_begin: Callable[[], None] = lambda: None) -> None:
-        self.mode: TimingMode = mode
-        self.warmup: Warmup | None = None
+    def __init__(self, mode: schema.TimingMode = "host_return", *, on_begin: Callable[[], None] = lambda: None) -> None:
+        self.mode: schema.TimingMode = mode
+        self.warmup: schema.Warmup | None = None
         self.sim_calls: int | None = None
         """How often the physics was called, where the environment tells."""
         self._on_begin = on_begin
-        self._seconds: list[float] = []
+        self.seconds: list[float] = []
+        """Of each ``env.step``."""
         self._frames: list[int] = []
         self._totals: list[Mapping[str, float]] = []
         self._loops: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._seconds)
 
     @property
     def frames(self) -> int:
         """Environment-steps so far."""
         return sum(self._frames)
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of each ``env.step``; do not change it."""
-        return self._seconds
 
     def begin(self, stage_totals: Mapping[str, float] | None = None) -> None:
         """Mark the moment before the first measured step.
@@ -122,23 +92,23 @@ class StepTimes:
             frames: environments that acted in it.
             stage_totals: ``env.timer.seconds()`` after it; all calls or none.
         """
-        self._seconds.append(seconds)
+        self.seconds.append(seconds)
         self._frames.append(frames)
         self._loops.append(time.perf_counter())
         if stage_totals is not None:
             self._totals.append(stage_totals)
 
-    def timing(self) -> EnvironmentStepTiming | None:
+    def timing(self) -> schema.EnvironmentStepTiming | None:
         """Where the time of ``env.step`` went; None if nothing was stepped."""
-        if not self._seconds:
+        if not self.seconds:
             return None
-        seconds = _positive(self._seconds)
+        seconds = _positive(self.seconds)
         split = self._split()
         physics, render, task = (None if split is None else split[name] for name in ("physics", "render", "task"))
         outside = None if physics is None else np.maximum(seconds - physics, 0.0)
         step_time = _time(seconds)
         assert step_time is not None
-        return EnvironmentStepTiming(
+        return schema.EnvironmentStepTiming(
             environment_step_time_s=step_time,
             environment_step_fps=self.frames / float(seconds.sum()),
             simulation_step_time_s=_time(physics),
@@ -151,13 +121,13 @@ class StepTimes:
             task_step_time_s=_time(task),
         )
 
-    def runtime(self, startup: StartupTime, episodes: EpisodeCounts | None) -> Runtime:
+    def runtime(self, startup: schema.StartupTime, episodes: schema.EpisodeCounts | None) -> schema.Runtime:
         """The runtime of a loop without learning: an iteration is one step of the batch, choosing actions included."""
         loops = _positive(np.diff(np.array(self._loops)).tolist())
-        count, wall = len(self._seconds), float(loops.sum())
-        stepping = float(_positive(self._seconds).sum())
+        count, wall = len(self.seconds), float(loops.sum())
+        stepping = float(_positive(self.seconds).sum())
         even = len(set(self._frames)) == 1
-        return Runtime(
+        return schema.Runtime(
             startup_time_s=startup,
             iterations_completed=count,
             total_wall_time_s=wall,
@@ -177,7 +147,7 @@ class StepTimes:
 
         None where the environment does not tell.
         """
-        if len(self._totals) != len(self._seconds) + 1:
+        if len(self._totals) != len(self.seconds) + 1:
             return None
         stages = {name for totals in self._totals for name in totals}
         if "physics" not in stages:
@@ -185,9 +155,18 @@ class StepTimes:
         spent = {
             stage: np.diff(np.array([totals.get(stage, 0.0) for totals in self._totals])) for stage in sorted(stages)
         }
-        nothing = np.zeros(len(self._seconds))
+        nothing = np.zeros(len(self.seconds))
         task = sum((values for stage, values in spent.items() if stage not in _NOT_TASK), nothing)
         return {"physics": spent["physics"], "render": spent.get("render", nothing), "task": task}
+
+
+class _Episode(NamedTuple):
+    env_id: int
+    reward: float
+    length: int
+    success: bool | None
+    ended: Ended
+    episode_id: int | None
 
 
 class EpisodeTally:
@@ -195,14 +174,19 @@ class EpisodeTally:
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self.rewards: list[float] = []
-        self.lengths: list[int] = []
-        self.env_ids: list[int] = []
-        self.episode_ids: list[int | None] = []
-        self.success: list[bool | None] = []
-        self._ended: dict[Ended, int] = {"terminated": 0, "truncated": 0, "diverged": 0}
+        self._episodes: list[_Episode] = []
         self.unfinished: int | None = None
         """Episodes that were running when the loop ended; whoever runs the loop sets it."""
+
+    @property
+    def rewards(self) -> list[float]:
+        """In the order in which the episodes ended."""
+        return [episode.reward for episode in self._episodes]
+
+    @property
+    def lengths(self) -> list[int]:
+        """In the order in which the episodes ended."""
+        return [episode.length for episode in self._episodes]
 
     def add(
         self,
@@ -216,12 +200,7 @@ class EpisodeTally:
         """An episode has ended in environment ``env_id``; with its id, plays can be compared episode by episode."""
         if not math.isfinite(reward):
             raise DataError(f"episode of environment {env_id}: expected a finite reward, got {reward}")
-        self.env_ids.append(env_id)
-        self.episode_ids.append(episode_id)
-        self.rewards.append(reward)
-        self.lengths.append(length)
-        self.success.append(success)
-        self._ended[ended] += 1
+        self._episodes.append(_Episode(env_id, reward, length, success, ended, episode_id))
 
     def add_step(self, step: Step) -> int:
         """Count the episodes that ended in a step, if any; returns how many."""
@@ -240,61 +219,56 @@ class EpisodeTally:
             self.add(env_id, reward, length, success, how, episode_id)
         return len(ends)
 
-    def counts(self) -> EpisodeCounts:
+    def counts(self) -> schema.EpisodeCounts:
         """How the episodes ended."""
-        return EpisodeCounts(completed=len(self.rewards), unfinished=self.unfinished, **self._ended)
+        ended = Counter(episode.ended for episode in self._episodes)
+        how = {name: ended[name] for name in get_args(Ended)}
+        return schema.EpisodeCounts(completed=len(self._episodes), unfinished=self.unfinished, **how)
 
     def success_rate(self) -> Proportion | None:
         """Over completed episodes; None where the task has no success measure, or none was completed."""
-        known = [success for success in self.success if success is not None]
+        known = [episode.success for episode in self._episodes if episode.success is not None]
         return Proportion.of(sum(known), len(known))
 
-    def per_env(self) -> PerEnv:
+    def per_env(self) -> schema.PerEnv:
         """The same, environment by environment."""
-        rewards: list[list[float]] = [[] for _ in range(self.num_envs)]
-        lengths: list[list[int]] = [[] for _ in range(self.num_envs)]
-        successes = [0] * self.num_envs
-        rows = zip(self.env_ids, self.rewards, self.lengths, self.success, strict=True)
-        for env_id, reward, length, success in rows:
-            rewards[env_id].append(reward)
-            lengths[env_id].append(length)
-            successes[env_id] += bool(success)
-        measured = any(success is not None for success in self.success)
-        return PerEnv(
-            episodes=[len(values) for values in rewards],
-            reward_mean=[sum(values) / len(values) if values else None for values in rewards],
-            length_mean=[sum(values) / len(values) if values else None for values in lengths],
-            successes=successes if measured else None,
+        by_env: list[list[_Episode]] = [[] for _ in range(self.num_envs)]
+        for episode in self._episodes:
+            by_env[episode.env_id].append(episode)
+        return schema.PerEnv(
+            episodes=[len(rows) for rows in by_env],
+            reward_mean=[sum(row.reward for row in rows) / len(rows) if rows else None for rows in by_env],
+            length_mean=[sum(row.length for row in rows) / len(rows) if rows else None for rows in by_env],
+            successes=[sum(bool(row.success) for row in rows) for rows in by_env] if self.success_rate() else None,
         )
 
-    def per_episode(self) -> PerEpisode | None:
+    def per_episode(self) -> schema.PerEpisode | None:
         """The same, episode by episode in the order of their ids; None where an id is unknown, or came twice."""
-        known = [episode_id for episode_id in self.episode_ids if episode_id is not None]
-        if len(known) < len(self.episode_ids) or len(set(known)) < len(known):
+        by_id = {episode.episode_id: episode for episode in self._episodes}
+        if None in by_id or len(by_id) < len(self._episodes):
             return None
-        order = sorted(range(len(known)), key=known.__getitem__)
-        measured = any(success is not None for success in self.success)
-        return PerEpisode(
-            episode_ids=[known[i] for i in order],
-            rewards=[self.rewards[i] for i in order],
-            lengths=[self.lengths[i] for i in order],
-            successes=[self.success[i] for i in order] if measured else None,
+        rows = [by_id[episode_id] for episode_id in sorted(cast("dict[int, _Episode]", by_id))]
+        return schema.PerEpisode(
+            episode_ids=[cast("int", row.episode_id) for row in rows],
+            rewards=[row.reward for row in rows],
+            lengths=[row.length for row in rows],
+            successes=[row.success for row in rows] if self.success_rate() else None,
         )
 
 
 class Provenance(TypedDict):
     """What the context of a run knows, for the builder to put in."""
 
-    run: RunIdentity
-    versions: Versions
-    hardware: Hardware
-    resources: Resources
+    run: schema.RunIdentity
+    versions: schema.Versions
+    hardware: schema.Hardware
+    resources: schema.Resources
 
 
 class Builder(ABC):
     """What :class:`headrace.bench.Benchmark` asks of a builder."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[schema.Kind]
     """Names the file: ``runtime.json``, ``training.json``, …"""
 
     def __init__(self) -> None:
@@ -303,7 +277,7 @@ class Builder(ABC):
         """Called when the measured part begins; the context of the run sets it."""
 
     @abstractmethod
-    def build(self, origin: Provenance) -> Bundle:
+    def build(self, origin: Provenance) -> schema.Bundle:
         """The bundle of what has been collected so far."""
 
 
@@ -312,18 +286,18 @@ class RuntimeBuilder(Builder):
 
     kind = "runtime"
 
-    def __init__(self, num_envs: int, *, mode: TimingMode = "host_return") -> None:
+    def __init__(self, num_envs: int, *, mode: schema.TimingMode = "host_return") -> None:
         super().__init__()
         self.startup = StartupClock()
         self.steps = StepTimes(mode, on_begin=lambda: self.on_begin())
         """Of ``env.step`` alone; choosing actions is in ``iteration_time_s`` and ``total_fps``."""
         self.episodes = EpisodeTally(num_envs)
 
-    def build(self, origin: Provenance) -> RuntimeBundle | PlayBundle:
+    def build(self, origin: Provenance) -> schema.RuntimeBundle | schema.PlayBundle:
         """The bundle of what has been collected so far."""
-        return RuntimeBundle(**origin, runtime=self.runtime(), extra=self.extra)
+        return schema.RuntimeBundle(**origin, runtime=self.runtime(), extra=self.extra)
 
-    def runtime(self) -> Runtime:
+    def runtime(self) -> schema.Runtime:
         """How long things took so far."""
         return self.steps.runtime(self.startup.record(), self.episodes.counts())
 
@@ -333,18 +307,18 @@ class PlayBuilder(RuntimeBuilder):
 
     kind = "play"
 
-    def __init__(self, num_envs: int, *, plan: EpisodePlan, mode: TimingMode = "host_return") -> None:
+    def __init__(self, num_envs: int, *, plan: schema.EpisodePlan, mode: schema.TimingMode = "host_return") -> None:
         super().__init__(num_envs, mode=mode)
         self.plan = plan
-        self.library: LibraryDescriptor | None = None
-        self.policy: PolicyDescriptor | None = None
-        self.checkpoint: CheckpointInfo | None = None
+        self.library: schema.LibraryDescriptor | None = None
+        self.policy: schema.PolicyDescriptor | None = None
+        self.checkpoint: schema.CheckpointInfo | None = None
         self.video_path: str | None = None
 
-    def build(self, origin: Provenance) -> PlayBundle:
+    def build(self, origin: Provenance) -> schema.PlayBundle:
         """The bundle of what has been collected so far."""
         episodes = self.episodes
-        return PlayBundle(
+        return schema.PlayBundle(
             **origin,
             runtime=self.runtime(),
             success_rate=episodes.success_rate(),
@@ -367,15 +341,15 @@ class StartupBuilder(Builder):
 
     kind = "startup"
 
-    def __init__(self, config: StartupConfig) -> None:
+    def __init__(self, config: schema.StartupConfig) -> None:
         super().__init__()
         self.config = config
-        self.phases: dict[str, StartupPhase] = {}
-        self.unprofiled: StartupTime | None = None
+        self.phases: dict[str, schema.StartupPhase] = {}
+        self.unprofiled: schema.StartupTime | None = None
 
-    def build(self, origin: Provenance) -> StartupBundle:
+    def build(self, origin: Provenance) -> schema.StartupBundle:
         """The bundle of what has been collected so far."""
-        return StartupBundle(
+        return schema.StartupBundle(
             run=origin["run"],
             versions=origin["versions"],
             hardware=origin["hardware"],

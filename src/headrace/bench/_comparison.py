@@ -8,13 +8,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from headrace.bench._metrics import Metric
 from headrace.bench._samples import Arrangement, named_metrics
 from headrace.bench._schema import Bundle, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench._verdicts import MetricComparison, Verdict, judge
 from headrace.errors import ConfigError, DataError, UnknownNameError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Difference = Literal["hardware", "task", "settings", "timing", "library"]
 DIFFERENCES: tuple[Difference, ...] = get_args(Difference)
@@ -67,6 +70,12 @@ class Comparison:
     def regressed(self) -> bool:
         """Whether a gate should close."""
         return bool(self.count("regressed") or self.failed_after)
+
+    def __rich__(self) -> Table:
+        """What ``rich`` prints of it."""
+        from headrace.bench._comparison_output import table
+
+        return table(self)
 
 
 def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg | None = None) -> Comparison:

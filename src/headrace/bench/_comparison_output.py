@@ -83,7 +83,7 @@ def junit(comparisons: Sequence[Comparison], *, fail_inconclusive: bool = False)
 def all_notes(comparison: Comparison) -> list[str]:
     """What belongs below a table: the tests, crashes, remarks, metrics on one side only, why metrics are
     inconclusive."""
-    notes = [f"{test}: {_listed(paths, comparison)}" for test, paths in _by(comparison, "test").items()]
+    notes = [f"{test}: {_listed(paths, comparison)}" for test, paths in _paths_by(comparison.rows, "test").items()]
     if comparison.failed_after:
         notes.append(_crashes(comparison))
     notes += comparison.notes
@@ -92,23 +92,21 @@ def all_notes(comparison: Comparison) -> list[str]:
     if comparison.only_after:
         notes.append(f"only B has: {', '.join(comparison.only_after)}")
     open_rows = [row for row in comparison.rows if row.verdict == "inconclusive"]
-    reasons = dict.fromkeys(row.reason for row in open_rows)
-    for reason in reasons:
-        paths = [row.path for row in open_rows if row.reason == reason]
-        notes.append(f"inconclusive: {_listed(paths, comparison)}: {reason}")
-    return notes
+    reasons = _paths_by(open_rows, "reason")
+    return notes + [f"inconclusive: {_listed(paths, comparison)}: {reason}" for reason, paths in reasons.items()]
 
 
 def cells(row: MetricComparison) -> tuple[str, ...]:
     """The texts of a row: metric, both sides, change, interval, p, n, variation, verdict."""
+    sample, unit = row.sample, row.sample.metric.unit
     noise = ["–" if spread is None else f"{spread:.1%}" for spread in variations(row)]
     return (
         row.path,
-        *(number(value, row.unit, percent=row.scale == "points") for value in row.centers),
+        *(number(value, unit, percent=sample.scale == "points") for value in sample.centers),
         change(row),
         "–" if row.low is None or row.high is None else f"{_effect(row, row.low)} to {_effect(row, row.high)}",
         "–" if row.p is None else f"{row.p:.2g}",
-        " / ".join(f"{count:,}" for count in row.n),
+        " / ".join(f"{side.n:,}" for side in sample.moments),
         " / ".join(noise),
         row.verdict or "–",
     )
@@ -121,22 +119,25 @@ def change(row: MetricComparison) -> str:
 
 def variations(row: MetricComparison) -> list[float | None]:
     """Standard deviation of each side relative to its mean; None where that says nothing, as for rates."""
-    sides = [Moments.of(side) for side in (row.before, row.after)]
-    return [side.std / abs(side.mean) if side.n > 1 and side.mean and row.scale != "points" else None for side in sides]
+    if row.sample.scale == "points":
+        return [None, None]
+    sides = [Moments.of(side) for side in (row.sample.before, row.sample.after)]
+    return [side.std / abs(side.mean) if side.n > 1 and side.mean else None for side in sides]
 
 
 def _effect(row: MetricComparison, effect: float) -> str:
-    if row.scale == "points":
+    scale = row.sample.scale
+    if scale == "points":
         return f"{100 * effect:+.1f} points"
-    if row.scale == "absolute":
-        text = number(effect, row.unit)
+    if scale == "absolute":
+        text = number(effect, row.sample.metric.unit)
         return text if text.startswith("-") else f"+{text}"
     return f"{effect:+.1%}" if effect < 1.0 else f"×{1 + effect:.3g}"
 
 
-def _by(comparison: Comparison, name: str) -> dict[str, list[str]]:
+def _paths_by(rows: Sequence[MetricComparison], name: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for row in comparison.rows:
+    for row in rows:
         if text := getattr(row, name):
             found.setdefault(text, []).append(row.path)
     return found

@@ -10,21 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.bench._schema import (
-    EpisodeCounts,
-    EpisodePlan,
-    Hardware,
-    PerEpisode,
-    PlayBundle,
-    PolicyDescriptor,
-    Resources,
-    RunConfig,
-    RunIdentity,
-    Runtime,
-    StartupTime,
-    Status,
-    Versions,
-)
+from headrace.bench import _schema as schema
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import DataError
 
@@ -34,7 +20,7 @@ if TYPE_CHECKING:
 EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
 """What evaluations and their journals are called where a directory is searched for them; any name will do otherwise."""
 _FORMAT = '"headrace-evaluation-'
-_STATUSES: dict[str, Status] = {"completed": "completed", "interrupted": "interrupted", "failed": "crashed"}
+_STATUSES: dict[str, schema.Status] = {"completed": "completed", "interrupted": "interrupted", "failed": "crashed"}
 _NOT_PLAYING = ("source", "overrides", "seed", "policy")
 
 
@@ -43,7 +29,7 @@ def is_evaluation(text: str) -> bool:
     return text[:40].replace(" ", "").lstrip("{\n").startswith(f'"format":{_FORMAT}')
 
 
-def read_evaluation(path: Path) -> PlayBundle:
+def read_evaluation(path: Path) -> schema.PlayBundle:
     """The bundle of a saved evaluation or of a journal."""
     from headrace.rollout import Evaluation
 
@@ -52,7 +38,7 @@ def read_evaluation(path: Path) -> PlayBundle:
     return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
 
 
-def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:
+def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
     """An evaluation as a bundle.
 
     Args:
@@ -69,8 +55,8 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:
     measured = any(row.success is not None for row in rows)
     known = [row.success for row in rows if row.success is not None]
     status = _STATUSES[evaluation.status]
-    return PlayBundle(
-        run=RunIdentity(
+    return schema.PlayBundle(
+        run=schema.RunIdentity(
             run_id=f"evaluation {name}",
             framework=None,
             config=_config(about),
@@ -84,16 +70,16 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:
             max_iterations=None,
             status_reason=f"{evaluation.unfinished} episodes are unfinished" if evaluation.unfinished else None,
         ),
-        versions=Versions(
+        versions=schema.Versions(
             **{name: _one(where, name, str) for name in ("headrace", "python", "torch")},
             **dict.fromkeys(("numpy", "mujoco", "gymnasium", "git_commit", "git_branch", "git_dirty")),
             packages={},
         ),
-        hardware=Hardware(
+        hardware=schema.Hardware(
             hostname=None, gpu_devices=[], cpu_name=_one(where, "processor", str) or "", cpu_count=None, ram_gb=None
         ),
-        runtime=Runtime(
-            startup_time_s=StartupTime(),
+        runtime=schema.Runtime(
+            startup_time_s=schema.StartupTime(),
             iterations_completed=evaluation.counters.batch_steps,
             total_wall_time_s=evaluation.counters.seconds,
             **dict.fromkeys(
@@ -102,25 +88,25 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:
                     "environment_step_timing",
                 )
             ),
-            episodes=EpisodeCounts(
+            episodes=schema.EpisodeCounts(
                 completed=len(rows), diverged=sum(row.diverged for row in rows), unfinished=evaluation.unfinished
             ),
         ),
-        resources=Resources(gpu_util_pct=None, gpu_mem_gb=None, cpu_util_pct=None, ram_gb=None),
+        resources=schema.Resources(gpu_util_pct=None, gpu_mem_gb=None, cpu_util_pct=None, ram_gb=None),
         success_rate=Proportion.of(sum(known), len(known)),
         reward=Statistic.of((row.reward for row in rows), better="higher"),
         ep_length=Statistic.of((float(row.length) for row in rows), unit="steps"),
         checkpoint_path=None,
         video_path=None,
-        policy=PolicyDescriptor(kind="chunk", name=str(about["policy"]), deterministic=None),
-        plan=EpisodePlan(
+        policy=schema.PolicyDescriptor(kind="chunk", name=str(about["policy"]), deterministic=None),
+        plan=schema.EpisodePlan(
             kind="episodes",
             episodes_planned=evaluation.planned,
             num_steps=None,
             first_episode_id=min(evaluation.plan, default=None),
             shorter_than_episode=False,
         ),
-        per_episode=PerEpisode(
+        per_episode=schema.PerEpisode(
             episode_ids=[row.episode_id for row in rows],
             rewards=[row.reward for row in rows],
             lengths=[row.length for row in rows],
@@ -130,8 +116,8 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> PlayBundle:
     )
 
 
-def _config(about: Mapping[str, Any]) -> RunConfig:
-    return RunConfig(
+def _config(about: Mapping[str, Any]) -> schema.RunConfig:
+    return schema.RunConfig(
         physics_backend="unknown",
         rendering_backend=None,
         overrides=dict(about.get("overrides") or {}),

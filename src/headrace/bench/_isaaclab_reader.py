@@ -6,23 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.bench._schema import (
-    BUNDLES,
-    SAMPLED,
-    SCHEMA_VERSION,
-    EnvironmentStepTiming,
-    Hardware,
-    Kind,
-    Learning,
-    LearningCurve,
-    RunConfig,
-    RunIdentity,
-    Runtime,
-    StartupConfig,
-    StartupPhase,
-    StartupTime,
-    Versions,
-)
+from headrace.bench import _schema as schema
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,24 +22,24 @@ def upgrade(bundle: Mapping[str, Any]) -> Fields:
     """
     kind = _kind(bundle)
     rest: Fields = {}
-    new = _fitted(bundle, BUNDLES[kind], "", rest)
-    new |= {"kind": kind, "schema_version": SCHEMA_VERSION}
-    new["run"] = _fitted(bundle.get("run"), RunIdentity, "run.", rest) | {
+    new = _fitted(bundle, schema.BUNDLES[kind], "", rest)
+    new |= {"kind": kind, "schema_version": schema.SCHEMA_VERSION}
+    new["run"] = _fitted(bundle.get("run"), schema.RunIdentity, "run.", rest) | {
         "num_envs": _section(bundle, "run").get("num_envs")
     }
     new["run"].setdefault("max_iterations", None)
     new["run"].setdefault("framework", None)
-    config = _fitted(_section(bundle, "run").get("config"), RunConfig, "run.config.", rest)
+    config = _fitted(_section(bundle, "run").get("config"), schema.RunConfig, "run.config.", rest)
     rendering = config.get("rendering_backend")
     new["run"]["config"] = config | {"rendering_backend": None if rendering == "none" else rendering}
     new["versions"] = _old_versions(_section(bundle, "versions"))
-    new["hardware"] = _fitted(bundle.get("hardware"), Hardware, "hardware.", rest)
+    new["hardware"] = _fitted(bundle.get("hardware"), schema.Hardware, "hardware.", rest)
     if kind == "startup":
         new |= _old_startup(bundle, rest)
     else:
         new["runtime"] = _old_runtime(_section(bundle, "runtime"), rest)
         resources = _section(bundle, "resources")
-        new["resources"] = {name: _old_statistic(resources.get(name)) for name in SAMPLED}
+        new["resources"] = {name: _old_statistic(resources.get(name)) for name in schema.SAMPLED}
     if kind in ("training", "play"):
         rate = bundle.get("success_rate")
         rate = rate.get("mean") if isinstance(rate, dict) else rate
@@ -63,9 +47,9 @@ def upgrade(bundle: Mapping[str, Any]) -> Fields:
         new |= {name: bundle.get(name) for name in ("checkpoint_path", "video_path")}
     if kind == "training":
         curves = _section(bundle, "learning")
-        learning = _fitted(curves, Learning, "learning.", rest)
+        learning = _fitted(curves, schema.Learning, "learning.", rest)
         new["learning"] = learning | {
-            name: _fitted(curves.get(name), LearningCurve, f"learning.{name}.", rest) or None
+            name: _fitted(curves.get(name), schema.LearningCurve, f"learning.{name}.", rest) or None
             for name in ("reward", "ep_length", "success_rate")
         }
     if kind == "play":
@@ -74,7 +58,7 @@ def upgrade(bundle: Mapping[str, Any]) -> Fields:
     return new
 
 
-def _kind(bundle: Mapping[str, Any]) -> Kind:
+def _kind(bundle: Mapping[str, Any]) -> schema.Kind:
     if "phases" in bundle:
         return "startup"
     if "learning" in bundle:
@@ -83,17 +67,17 @@ def _kind(bundle: Mapping[str, Any]) -> Kind:
 
 
 def _old_versions(old: Fields) -> Fields:
-    ours = [name for name in Versions.model_fields if name != "packages"]
+    ours = [name for name in schema.Versions.model_fields if name != "packages"]
     packages = {name: str(value) for name, value in old.items() if name not in ours and value is not None}
     return {name: old.get(name) for name in ours} | {"packages": packages}
 
 
 def _old_startup(bundle: Mapping[str, Any], rest: Fields) -> Fields:
     phases = {
-        name: _fitted(phase, StartupPhase, f"phases.{name}.", rest)
+        name: _fitted(phase, schema.StartupPhase, f"phases.{name}.", rest)
         for name, phase in _section(bundle, "phases").items()
     }
-    config = _fitted(bundle.get("config"), StartupConfig, "config.", rest)
+    config = _fitted(bundle.get("config"), schema.StartupConfig, "config.", rest)
     if isinstance(config.get("whitelist"), str):  # the path of a file; what it said is not kept
         rest["config.whitelist"] = config["whitelist"]
         config["whitelist"] = None
@@ -101,8 +85,8 @@ def _old_startup(bundle: Mapping[str, Any], rest: Fields) -> Fields:
 
 
 def _old_runtime(old: Fields, rest: Fields) -> Fields:
-    new = _fitted(old, Runtime, "runtime.", rest)
-    new["startup_time_s"] = _fitted(old.get("startup_time_s"), StartupTime, "runtime.startup_time_s.", rest)
+    new = _fitted(old, schema.Runtime, "runtime.", rest)
+    new["startup_time_s"] = _fitted(old.get("startup_time_s"), schema.StartupTime, "runtime.startup_time_s.", rest)
     new["iteration_time_s"] = _old_statistic(old.get("iteration_time_s"))
     new |= {name: _mean(old.get(name)) for name in ("collection_fps", "total_fps", "iterations_per_s")}
     new.setdefault("steps_per_iteration", None)
@@ -112,7 +96,7 @@ def _old_runtime(old: Fields, rest: Fields) -> Fields:
 
 
 def _old_timing(old: Fields, rest: Fields) -> Fields | None:
-    new = _fitted(old, EnvironmentStepTiming, "runtime.environment_step_timing.", rest)
+    new = _fitted(old, schema.EnvironmentStepTiming, "runtime.environment_step_timing.", rest)
     names = ("environment_step_time_s", "simulation_step_time_s", "outside_simulation_step_time_s")
     new |= {name: _old_statistic(old.get(name)) for name in names}
     new |= {name: _mean(old.get(name)) for name in ("environment_step_fps", "outside_simulation_step_fraction")}

@@ -10,14 +10,12 @@ from typing import Any
 import psutil
 
 from headrace.bench._capture import GB
-from headrace.bench._schema import Resources
+from headrace.bench._schema import SAMPLED, Resources
 from headrace.bench._statistic import Statistic
 from headrace.errors import ConfigError
 
 Gauge = Callable[[], float | None]
 """Reads one number; None for "not now", such as a GPU before torch is loaded."""
-
-_UNITS = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}
 
 
 class ResourceMonitor:
@@ -45,10 +43,9 @@ class ResourceMonitor:
             "gpu_mem_gb": lambda: _gpu(_used_gb),
         }
         self._gauges = usual if gauges is None else dict(gauges)
-        self._samples: dict[str, list[float]] = {name: [] for name in _UNITS}
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self.clear()
 
     def start(self) -> None:
         """Begin to sample. The first sample is taken here, by the caller."""
@@ -58,9 +55,7 @@ class ResourceMonitor:
 
     def clear(self) -> None:
         """Forget what was sampled so far: what is measured begins now."""
-        with self._lock:
-            for samples in self._samples.values():
-                samples.clear()
+        self._samples: dict[str, list[float]] = {name: [] for name in SAMPLED}
 
     def stop(self) -> None:
         """Take a last sample and end the thread. A second call does nothing."""
@@ -72,7 +67,7 @@ class ResourceMonitor:
 
     def resources(self) -> Resources:
         """What was sampled so far."""
-        found = {name: Statistic.of(values, unit=_UNITS[name]) for name, values in self._samples.items()}
+        found = {name: Statistic.of(values, unit=SAMPLED[name]) for name, values in self._samples.items()}
         return Resources(**found, sample_interval_s=self.interval, problems=list(self.problems))
 
     def _run(self) -> None:
@@ -88,8 +83,7 @@ class ResourceMonitor:
                 del self._gauges[name]
             else:
                 if value is not None:
-                    with self._lock:
-                        self._samples[name].append(value)
+                    self._samples[name].append(value)
 
 
 class _Processes:

@@ -1,20 +1,29 @@
-"""Profiles as records: the functions that cost most, the ones a whitelist names, and a call tree."""
+"""Start-ups in processes of their own, profiled: what each phase costs, and which functions it is spent in."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
+import subprocess
+import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._builders import STARTUP_PHASES
-from headrace.bench._schema import ProfiledFunction, ProfileNode
-from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.bench._schema import ProfiledFunction, ProfileNode, StartupPhase, StartupTime
+from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
+if TYPE_CHECKING:
+    from headrace.bench._builders import StartupBuilder
+    from headrace.envs._recipe import EnvRecipe
+
+_LAST_WORDS = 12
 _SHARE = 0.01
 _DEPTH = 14
 _WIDTH = 12
@@ -90,7 +99,29 @@ def whitelisted(entries: Sequence[Entry], patterns: Sequence[str], phase: str) -
 def call_tree(name: str, seconds: float, entries: Sequence[Entry]) -> ProfileNode:
     """Callers above callees. cProfile knows who called whom, not by which way: a function called from several places
     shares its callees' time out by the time measured for each caller. Callees under 1 % are left out."""
-    return _TreeBuilder(entries, _SHARE * seconds).tree(name, seconds)
+    least = _SHARE * seconds
+    callees: list[list[tuple[int, float, float]]] = [[] for _ in entries]
+    for index, entry in enumerate(entries):
+        for caller, own, cum in entry["callers"]:
+            callees[caller].append((index, own, cum))
+
+    def node(index: int, own: float, cum: float, path: tuple[int, ...]) -> ProfileNode:
+        entry = entries[index]
+        share = cum / entry["cum"] if entry["cum"] else 0.0
+        children = [
+            node(callee, edge_own * share, edge_cum * share, (*path, callee))
+            for callee, edge_own, edge_cum in callees[index]
+            # a function that is on the way already would be shown inside itself without end
+            if callee not in path and edge_cum * share >= least and len(path) < _DEPTH
+        ]
+        return ProfileNode(name=_name(entry), own_time_s=own, cum_time_s=cum, children=_largest(children, least))
+
+    roots = [
+        node(index, entry["own"], entry["cum"], (index,))
+        for index, entry in enumerate(entries)
+        if not entry["callers"] and entry["cum"] >= least
+    ]
+    return ProfileNode(name=name, own_time_s=0.0, cum_time_s=seconds, children=_largest(roots, least))
 
 
 def import_tree(report: str) -> ProfileNode:
@@ -113,38 +144,6 @@ def import_tree(report: str) -> ProfileNode:
     return ProfileNode(
         name="python_imports", own_time_s=0.0, cum_time_s=total, children=_largest(levels[0], _SHARE * total)
     )
-
-
-@dataclass(slots=True)
-class _TreeBuilder:
-    entries: Sequence[Entry]
-    least: float
-
-    def tree(self, name: str, seconds: float) -> ProfileNode:
-        callees: list[list[tuple[int, float, float]]] = [[] for _ in self.entries]
-        for index, entry in enumerate(self.entries):
-            for caller, own, cum in entry["callers"]:
-                callees[caller].append((index, own, cum))
-        roots = [i for i, entry in enumerate(self.entries) if not entry["callers"]]
-        children = [
-            self._node(i, self.entries[i]["own"], self.entries[i]["cum"], callees, (i,))
-            for i in roots
-            if self.entries[i]["cum"] >= self.least
-        ]
-        return ProfileNode(name=name, own_time_s=0.0, cum_time_s=seconds, children=_largest(children, self.least))
-
-    def _node(
-        self, index: int, own: float, cum: float, callees: list[list[tuple[int, float, float]]], path: tuple[int, ...]
-    ) -> ProfileNode:
-        entry = self.entries[index]
-        share = cum / entry["cum"] if entry["cum"] else 0.0
-        children = [
-            self._node(callee, edge_own * share, edge_cum * share, callees, (*path, callee))
-            for callee, edge_own, edge_cum in callees[index]
-            # a function that is on the way already would be shown inside itself without end
-            if callee not in path and edge_cum * share >= self.least and len(path) < _DEPTH
-        ]
-        return ProfileNode(name=_name(entry), own_time_s=own, cum_time_s=cum, children=_largest(children, self.least))
 
 
 def _largest(nodes: list[ProfileNode], least: float) -> list[ProfileNode]:
@@ -187,3 +186,79 @@ def _module(file: str) -> str:
         else:
             parts = Path(os.path.relpath(file)).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
+
+
+class _Answer(TypedDict):
+    phase: str
+    seconds: float
+    entries: list[Entry] | None
+
+
+def profile_startup(
+    recipe: EnvRecipe,
+    builder: StartupBuilder,
+    *,
+    top_n: int,
+    whitelist: Whitelist | None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Start three processes, one after the other: without profiler, with it, and one that only imports.
+
+    Phases that a process finished before it failed are in the builder all the same.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        plain = _run(recipe, Path(folder) / "plain", profiled=False)
+        builder.unprofiled = StartupTime(**{answer["phase"]: answer["seconds"] for answer in plain})
+        progress(1)
+
+        def keep(answer: _Answer) -> None:
+            phase, seconds, entries = answer["phase"], answer["seconds"], answer["entries"] or []
+            patterns = None if whitelist is None else whitelist.get(phase)
+            # first whole, so that a bad pattern does not cost the phase
+            builder.phases[phase] = StartupPhase(
+                total_time_s=seconds,
+                top_functions=top_functions(entries, top_n),
+                tree=call_tree(phase, seconds, entries),
+            )
+            if patterns is not None:
+                chosen = whitelisted(entries, patterns, phase)
+                builder.phases[phase] = builder.phases[phase].model_copy(update={"top_functions": chosen})
+
+        _run(recipe, Path(folder) / "profiled", profiled=True, answered=keep)
+        progress(2)
+    imports = builder.phases["python_imports"]
+    builder.phases["python_imports"] = imports.model_copy(update={"tree": _import_tree(recipe)})
+    progress(3)
+
+
+def _run(
+    recipe: EnvRecipe, answer: Path, *, profiled: bool, answered: Callable[[_Answer], None] = lambda _: None
+) -> list[_Answer]:
+    answer.touch()
+    # -P: the worker's own folder is not where modules are looked for
+    command = [sys.executable, "-P", startup_worker.__file__]
+    try:
+        request = {"recipe": recipe.to_json(), "answer": str(answer), "profiled": profiled}
+        done = _ended(command, json.dumps(request))
+    finally:
+        answers: list[_Answer] = [json.loads(line) for line in answer.read_text().splitlines()]
+        for found in answers:
+            answered(found)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-_LAST_WORDS:])
+        begun = answers[-1]["phase"] if answers else "the beginning"
+        raise EnvError(f"start-up of {recipe.source!r} failed after {begun}:\n{last}")
+    return answers
+
+
+def _import_tree(recipe: EnvRecipe) -> ProfileNode:
+    module = recipe.maker
+    done = _ended([sys.executable, "-X", "importtime", "-c", f"import {module}"])
+    if done.returncode:
+        raise EnvError(f"importing {module} failed: {done.stderr.strip().splitlines()[-1]}")
+    return import_tree(done.stderr)
+
+
+def _ended(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a process to its end; whatever ends us meanwhile ends it, too."""
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)

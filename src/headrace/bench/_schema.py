@@ -327,8 +327,8 @@ class Resources(Record):
     problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
 
 
-SAMPLED = ("gpu_util_pct", "gpu_mem_gb", "cpu_util_pct", "ram_gb")
-"""The fields of :class:`Resources` that are sampled."""
+SAMPLED = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}
+"""The fields of :class:`Resources` that are sampled → their units."""
 
 
 class BundleBase(Record):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ class Sweep:
     repetitions: int
     seed: int
     output: Path
-    rehearse: bool = field(default=False)
+    rehearse: bool = False
     """Run each side once before, unmeasured: fresh checkouts compile their kernels at their first run."""
 
     def __post_init__(self) -> None:
@@ -102,21 +102,15 @@ def run_sweep(sweep: Sweep, progress: Callable[[int], None] = lambda _: None) ->
     Raises:
         ConfigError: a run says that it cannot be done as asked; the others could not, either.
     """
-    with interruptible():
-        return _run_all(sweep, progress)
-
-
-def _run_all(sweep: Sweep, progress: Callable[[int], None]) -> list[Outcome]:
-    if sweep.rehearse:
-        with tempfile.TemporaryDirectory() as scratch:
-            for side in sweep.sides:
-                _check(_run(sweep, Turn(side, 0, sweep.seed), Path(scratch) / side.folder))
     outcomes: list[Outcome] = []
-    for index, turn in enumerate(sweep.turns()):
-        outcome = _run(sweep, turn, sweep.folder(turn))
-        _check(outcome)
-        outcomes.append(outcome)
-        progress(index + 1)
+    with interruptible():
+        if sweep.rehearse:
+            with tempfile.TemporaryDirectory() as scratch:
+                for side in sweep.sides:
+                    _run(sweep, Turn(side, 0, sweep.seed), Path(scratch) / side.folder)
+        for index, turn in enumerate(sweep.turns()):
+            outcomes.append(_run(sweep, turn, sweep.folder(turn)))
+            progress(index + 1)
     return outcomes
 
 
@@ -141,11 +135,6 @@ def checkouts(commits: Sequence[str], repository: Path) -> Generator[list[Side]]
         shutil.rmtree(shared, ignore_errors=True)
 
 
-def _check(outcome: Outcome) -> None:
-    if outcome.code == _BAD_REQUEST:
-        raise ConfigError(f"sweep: the run of {outcome.turn.side.label!r} cannot be done: {outcome.message}")
-
-
 def _run(sweep: Sweep, turn: Turn, folder: Path) -> Outcome:
     command = [sys.executable, "-c", _MAIN, *sweep.command, *turn.side.arguments]
     command += ["--seed", str(turn.seed), "--output", str(folder.absolute())]
@@ -168,8 +157,10 @@ def _run(sweep: Sweep, turn: Turn, folder: Path) -> Outcome:
         _, errors = process.communicate()
     finally:
         _end(process)
-    lines = errors.strip().splitlines()
-    return Outcome(turn, folder, process.returncode, lines[-1] if lines else "")
+    message = (errors.strip().splitlines() or [""])[-1]
+    if process.returncode == _BAD_REQUEST:
+        raise ConfigError(f"sweep: the run of {turn.side.label!r} cannot be done: {message}")
+    return Outcome(turn, folder, process.returncode, message)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -11,20 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from headrace.bench import _schema as schema
 from headrace.bench._builders import Builder, Provenance, StartupClock
-from headrace.bench._schema import (
-    CheckpointInfo,
-    EarlyStop,
-    EnvironmentStepTiming,
-    EpisodeCounts,
-    Learning,
-    LearningCurve,
-    LibraryDescriptor,
-    Runtime,
-    TrainingBundle,
-    TrainingTime,
-    Warmup,
-)
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import ConfigError, DataError
 
@@ -85,11 +73,11 @@ class TrainingBuilder(Builder):
             raise ConfigError(f"--ema-alpha: expected above 0 and up to 1, got {ema_alpha}")
         super().__init__()
         self.startup = StartupClock()
-        self.library: LibraryDescriptor | None = None
-        self.checkpoint: CheckpointInfo | None = None
+        self.library: schema.LibraryDescriptor | None = None
+        self.checkpoint: schema.CheckpointInfo | None = None
         """The newest usable checkpoint; set it after each save, so that a crashed run names it."""
         self.video_path: str | None = None
-        self.step_timing: EnvironmentStepTiming | None = None
+        self.step_timing: schema.EnvironmentStepTiming | None = None
         self._alpha, self._series, self.rule, self._clock = ema_alpha, series, rule, clock
         self._began: float | None = None
         self._ended: float | None = None
@@ -181,7 +169,7 @@ class TrainingBuilder(Builder):
         """Completed so far."""
         return len(self._done)
 
-    def build(self, origin: Provenance) -> TrainingBundle:
+    def build(self, origin: Provenance) -> schema.TrainingBundle:
         """The bundle of what has been collected so far.
 
         Times are those of the iterations after the first, which allocates and compiles: it is the warm-up of all that
@@ -195,9 +183,9 @@ class TrainingBuilder(Builder):
         )
         ends = [began, *(it.ended_at for it in done)]
         wall = 0.0 if self._began is None else (self._ended or self._clock()) - ends[warm]
-        return TrainingBundle(
+        return schema.TrainingBundle(
             **origin,
-            runtime=Runtime(
+            runtime=schema.Runtime(
                 startup_time_s=self.startup.record(),
                 iterations_completed=len(done),
                 total_wall_time_s=wall,
@@ -210,7 +198,7 @@ class TrainingBuilder(Builder):
                 frames=frames,
                 collection_time_s=Statistic.of((it.collection_s for it in measured), unit="s", better="lower"),
                 warmup=_warmup(ends[1] - began) if warm else None,
-                episodes=EpisodeCounts(completed=sum(it.episodes for it in done)),
+                episodes=schema.EpisodeCounts(completed=sum(it.episodes for it in done)),
             ),
             learning=self._learning(),
             success_rate=self._recent_success(rule.window if rule else 20),
@@ -218,8 +206,10 @@ class TrainingBuilder(Builder):
             video_path=self.video_path,
             library=self.library,
             # the parts are measured by the learner, the whole here: what is neither is other
-            time_split_s=TrainingTime(collection=collection, learning=learning, other=wall - collection - learning),
-            early_stop=EarlyStop(
+            time_split_s=schema.TrainingTime(
+                collection=collection, learning=learning, other=wall - collection - learning
+            ),
+            early_stop=schema.EarlyStop(
                 enabled=rule is not None,
                 success_threshold=rule.threshold if rule else None,
                 success_window=rule.window if rule else None,
@@ -231,11 +221,11 @@ class TrainingBuilder(Builder):
             extra=self.extra,
         )
 
-    def _learning(self) -> Learning:
+    def _learning(self) -> schema.Learning:
         done, series = self._done, self._series
         frames = list(itertools.accumulate(it.frames for it in done)) if series else None
         rates = [None if it.successes is None or not it.episodes else it.successes / it.episodes for it in done]
-        return Learning(
+        return schema.Learning(
             ema_alpha=self._alpha,
             reward=self._curve([it.reward for it in done]),
             ep_length=self._curve([it.length for it in done]),
@@ -245,7 +235,7 @@ class TrainingBuilder(Builder):
             episodes=[it.episodes for it in done] if series else None,
         )
 
-    def _curve(self, raw: list[float | None]) -> LearningCurve | None:
+    def _curve(self, raw: list[float | None]) -> schema.LearningCurve | None:
         if not raw:
             return None
         smooth: list[float | None] = []
@@ -255,7 +245,7 @@ class TrainingBuilder(Builder):
                 last = value if last is None else last + self._alpha * (value - last)
             smooth.append(last)
         known = [value for value in raw if value is not None]
-        return LearningCurve(
+        return schema.LearningCurve(
             final_raw=known[-1] if known else None,
             final_ema=last,
             series_per_iter=raw if self._series else None,
@@ -267,5 +257,5 @@ class TrainingBuilder(Builder):
         return Proportion.of(sum(it.successes or 0 for it in recent), sum(it.episodes for it in recent))
 
 
-def _warmup(seconds: float) -> Warmup:
-    return Warmup(steps=1, seconds=seconds, steady=None, rule="the first iteration", block_medians_s=[seconds])
+def _warmup(seconds: float) -> schema.Warmup:
+    return schema.Warmup(steps=1, seconds=seconds, steady=None, rule="the first iteration", block_medians_s=[seconds])

@@ -15,9 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from headrace.bench import _significance as tests
-from headrace.bench._samples import Sample, Scale
+from headrace.bench._samples import Sample
 from headrace.bench._significance import Shift
-from headrace.bench._statistic import Better
 from headrace.statistics import bootstrap_interval
 
 Verdict = Literal["improved", "regressed", "unchanged", "inconclusive"]
@@ -28,18 +27,8 @@ _FEW_EPISODES = 20
 class MetricComparison:
     """One metric on both sides."""
 
-    path: str
-    unit: str | None
-    better: Better | None
-    before: list[float]
-    """One value per unit of the design: run, seed, policy or episode; empty where bundles keep only their moments."""
-    after: list[float]
-    n: tuple[int, int]
-    """Units of each side."""
-    centers: tuple[float, float]
-    """What to show of the sides: medians of runs, means of episodes."""
-    scale: Scale
-    """How :attr:`effect` is meant: relative change, points of a rate, or a difference in the metric's unit."""
+    sample: Sample
+    """The values of both sides, and on which scale :attr:`effect` is."""
     effect: float | None
     """From before to after; None where nothing was tested."""
     low: float | None
@@ -52,6 +41,11 @@ class MetricComparison:
     verdict: Verdict | None
     """None for metrics of which neither direction is an improvement."""
     reason: str
+
+    @property
+    def path(self) -> str:
+        """``phase.name`` of the metric."""
+        return self.sample.metric.path
 
 
 class _Tested(NamedTuple):
@@ -80,17 +74,9 @@ def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float) -> list
         back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
         edges = (None, None, None) if tested is None else tested.shift
         effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in edges)
-        one, other = sample.moments
         rows.append(
             MetricComparison(
-                path=sample.metric.path,
-                unit=sample.metric.unit,
-                better=sample.metric.better,
-                before=sample.before,
-                after=sample.after,
-                n=(one.n, other.n),
-                centers=sample.centers,
-                scale=sample.scale,
+                sample=sample,
                 effect=effect,
                 low=low,
                 high=high,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.rollout._actor_critic import Policy, actor_critic_content, load_actor_critic
 from headrace.rollout._ppo import PPO, PPOCfg
@@ -34,7 +34,7 @@ class OwnLearner(Learner):
 
     def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """What ``save_actor_critic`` writes, the optimizer, and our description."""
-        more = {"optimizer": self.ppo.optimizer.state_dict(), META_KEY: describe(meta)}
+        more = {"optimizer": self.ppo.optimizer.state_dict(), META_KEY: meta.plain()}
         return actor_critic_content(self.ppo.policy, meta.task, meta.overrides) | more
 
     def load_content(self, content: dict[str, Any]) -> None:

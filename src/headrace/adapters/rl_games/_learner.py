@@ -12,19 +12,22 @@ from typing import Any, cast
 
 import torch
 from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.algos_torch.model_builder import register_network
+from rl_games.algos_torch.network_builder import A2CBuilder
 from rl_games.common.algo_observer import AlgoObserver
 from rl_games.common.tr_helpers import DefaultRewardsShaper
-from torch import Tensor
+from torch import Tensor, nn
 
-from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.rl_games._env import RlGamesEnv
-from headrace.adapters.rl_games._network import NETWORK
 from headrace.rollout import PPOCfg
 from headrace.rollout._encoder import GroupEncoder
 from headrace.rollout._groups import Shapes, is_image
 from headrace.types import Obs, StateDict
 
+_NETWORK = "headrace_groups"
+"""The name that our network over several observation groups is registered under in rl_games."""
 _PREFIX = "_orig_mod."
 """What torch.compile puts before the names of weights; rl_games' own runner compiles."""
 
@@ -70,7 +73,7 @@ class RlGamesLearner(Learner):
 
     def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """What ``agent.save`` writes, and our description, which ``agent.restore`` leaves alone."""
-        return self.agent.get_full_state_weights() | {META_KEY: describe(meta)}
+        return self.agent.get_full_state_weights() | {META_KEY: meta.plain()}
 
     def load_content(self, content: dict[str, Any]) -> None:
         """Networks, statistics, optimizer, epoch."""
@@ -181,7 +184,7 @@ def _one_vector(groups: Shapes) -> bool:
 
 def _network(settings: PPOCfg, groups: Shapes, *, actor: bool) -> dict[str, Any]:
     network: dict[str, Any] = {
-        "name": "actor_critic" if len(groups) == 1 else NETWORK,
+        "name": "actor_critic" if len(groups) == 1 else _NETWORK,
         "separate": actor,
         "mlp": {"units": list(settings.hidden), "activation": "elu", "initializer": {"name": "default"}},
     }
@@ -212,3 +215,32 @@ def _network(settings: PPOCfg, groups: Shapes, *, actor: bool) -> dict[str, Any]
     if settings.memory != "none":
         network["rnn"] = {"name": "gru", "units": settings.memory_size, "layers": 1, "before_mlp": True}
     return network
+
+
+class GroupNetwork(A2CBuilder.Network):
+    """``actor_critic`` of rl_games whose convolutions are a :class:`GroupEncoder`, which takes a dict of groups."""
+
+    cnn: dict[str, Any]
+
+    def _build_conv(  # pyright: ignore[reportIncompatibleMethodOverride]  # called with these names only
+        self, *, input_shape: dict[str, tuple[int, ...]], **_: object
+    ) -> nn.Module:
+        return GroupEncoder(input_shape, normalize=self.cnn["normalize"])
+
+    def _calc_input_size(self, input_shape: object, cnn_layers: Any = None) -> int:
+        del input_shape
+        return cnn_layers.width
+
+
+class GroupNetworkBuilder(A2CBuilder):
+    """What rl_games makes the network with."""
+
+    params: dict[str, Any]
+
+    def build(self, name: str, **kwargs: Any) -> GroupNetwork:
+        """The network of an agent, or of its central value."""
+        del name
+        return GroupNetwork(self.params, **kwargs)
+
+
+register_network(_NETWORK, GroupNetworkBuilder)

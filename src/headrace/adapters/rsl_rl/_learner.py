@@ -9,7 +9,7 @@ from typing import Any, cast
 from rsl_rl.runners import OnPolicyRunner
 from torch import Tensor
 
-from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, Memory, Times
 from headrace.adapters.rsl_rl._env import RslRlEnv
 from headrace.rollout import PPOCfg
@@ -24,6 +24,7 @@ class RslRlLearner(Learner):
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         super().__init__(env, settings)
+        settings.minibatch_size(env.num_envs)  # must divide
         self._env = RslRlEnv(self.core)
         with contextlib.redirect_stdout(io.StringIO()):  # prints its networks
             self.runner = OnPolicyRunner(self._env, runner_config(settings, self.core), device=str(env.device))
@@ -38,7 +39,7 @@ class RslRlLearner(Learner):
 
     def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """What ``runner.save`` writes, with our description among its ``infos``."""
-        infos = {META_KEY: describe(meta)}
+        infos = {META_KEY: meta.plain()}
         return {**self.runner.alg.save(), "iter": self.runner.current_learning_iteration, "infos": infos}
 
     def load_content(self, content: dict[str, Any]) -> None:

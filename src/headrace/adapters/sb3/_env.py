@@ -98,7 +98,7 @@ class Sb3Env(VecEnv):
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """An attribute that all environments share, once per environment."""
         value = getattr(self if attr_name == "render_mode" else self.core.env, attr_name)
-        return [value] * len(self._episodes(indices))
+        return [value] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Not possible for one environment of a batch."""
@@ -115,16 +115,11 @@ class Sb3Env(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """No Gymnasium wrapper is inside."""
         del wrapper_class
-        return [False] * len(self._episodes(indices))
+        return [False] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> Sequence[Array | None]:
         """An image of each environment."""
         return list(self.core.env.render_each() or ())
-
-    def _episodes(self, indices: VecEnvIndices) -> list[int]:
-        if indices is None:
-            return list(range(self.num_envs))
-        return [indices] if isinstance(indices, int) else list(indices)
 
 
 def _row(rows: Arrays, slot: int) -> Arrays:

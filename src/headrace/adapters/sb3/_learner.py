@@ -16,7 +16,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
-from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, checked_fit, describe
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, checked_fit
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.sb3._env import Sb3Env
 from headrace.adapters.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
@@ -90,7 +90,7 @@ class Sb3Learner(Learner):
                 for name in given.namelist():
                     if name not in _LEFT_OUT:
                         kept.writestr(name, given.read(name))
-                kept.writestr(f"{META_KEY}.json", json.dumps(describe(meta)))
+                kept.writestr(f"{META_KEY}.json", json.dumps(meta.plain()))
 
         write_whole(path, write)
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, TypedDict, cast
 
 import torch
 from gymnasium import spaces
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.memories.torch import RandomMemory
+from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 from skrl.resources.preprocessors.torch import RunningStandardScaler
-from torch import Tensor
+from skrl.utils.spaces.torch import unflatten_tensorized_space
+from torch import Tensor, nn
 
-from headrace.adapters._checkpoint import META_KEY, CheckpointMeta, describe
+from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.skrl._env import SkrlEnv
-from headrace.adapters.skrl._models import Actor, Critic, Interface, update_statistics
 from headrace.rollout import PPOCfg
+from headrace.rollout._encoder import GroupEncoder
 from headrace.types import Obs, StateDict
 
 
@@ -27,16 +31,18 @@ class SkrlLearner(Learner):
 
     def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
         super().__init__(env, settings)
+        settings.minibatch_size(env.num_envs)  # must divide
         self._env = SkrlEnv(self.core)
-        seen, states, actions = self._env.observation_space, self._env.state_space, self._env.action_space
-        parts = Interface(seen, states, actions, env.device), settings
-        self.agent = PPO(
-            models={"policy": Actor(*parts), "value": Critic(*parts)},
-            memory=RandomMemory(memory_size=settings.steps, num_envs=env.num_envs, device=env.device),
-            observation_space=seen,
-            state_space=states,
-            action_space=actions,
+        between = Interface(
+            observation_space=self._env.observation_space,
+            state_space=self._env.state_space,
+            action_space=self._env.action_space,
             device=env.device,
+        )
+        self.agent = PPO(
+            models={"policy": Actor(between, settings), "value": Critic(between, settings)},
+            memory=RandomMemory(memory_size=settings.steps, num_envs=env.num_envs, device=env.device),
+            **between,
             cfg=agent_config(settings, self._env),
         )
         self.agent.init()
@@ -89,7 +95,7 @@ class SkrlLearner(Learner):
     def content(self, meta: CheckpointMeta) -> dict[str, Any]:
         """The modules that ``agent.save`` writes, and our description, which ``agent.load`` skips."""
         modules = {name: module.state_dict() for name, module in self.agent.checkpoint_modules.items()}
-        return {**modules, META_KEY: describe(meta)}
+        return {**modules, META_KEY: meta.plain()}
 
     def load_content(self, content: dict[str, Any]) -> None:
         """Every module: networks, statistics, optimizer."""
@@ -140,3 +146,92 @@ def agent_config(settings: PPOCfg, env: SkrlEnv) -> PPO_CFG:
         experiment=cast("Any", {"write_interval": 0, "checkpoint_interval": 0}),
         **more,
     )
+
+
+class Interface(TypedDict):
+    """What a model of skrl is between, and its agent."""
+
+    observation_space: spaces.Box | spaces.Dict
+    state_space: spaces.Box | spaces.Dict | None
+    action_space: spaces.Box
+    device: torch.device
+
+
+class Actor(GaussianMixin, Model):
+    """A Gaussian around the network's output, its spread learned and the same in every state."""
+
+    def __init__(self, interface: Interface, settings: PPOCfg) -> None:
+        Model.__init__(self, **interface)
+        GaussianMixin.__init__(self)
+        actions = interface["action_space"].shape
+        self.net = network(interface["observation_space"], settings, actions[0])
+        self.log_std = nn.Parameter(torch.full(actions, math.log(settings.initial_std)))
+
+    def compute(  # pyright: ignore[reportIncompatibleMethodOverride]  # its mixins pass the role by position
+        self, inputs: dict[str, Tensor], role: str = ""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean actions (n, A) and the logarithm of their spread."""
+        del role
+        return self.net(inputs["observations"]), {"log_std": self.log_std}
+
+
+class Critic(DeterministicMixin, Model):
+    """The value of states, or of observations where a task has no states."""
+
+    def __init__(self, interface: Interface, settings: PPOCfg) -> None:
+        Model.__init__(self, **interface)
+        DeterministicMixin.__init__(self)
+        states = interface["state_space"]
+        self._read = "observations" if states is None else "states"
+        self.net = network(states or interface["observation_space"], settings, 1)
+
+    def compute(  # pyright: ignore[reportIncompatibleMethodOverride]  # its mixins pass the role by position
+        self, inputs: dict[str, Tensor], role: str = ""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values (n, 1)."""
+        del role
+        return self.net(inputs[self._read]), {}
+
+
+def network(space: spaces.Box | spaces.Dict, settings: PPOCfg, out: int) -> nn.Sequential:
+    """Layers over flat rows; images go through two convolutions first, several groups through our encoder."""
+    before: list[nn.Module] = []
+    if isinstance(space, spaces.Dict):
+        groups = _Groups(space, settings)
+        before.append(groups)
+        width = groups.encoder.width
+    else:
+        width = space.shape[0]
+        if len(space.shape) == 3:
+            encoder = GroupEncoder({"image": space.shape}, normalize=False).encoders[0]
+            before = [nn.Unflatten(1, space.shape), *cast("nn.Sequential", encoder)]
+            with torch.no_grad():
+                width = int(nn.Sequential(*before)(torch.zeros(1, math.prod(space.shape))).shape[1])
+    sizes = (width, *settings.hidden)
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ELU())]
+    return nn.Sequential(*before, *layers, nn.Linear(sizes[-1], out))
+
+
+class _Groups(nn.Module):
+    """Flat rows taken apart into groups, and encoded."""
+
+    def __init__(self, space: spaces.Dict, settings: PPOCfg) -> None:
+        super().__init__()
+        self._space = space
+        shapes = {name: cast("tuple[int, ...]", group.shape) for name, group in space.spaces.items()}
+        self.encoder = GroupEncoder(shapes, normalize=settings.normalize_obs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.encoder(unflatten_tensorized_space(self._space, rows))
+
+    def update(self, rows: Tensor) -> None:
+        """Let the statistics take in flat rows (n, features)."""
+        groups = cast("dict[str, Tensor]", unflatten_tensorized_space(self._space, rows))
+        self.encoder.update(groups, torch.ones(len(rows), dtype=torch.bool, device=rows.device))
+
+
+def update_statistics(model: Model, rows: Tensor) -> None:
+    """Let our encoder in a model, where there is one, take in flat rows (T, N, features) of what it reads."""
+    first = cast("Actor | Critic", model).net[0]
+    if isinstance(first, _Groups):
+        first.update(rows.flatten(0, 1))

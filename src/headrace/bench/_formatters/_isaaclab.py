@@ -9,19 +9,7 @@ import json
 import statistics
 from typing import Any
 
-from headrace.bench._schema import (
-    SAMPLED,
-    Bundle,
-    EnvironmentStepTiming,
-    Hardware,
-    LearningCurve,
-    PlayBundle,
-    Resources,
-    Runtime,
-    StartupBundle,
-    TrainingBundle,
-    Versions,
-)
+from headrace.bench import _schema as schema
 from headrace.bench._statistic import Statistic
 
 _WRITTEN = "1.2"
@@ -47,12 +35,12 @@ _OF_RUN = {
 _NOTHING: Fields = {"mean": 0.0, "std": 0.0, "peak": None}
 
 
-def isaaclab_text(bundle: Bundle) -> str:
+def isaaclab_text(bundle: schema.Bundle) -> str:
     """The bundle as Isaac Lab 1.2 writes it."""
     return json.dumps(isaaclab_fields(bundle), indent=2, allow_nan=False) + "\n"
 
 
-def isaaclab_fields(bundle: Bundle) -> Fields:
+def isaaclab_fields(bundle: schema.Bundle) -> Fields:
     """The fields of schema 1.2, in its order."""
     about: Fields = {
         "run": _run(bundle),
@@ -61,7 +49,7 @@ def isaaclab_fields(bundle: Bundle) -> Fields:
     }
     scalars = {name: value for name, value in bundle.extra.items() if isinstance(value, (bool, int, float, str))}
     end: Fields = {"extra": scalars or None, "schema_version": _WRITTEN}
-    if isinstance(bundle, StartupBundle):
+    if isinstance(bundle, schema.StartupBundle):
         phases = {
             name: {
                 "total_time_s": phase.total_time_s,
@@ -73,18 +61,18 @@ def isaaclab_fields(bundle: Bundle) -> Fields:
         config = {"top_n": bundle.config.top_n, "whitelist": None if whitelist is None else json.dumps(whitelist)}
         return {**about, "phases": phases, "config": config, **end}
     about |= {"runtime": _runtime(bundle.runtime), "resources": _resources(bundle.resources)}
-    if isinstance(bundle, TrainingBundle):
+    if isinstance(bundle, schema.TrainingBundle):
         learning = bundle.learning
         about["learning"] = {
             "ema_alpha": learning.ema_alpha,
             "reward": _curve(learning.reward),
             "ep_length": _curve(learning.ep_length),
         }
-    if isinstance(bundle, (TrainingBundle, PlayBundle)):
+    if isinstance(bundle, (schema.TrainingBundle, schema.PlayBundle)):
         about["success_rate"] = None if bundle.success_rate is None else bundle.success_rate.rate
-    if isinstance(bundle, PlayBundle):
+    if isinstance(bundle, schema.PlayBundle):
         about |= {"reward": mean_std(bundle.reward), "ep_length": mean_std(bundle.ep_length)}
-    if isinstance(bundle, (TrainingBundle, PlayBundle)):
+    if isinstance(bundle, (schema.TrainingBundle, schema.PlayBundle)):
         about |= {"checkpoint_path": bundle.checkpoint_path, "video_path": bundle.video_path}
     return {**about, **end}
 
@@ -106,7 +94,7 @@ def _rate(rate: float | None, seconds: Statistic | None, amount: float | None) -
     return {"mean": rate, "std": statistics.stdev(rates) if len(rates) > 1 else 0.0, "peak": peak}
 
 
-def _run(bundle: Bundle) -> Fields:
+def _run(bundle: schema.Bundle) -> Fields:
     run = bundle.run
     physics = "newton_mjwarp" if run.config.physics_backend == "warp" else run.config.physics_backend
     return run.model_dump(include=_OF_RUN) | {
@@ -116,11 +104,11 @@ def _run(bundle: Bundle) -> Fields:
             "presets": list(run.config.presets),
         },
         "status": "interrupted" if run.status == "running" else run.status,
-        "num_envs": None if isinstance(bundle, StartupBundle) else run.num_envs,
+        "num_envs": None if isinstance(bundle, schema.StartupBundle) else run.num_envs,
     }
 
 
-def version_fields(versions: Versions) -> Fields:
+def version_fields(versions: schema.Versions) -> Fields:
     """Its block of versions: a field per package it knows."""
     packages = versions.packages
     known = {name: packages.get(distribution) for name, distribution in _PACKAGES.items()}
@@ -130,7 +118,7 @@ def version_fields(versions: Versions) -> Fields:
     return {name: known.get(name) for name in _VERSIONS}
 
 
-def _hardware(hardware: Hardware) -> Fields:
+def _hardware(hardware: schema.Hardware) -> Fields:
     return {
         "hostname": hardware.hostname or "",
         "gpu_devices": [{**gpu.model_dump(), "compute_cap": gpu.compute_cap or ""} for gpu in hardware.gpu_devices],
@@ -140,7 +128,7 @@ def _hardware(hardware: Hardware) -> Fields:
     }
 
 
-def _runtime(runtime: Runtime) -> Fields:
+def _runtime(runtime: schema.Runtime) -> Fields:
     startup = runtime.startup_time_s.model_dump()
     step = runtime.environment_step_timing
     seconds, collecting = runtime.iteration_time_s, runtime.collection_time_s
@@ -160,7 +148,7 @@ def _runtime(runtime: Runtime) -> Fields:
     }
 
 
-def _timing(step: EnvironmentStepTiming) -> Fields | None:
+def _timing(step: schema.EnvironmentStepTiming) -> Fields | None:
     """Its two modes are all or nothing: host_return has no breakdown, serialized_synchronized has a whole one."""
     frames = round(step.environment_step_fps * step.environment_step_time_s.mean)
     found: Fields = {
@@ -189,13 +177,13 @@ def _timing(step: EnvironmentStepTiming) -> Fields | None:
     }
 
 
-def _resources(resources: Resources) -> Fields:
+def _resources(resources: schema.Resources) -> Fields:
     """Use has no peak in its schema: it is 100 % somewhere."""
-    found = {name: mean_std(getattr(resources, name)) or _NOTHING for name in SAMPLED}
+    found = {name: mean_std(getattr(resources, name)) or _NOTHING for name in schema.SAMPLED}
     return {name: value | {"peak": None} if name.endswith("_pct") else value for name, value in found.items()}
 
 
-def _curve(curve: LearningCurve | None) -> Fields:
+def _curve(curve: schema.LearningCurve | None) -> Fields:
     """An iteration in which no episode ended keeps the value before it; the first ones get the first value."""
     if curve is None:
         return {"final_raw": 0.0, "final_ema": 0.0, "series_per_iter": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from headrace.bench._formatters._isaaclab import Fields, isaaclab_fields, version_fields
-from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, StartupTime, TrainingBundle
+from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, StartupTime
 
 _STARTUP_NAMES = {
     "app_launch": "App Launch Time",
@@ -82,30 +82,22 @@ def measurements(bundle: Bundle) -> dict[str, Measured]:
         "startup": _startup_measured(bundle.runtime.startup_time_s),
         "runtime": _runtime_measured(fields["runtime"]),
     }
-    if isinstance(bundle, TrainingBundle):
-        train: Measured = {}
-        for label, name, plural in (
-            ("Reward", "reward", "Rewards"),
-            ("Episode Length", "ep_length", "Episode Lengths"),
-        ):
-            curve = fields["learning"][name]
-            train |= {
-                f"Last {label}": (curve["final_raw"], "float"),
-                f"EMA {bundle.learning.ema_alpha:g} {label}": (curve["final_ema"], "float"),
-            }
-            if curve["series_per_iter"]:
-                train[f"Max {plural}"] = (max(curve["series_per_iter"]), "float")
-        found["train"] = train
+    if isinstance(bundle, RuntimeBundle):
+        return found
+    rate: Measured = {} if bundle.success_rate is None else {"success_rate": (bundle.success_rate.rate, "float")}
     if isinstance(bundle, PlayBundle):
-        found["play"] = _spread("Reward", fields["reward"], "float") | _spread(
-            "Episode Length", fields["ep_length"], "steps"
-        )
-    if isinstance(bundle, (TrainingBundle, PlayBundle)) and bundle.success_rate is not None:
-        found["train" if isinstance(bundle, TrainingBundle) else "play"]["success_rate"] = (
-            bundle.success_rate.rate,
-            "float",
-        )
-    return found
+        reward = _spread("Reward", fields["reward"], "float")
+        return found | {"play": reward | _spread("Episode Length", fields["ep_length"], "steps") | rate}
+    train: Measured = {}
+    for label, name in (("Reward", "reward"), ("Episode Length", "ep_length")):
+        curve = fields["learning"][name]
+        train |= {
+            f"Last {label}": (curve["final_raw"], "float"),
+            f"EMA {bundle.learning.ema_alpha:g} {label}": (curve["final_ema"], "float"),
+        }
+        if curve["series_per_iter"]:
+            train[f"Max {label}s"] = (max(curve["series_per_iter"]), "float")
+    return found | {"train": train | rate}
 
 
 def _startup_measured(times: StartupTime) -> Measured:

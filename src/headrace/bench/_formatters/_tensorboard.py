@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from headrace.adapters._library import OWN_CURVES, library, library_names
 from headrace.bench._metrics import metrics
-from headrace.bench._schema import Bundle, StartupBundle, TrainingBundle
+from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.errors import require_extra
 from headrace.files import write_directory
 
@@ -67,20 +67,20 @@ def _add_as_the_library_does(bundle: TrainingBundle, writer: SummaryWriter) -> N
             _add(writer, tag, curve.series_per_iter, at)
 
 
-def _series(bundle: Bundle) -> Mapping[str, Sequence[float | None]]:
-    assert not isinstance(bundle, StartupBundle)
+def _series(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> Mapping[str, Sequence[float | None]]:
     found: dict[str, Sequence[float | None] | None] = {}
     if isinstance(bundle, TrainingBundle):
         learning = bundle.learning
-        for name, curve in (
-            *(("reward", learning.reward), ("episode_length", learning.ep_length)),
-            *(("success_rate", learning.success_rate),),
-        ):
-            found[f"Train/mean_{name}"] = None if curve is None else curve.series_per_iter
-            found[f"Train/mean_{name}_ema"] = None if curve is None else curve.series_ema
-    timing = bundle.runtime.environment_step_timing
-    found["Time/env_step_s"] = None if timing is None else timing.environment_step_time_s.samples
-    iteration, memory = bundle.runtime.iteration_time_s, bundle.resources.ram_gb
-    found["Time/iteration_s"] = None if iteration is None else iteration.samples
-    found["Resources/ram_gb"] = None if memory is None else memory.samples
-    return cast("Mapping[str, Sequence[float | None]]", {tag: series for tag, series in found.items() if series})
+        curves = {
+            "reward": learning.reward,
+            "episode_length": learning.ep_length,
+            "success_rate": learning.success_rate,
+        }
+        for name, curve in curves.items():
+            found[f"Train/mean_{name}"] = curve and curve.series_per_iter
+            found[f"Train/mean_{name}_ema"] = curve and curve.series_ema
+    timing, iteration = bundle.runtime.environment_step_timing, bundle.runtime.iteration_time_s
+    found["Time/env_step_s"] = timing and timing.environment_step_time_s.samples
+    found["Time/iteration_s"] = iteration and iteration.samples
+    found["Resources/ram_gb"] = bundle.resources.ram_gb and bundle.resources.ram_gb.samples
+    return {tag: series for tag, series in found.items() if series}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from typing import cast
+
+import numpy as np
 
 from headrace.bench._comparison import Comparison
 from headrace.bench._comparison_output import all_notes, cells
@@ -186,21 +187,12 @@ def _learning_series(name: str, runs: Sequence[TrainingBundle]) -> Series:
     ends = min(curve[-1][0] for curve in curves)
     start = max(curve[0][0] for curve in curves)
     grid = [x for x, _ in curves[0] if start <= x <= ends] or [curves[0][0][0]]
-    columns = [[_at(curve, x) for curve in curves] for x in grid]
-    line = [(x, statistics.median(values)) for x, values in zip(grid, columns, strict=True)]
-    band = [(x, min(values), max(values)) for x, values in zip(grid, columns, strict=True)] if len(runs) > 1 else []
+    rows = np.array([np.interp(grid, *zip(*curve, strict=True)) for curve in curves])
+    line = list(zip(grid, np.median(rows, axis=0).tolist(), strict=True))
+    edges = zip(grid, rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), strict=True)
+    band = list(edges) if len(runs) > 1 else []
     many = f" ({len(runs)} runs)" if len(runs) > 1 else ""
     return Series(name=name + many, line=line, band=band, runs=[run.run.run_id for run in runs])
-
-
-def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
-    """Between two points, on the line between them."""
-    if x <= curve[0][0]:
-        return curve[0][1]
-    for (left, low), (right, high) in pairwise(curve):
-        if left <= x <= right:
-            return low + (high - low) * (x - left) / (right - left) if right > left else high
-    return curve[-1][1]
 
 
 def time_split(bundles: Sequence[Bundle]) -> str | None:
