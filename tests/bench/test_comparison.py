@@ -167,7 +167,7 @@ def test_runs_that_were_not_warm_are_left_out_of_times() -> None:
 
     before, after = in_turns([1.0] * 8, [2.0] * 8)
     found = compare([cold(before[0]), *before[1:]], after)
-    assert len(next(row for row in found.rows if row.path == STEP).before) == 7
+    assert len(next(row for row in found.rows if row.path == STEP).sample.before) == 7
     assert any("steady" in note for note in found.notes)
     found = compare([cold(run) for run in before], after)
     assert not found.count("regressed")

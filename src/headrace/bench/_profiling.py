@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._builders import STARTUP_PHASES
 from headrace.bench._schema import ProfiledFunction, ProfileNode, StartupPhase, StartupTime
+from headrace.envs._overrides import read_yaml
 from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -48,29 +49,18 @@ class Entry(TypedDict):
     """Index of the caller, and own and cumulative seconds of the calls from it."""
 
 
-def read_whitelist(path: Path, phases: Sequence[str] = STARTUP_PHASES[1:]) -> Whitelist:
+def read_whitelist(path: Path) -> Whitelist:
     """Patterns per phase from YAML: ``python_imports: ["torch*"]``. Names are matched whole, as fnmatch does."""
-    import yaml
-
-    try:
-        found: object = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise DataError(f"--whitelist {path}: expected a YAML file, got: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"--whitelist {path}: expected YAML, got: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"--whitelist {path}: expected 'phase: [patterns]' lines, got {type(found).__name__}")
-    return checked_whitelist(cast("dict[object, object]", found), f"--whitelist {path}", phases)
+    found = read_yaml(path, "--whitelist", "'phase: [patterns]' lines")
+    return checked_whitelist(found, f"--whitelist {path}")
 
 
-def checked_whitelist(
-    found: Mapping[Any, object], source: str, phases: Sequence[str] = STARTUP_PHASES[1:]
-) -> Whitelist:
+def checked_whitelist(found: Mapping[Any, object], source: str) -> Whitelist:
     """Patterns per phase; ``source`` is named in errors."""
     whitelist: Whitelist = {}
     for phase, patterns in found.items():
-        if phase not in phases:
-            raise UnknownNameError("phase in the whitelist:", str(phase), phases)
+        if phase not in STARTUP_PHASES[1:]:
+            raise UnknownNameError("phase in the whitelist:", str(phase), STARTUP_PHASES[1:])
         listed = cast("list[object]", patterns) if isinstance(patterns, list) else [patterns]
         if not listed or not all(isinstance(pattern, str) for pattern in listed):
             raise DataError(f"{source}: {phase}: expected a list of patterns, got {patterns!r}")

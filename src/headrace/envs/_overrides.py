@@ -58,8 +58,8 @@ def read_preset(path: Path) -> dict[str, object]:
     return _flat(read_yaml(path, "--preset"), "")
 
 
-def read_yaml(path: Path, whose: str) -> Mapping[object, object]:
-    """A mapping from a YAML file; ``whose`` names it in errors."""
+def read_yaml(path: Path, whose: str, form: str = "settings as 'path: value' lines") -> Mapping[object, object]:
+    """A mapping from a YAML file; ``whose`` names it in errors, ``form`` says what was expected."""
     import yaml
 
     try:
@@ -69,7 +69,7 @@ def read_yaml(path: Path, whose: str) -> Mapping[object, object]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"{whose} {path}: expected YAML, got: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"{whose} {path}: expected settings as 'path: value' lines, got {type(found).__name__}")
+        raise DataError(f"{whose} {path}: expected {form}, got {type(found).__name__}")
     return cast("Mapping[object, object]", found)
 
 

@@ -187,7 +187,7 @@ def _learning_series(name: str, runs: Sequence[TrainingBundle]) -> Series:
     ends = min(curve[-1][0] for curve in curves)
     start = max(curve[0][0] for curve in curves)
     grid = [x for x, _ in curves[0] if start <= x <= ends] or [curves[0][0][0]]
-    rows = np.array([np.interp(grid, *zip(*curve, strict=True)) for curve in curves])
+    rows = np.array([np.interp(grid, [x for x, _ in curve], [y for _, y in curve]) for curve in curves])
     line = list(zip(grid, np.median(rows, axis=0).tolist(), strict=True))
     edges = zip(grid, rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), strict=True)
     band = list(edges) if len(runs) > 1 else []

@@ -15,7 +15,24 @@ BatchIds: TypeAlias = Sequence[int] | slice | Tensor | None
 """Elements of the batch: indices (negative ones count from the end), a slice, a bool mask, or None for all."""
 
 
-class CircularBuffer:
+class _Buffer:
+    """What both have."""
+
+    def __init__(self, batch_size: int, device: str) -> None:
+        self._batch_size, self._device = batch_size, device
+
+    @property
+    def batch_size(self) -> int:
+        """N."""
+        return self._batch_size
+
+    @property
+    def device(self) -> str:
+        """Where the memory lives, as it was given."""
+        return self._device
+
+
+class CircularBuffer(_Buffer):
     """The newest ``max_len`` rows of each element of a batch, oldest first in ``buffer``.
 
     Args:
@@ -29,19 +46,9 @@ class CircularBuffer:
         if stack_dim == 0:
             raise ConfigError("CircularBuffer: stack_dim must not be 0, the batch axis; the last axis is -1")
         self._ours = buffers.CircularBuffer(max_len, batch_size, device, stack_dim)
-        self._device = device
+        super().__init__(batch_size, device)
         self._stack_dim = stack_dim
         self._dtype: torch.dtype | None = None
-
-    @property
-    def batch_size(self) -> int:
-        """N."""
-        return self._ours.num_envs
-
-    @property
-    def device(self) -> str:
-        """Where the memory lives, as it was given."""
-        return self._device
 
     @property
     def max_length(self) -> int:
@@ -88,7 +95,7 @@ class CircularBuffer:
         return self._ours[key.clamp(min=0)]
 
 
-class DelayBuffer:
+class DelayBuffer(_Buffer):
     """Data that arrives late by whole steps, per element of a batch; no delay at first.
 
     Args:
@@ -100,20 +107,9 @@ class DelayBuffer:
     def __init__(self, history_length: int, batch_size: int, device: str) -> None:
         self._history_length = max(0, history_length)
         self._ours = buffers.DelayBuffer(self._history_length, batch_size, device)
-        self._batch_size = batch_size
-        self._device = device
+        super().__init__(batch_size, device)
         self._lags = self._ours.lags.to(torch.int32)
         self._range = (0, 0)
-
-    @property
-    def batch_size(self) -> int:
-        """N."""
-        return self._batch_size
-
-    @property
-    def device(self) -> str:
-        """Where the memory lives, as it was given."""
-        return self._device
 
     @property
     def history_length(self) -> int:
