@@ -9,8 +9,7 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.envs.bridges._bridge_env import BridgeEnv
     from headrace.envs.bridges._foreign import CHILD_FILE
-    from headrace.envs.bridges._row_bridge import MJLAB_ENTRY
-    from headrace.envs.bridges._rows import RowSimulator
+    from headrace.envs.bridges._rows import MJLAB_ENTRY, RowSimulator
 
 __all__ = ["CHILD_FILE", "MJLAB_ENTRY", "BridgeEnv", "RowSimulator"]
 
@@ -21,7 +20,6 @@ __getattr__, __dir__ = lazy_exports(
     {
         "._bridge_env": ("BridgeEnv",),
         "._foreign": ("CHILD_FILE",),
-        "._row_bridge": ("MJLAB_ENTRY",),
-        "._rows": ("RowSimulator",),
+        "._rows": ("MJLAB_ENTRY", "RowSimulator"),
     },
 )

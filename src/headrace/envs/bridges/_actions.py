@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.envs._actions import checked_actions
+from headrace.envs.bridges import child
 from headrace.envs.bridges._exchange import Array, ExchangeLayout, group_leaves
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
 
@@ -75,24 +76,9 @@ def checked_bridge_actions(
     return actions
 
 
-def write_actions(target: Array, actions: Tensor, active_ids: Tensor | None) -> None:
-    """Copy the rows that act into the exchange, in the dtype of the space; the others stay as they are."""
-    if active_ids is None:
-        np.copyto(target, actions.detach().numpy(), casting="unsafe")
-    else:
-        rows = active_ids.numpy()
-        target[rows] = actions.detach().index_select(0, active_ids).numpy().astype(target.dtype)
-
-
 def idle_action(space: ActionSpace) -> Array:
     """What is played for an environment that must be stepped although nobody acts: zeros, or the nearest allowed."""
-    if isinstance(space, spaces.Box):
-        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high).astype(space.dtype)
-    if isinstance(space, spaces.Discrete):
-        return np.asarray(space.start, dtype=space.dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return np.array(space.start, dtype=space.dtype)
-    return np.zeros(space.shape, dtype=space.dtype)
+    return np.array(np.broadcast_to(child.idle_action(child.space_to_json(space)), space.shape or ()), space.dtype)
 
 
 def _limits(space: ActionSpace) -> tuple[Tensor, Tensor] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, cast
 
 import gymnasium
@@ -122,8 +123,7 @@ class BridgeEnv(EpisodicEnv):
                     "bridge its single environments instead"
                 )
             self._check_settled("reset with reset_mask", request.ids)
-        self._enter("reset")
-        try:
+        with self._alone("reset"):
             if request.ids is None:
                 self._drop_resets()
             if seed is not None:
@@ -131,8 +131,6 @@ class BridgeEnv(EpisodicEnv):
             if request.ids is None or len(request.ids):
                 everyone = self._episodes.everyone if request.ids is None else request.ids
                 self._begin(everyone, request.episode_ids)
-        finally:
-            self._busy = False
         self._ready, self._failure = True, ""
         return self._shown(), {}
 
@@ -170,14 +168,11 @@ class BridgeEnv(EpisodicEnv):
         self._check_settled("begin_reset", ids)
         if not len(ids):
             return
-        self._enter("begin_reset")
-        try:
+        with self._alone("begin_reset"):
             self._active_set.park(ids)
-            seeds = episode_seeds(self._episodes.seed, self._next_episodes(ids, request.episode_ids))
+            seeds = self._next_seeds(ids, request.episode_ids)
             self._background.update(ids.tolist())
             self._call_backend(lambda: backend.begin_reset(ids.tolist(), seeds))
-        finally:
-            self._busy = False
 
     def finish_resets(self, timeout: float | None = 0.0) -> Tensor:
         """Let environments act whose background reset is done; their ids, int64 (n,), ascending.
@@ -185,17 +180,22 @@ class BridgeEnv(EpisodicEnv):
         Waits until one is ready, for ``timeout`` seconds at most (None: as long as it takes).
         """
         self._check_ready("finish_resets")
-        self._enter("finish_resets")
-        try:
+        with self._alone("finish_resets"):
             backend = self._overlapping
             told = {} if backend is None else self._call_backend(lambda: backend.take_resets(timeout))
             ids = torch.tensor(sorted(told), dtype=torch.int64, device=self.device)
             if told:
                 self._background.difference_update(told)
                 self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
+        return ids
+
+    @contextmanager
+    def _alone(self, call: str) -> Generator[None]:
+        self._enter(call)
+        try:
+            yield
         finally:
             self._busy = False
-        return ids
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
@@ -322,32 +322,32 @@ class BridgeEnv(EpisodicEnv):
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids``, with the given identities or their next ones."""
         self.timer.start("reset")
-        seeds = episode_seeds(self._episodes.seed, self._next_episodes(ids, episode_ids))
+        seeds = self._next_seeds(ids, episode_ids)
         texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), seeds))
         self._show_begun(ids, texts)
         self.timer.stop()
 
-    def _next_episodes(self, ids: Tensor, episode_ids: Tensor | None) -> Tensor:
-        """Count the episodes that begin in ``ids``, with the given identities or their next ones; which they are."""
+    def _next_seeds(self, ids: Tensor, episode_ids: Tensor | None) -> list[int]:
+        """Count the episodes that begin in ``ids``, with the given identities or their next ones; their seeds."""
         self._episodes.begin(ids, episode_ids)
-        return self._episodes.episode_ids.index_select(0, ids)
+        return episode_seeds(self._episodes.seed, self._episodes.episode_ids.index_select(0, ids))
 
     def _show_begun(self, ids: Tensor, texts: list[str]) -> None:
         """Episodes have begun in ``ids``: show their first observations to callers and observers."""
         if (broken := self._held.not_finite(ids)) is not None:
-            self._call_backend(lambda: self._refuse_start(ids[broken]))
+            bad = ids[broken]
+            error = EnvError(
+                f"environments {bad.tolist()[:8]} in reset: expected an observation of finite numbers, got NaN, or a "
+                f"number that float32 does not hold, in episodes {self._episodes.episode_ids[bad].tolist()[:8]}; mend "
+                "the environment: an episode cannot begin so"
+            )
+            self._fail(error)
+            raise error
         self._instruct(ids, texts)
         self._held.hold(ids)
         self._active_set.unpark(ids)
         if self._observers:
             self._show_reset(ids, self._shown(), states=None)
-
-    def _refuse_start(self, ids: Tensor) -> None:
-        raise EnvError(
-            f"environments {ids.tolist()[:8]} in reset: expected an observation of finite numbers, got NaN, or a "
-            f"number that float32 does not hold, in episodes {self._episodes.episode_ids[ids].tolist()[:8]}; mend the "
-            "environment: an episode cannot begin so"
-        )
 
     def _drop_resets(self) -> None:
         """Everything begins anew: wait for the resets that are under way, and forget them."""

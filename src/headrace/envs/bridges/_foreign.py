@@ -105,10 +105,8 @@ class Hello:
     render_mode: str | None
     fidelity: Fidelity
     no_identity: str
-    abilities: Mapping[str, bool]
-    """``native`` (any subset can act), ``reseed`` (episodes from seeds) and ``save`` (snapshots)."""
-    python: str
-    numpy: str
+    reseeds: bool
+    """Whether episodes are functions of their seeds."""
 
 
 class ChildProcess:
@@ -224,7 +222,6 @@ class ForeignWorker:
                 f"child.py: expected protocol {child.PROTOCOL}, got {greeting.get('protocol')!r}; copy the file of "
                 f"this version of headrace ({CHILD_FILE})"
             )
-        self._versions = str(greeting.get("python")), str(greeting.get("numpy"))
         head = {"call": "make", "entry": source.entry, "kwargs": dict(source.kwargs), "env_ids": list(self.env_ids)}
         if isinstance(self.link, RemoteChild):
             head["proof"] = child.proof_of(os.environ[_TOKEN], str(greeting.get("nonce")))
@@ -233,7 +230,6 @@ class ForeignWorker:
     def hello(self) -> Hello:
         """Wait until the environments are made."""
         answer, _ = self._receive("make")
-        python, numpy = self._versions
         fidelity, abilities = answer.get("fidelity", "native"), answer.get("abilities", {})
         if fidelity not in ("native", "restore", "hold") or not isinstance(abilities, dict):
             raise self._lost("make", DataError(f"expected a fidelity and abilities, got {fidelity!r}, {abilities!r}"))
@@ -244,9 +240,7 @@ class ForeignWorker:
             render_mode=answer.get("render_mode"),
             fidelity=fidelity,
             no_identity=str(answer.get("no_identity", "")),
-            abilities=cast("dict[str, bool]", abilities),
-            python=python,
-            numpy=numpy,
+            reseeds=bool(cast("dict[str, object]", abilities).get("reseed", True)),
         )
 
     def lay_out(self, exchange: Exchange, observation_space: gymnasium.Space[Any]) -> None:
@@ -390,8 +384,9 @@ def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple
         for worker in started:
             worker.lay_out(exchange, hellos[0].observation_space)
     said = hellos[0]
-    reseeds = said.abilities.get("reseed", True)
-    backend = WorkerBackend(exchange, started, fidelity=said.fidelity, reseeds=reseeds, no_identity=said.no_identity)
+    backend = WorkerBackend(
+        exchange, started, fidelity=said.fidelity, reseeds=said.reseeds, no_identity=said.no_identity
+    )
     return backend, said
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -39,8 +38,11 @@ class EnvGroup(Group):
 
     def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
         """Reset (more: seeds), step, save, restore (more: states) or render each of some environments."""
-        with as_env_errors():
+        try:
             return super().call(name, env_ids, more)
+        except (RefusedError, FailedError) as error:
+            hint = "; its neighbors may have stepped: reset all before going on" if error.__cause__ is not None else ""
+            raise EnvError(f"{error}{hint}") from error.__cause__ or error
 
     def save(self, env_id: int) -> bytes:
         """The state of one environment; see :func:`saved_env`."""
@@ -49,14 +51,3 @@ class EnvGroup(Group):
     def restore(self, env_id: int, state: bytes) -> None:
         """Put one environment back into a saved state."""
         restored_env(self.envs[env_id], state)
-
-
-@contextmanager
-def as_env_errors() -> Generator[None]:
-    """What an environment did wrong, as errors of ours."""
-    try:
-        yield
-    except RefusedError as error:
-        raise EnvError(str(error)) from error
-    except FailedError as error:
-        raise EnvError(f"{error}; its neighbors may have stepped: reset all before going on") from error.__cause__

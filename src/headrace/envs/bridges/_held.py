@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.envs.bridges._actions import write_actions
 from headrace.envs.bridges._exchange import Exchange, ExchangeLayout
 from headrace.errors import DtypeError, ShapeError
 from headrace.types import Obs
@@ -28,46 +27,11 @@ class Results(NamedTuple):
     """bool (n,): rows with a number that is not finite; None if there are none."""
 
 
-class Held(Protocol):
-    """The rows of a bridge on one device; ``shown`` and ``rows`` give copies."""
-
-    device: torch.device
-
-    def write_actions(self, actions: Tensor, active_ids: Tensor | None) -> None:
-        """Hand over the actions of the environments that act."""
-        ...
-
-    def results(self, rows: Tensor) -> Results:
-        """What the last step made of ``rows``, int64 (n,)."""
-        ...
-
-    def not_finite(self, rows: Tensor) -> Tensor | None:
-        """bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
-        ...
-
-    def success(self, rows: Tensor) -> Tensor:
-        """int8 (n,): 1, 0, or that there is no such measure."""
-        ...
-
-    def hold(self, rows: Tensor) -> None:
-        """Take over the observation of ``rows`` from the last step or reset."""
-        ...
-
-    def shown(self) -> Obs:
-        """The observation of every environment."""
-        ...
-
-    def rows(self, rows: Tensor) -> Obs:
-        """The observation of some environments, in that order."""
-        ...
-
-    def load(self, obs: Obs) -> None:
-        """Take over the observations of a snapshot."""
-        ...
-
-
 class HeldArrays:
-    """Over an exchange in this machine's memory. Arrays, since torch cannot index every unsigned type of a space."""
+    """The rows of a bridge over an exchange in this machine's memory; ``shown`` and ``rows`` give copies.
+
+    Arrays, since torch cannot index every unsigned type of a space.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self.device = torch.device("cpu")
@@ -77,11 +41,15 @@ class HeldArrays:
         }
 
     def write_actions(self, actions: Tensor, active_ids: Tensor | None) -> None:
-        """Hand over the actions of the environments that act."""
-        write_actions(self._exchange.actions, actions, active_ids)
+        """Hand over the actions of the environments that act, in the dtype of the space; the others stay."""
+        target = self._exchange.actions
+        if active_ids is None:
+            np.copyto(target, actions.detach().numpy(), casting="unsafe")
+        else:
+            target[active_ids.numpy()] = actions.detach().index_select(0, active_ids).numpy().astype(target.dtype)
 
     def results(self, rows: Tensor) -> Results:
-        """What the last step made of ``rows``."""
+        """What the last step made of ``rows``, int64 (n,)."""
         exchange, ids = self._exchange, rows.numpy()
         reward, terminated, truncated = exchange.reward[ids], exchange.terminated[ids], exchange.truncated[ids]
         # a reward of 1e60 is infinite as float32, which is what the caller would see
@@ -92,7 +60,7 @@ class HeldArrays:
         )
 
     def not_finite(self, rows: Tensor) -> Tensor | None:
-        """bool (n,), or None."""
+        """bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
         finite = self._finite(rows.numpy())
         return None if finite.all() else torch.from_numpy(~finite)
 
@@ -104,11 +72,11 @@ class HeldArrays:
         return finite
 
     def success(self, rows: Tensor) -> Tensor:
-        """int8 (n,)."""
+        """int8 (n,): 1, 0, or that there is no such measure."""
         return torch.from_numpy(self._exchange.success[rows.numpy()])
 
     def hold(self, rows: Tensor) -> None:
-        """Take over the observation of ``rows``."""
+        """Take over the observation of ``rows`` from the last step or reset."""
         ids = rows.numpy()
         for group, held in self._held.items():
             if len(ids) == len(held):  # one copy; choosing rows takes two
@@ -162,7 +130,7 @@ class TensorExchange:
 
 
 class HeldTensors:
-    """Over tensors on the simulator's device."""
+    """As :class:`HeldArrays`, over tensors on the simulator's device."""
 
     def __init__(self, exchange: TensorExchange) -> None:
         self.device = exchange.device
@@ -252,7 +220,7 @@ class HeldTensors:
         return None if bool(finite.all()) else ~finite
 
 
-def held_of(exchange: Exchange | TensorExchange) -> Held:
+def held_of(exchange: Exchange | TensorExchange) -> HeldArrays | HeldTensors:
     """What holds the rows of an exchange."""
     return HeldTensors(exchange) if isinstance(exchange, TensorExchange) else HeldArrays(exchange)
 

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from headrace._gymnasium_ids import BATCHED, ENTRY, GYMNASIUM
+from headrace._gymnasium_ids import BATCHED, ENTRY, ENVPOOL, GYMNASIUM, PLAYGROUND
 from headrace._named import import_module
 from headrace.envs._recipe import Autoreset, EnvRecipe, EpisodeRules, Executor, check_autoreset, check_count
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
@@ -23,12 +23,13 @@ from headrace.envs.bridges._executors import Backend, InlineBackend, ThreadBacke
 from headrace.envs.bridges._foreign import ForeignSource, foreign_backend
 from headrace.envs.bridges._group import AnyEnv, EnvFactory, EnvGroup
 from headrace.envs.bridges._processes import process_backend
-from headrace.envs.bridges._row_bridge import row_bridge
-from headrace.envs.bridges._rows import RowSimulator
+from headrace.envs.bridges._rows import RowBackend, RowSimulator
 from headrace.envs.bridges._vector import AnyVectorEnv, Restore, Save, VectorBackend, resets_some
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 
 _EXECUTORS = ("inline", "threads", "processes")
+# a pool with a batch_size of its own answers for rows that nobody asked for
+_BRIDGES_OWN = ("batch_size", "env_type", "num_envs", "seed", "task", "task_id")
 
 
 def bridge(
@@ -104,12 +105,8 @@ def bridge(
     if batched or hasattr(source, "reset_rows"):
         others = {"save": save, "restore": restore, "hold_action": hold_action}
         _refuse_settings(source, num_envs, batched, executor, workers, env_kwargs, **others)
-        return row_bridge(
-            cast("str | RowSimulator", source),
-            1 if num_envs is None else num_envs,
-            env_kwargs or {},
-            **episodes,
-        )
+        simulator = cast("str | RowSimulator", source)
+        return _row_bridge(simulator, 1 if num_envs is None else num_envs, env_kwargs or {}, **episodes)
     source = cast("str | Sequence[EnvFactory] | AnyVectorEnv | None", source)
     if source is None:
         raise ConfigError("bridge: expected a source, or python= and entry= of another interpreter, got neither")
@@ -222,6 +219,54 @@ def _foreign_bridge(
         **episodes,
     )
     return env
+
+
+def _row_bridge(
+    source: str | RowSimulator, num_envs: int, env_kwargs: Mapping[str, object], **episodes: Unpack[EpisodeRules]
+) -> BridgeEnv:
+    """Put the contract on a batched simulator, which the environment closes."""
+    named = isinstance(source, str)
+    sim = _named_simulator(source, num_envs, episodes.get("seed", 0), env_kwargs) if named else source
+    try:
+        backend = RowBackend(sim)
+    except BaseException:  # also Ctrl-C; raised again
+        if named and (close := getattr(sim, "close", None)) is not None:
+            close()
+        raise
+    env = _owning(
+        backend,
+        named,
+        name=getattr(sim, "name", None) or type(sim).__name__,
+        observation_space=backend.observation_space,
+        action_space=backend.action_space,
+        render_mode="rgb_array" if hasattr(sim, "render") else None,
+        **episodes,
+    )
+    if named:
+        env.recipe = EnvRecipe(source, num_envs=num_envs, overrides=env_kwargs, **episodes)
+    return env
+
+
+def _named_simulator(source: str, num_envs: int, seed: int, env_kwargs: Mapping[str, object]) -> RowSimulator:
+    check_count("num_envs", num_envs)
+    if taken := [name for name in env_kwargs if name in _BRIDGES_OWN]:
+        raise ConfigError(
+            f"env_kwargs of {source}: expected none of {', '.join(_BRIDGES_OWN)}, which the bridge sets itself, got "
+            f"{', '.join(taken)}; num_envs= and seed= are arguments of bridge"
+        )
+    if not isinstance(env_kwargs.get("instruction", ""), str):
+        raise ConfigError(f"instruction: expected a text, got {env_kwargs['instruction']!r}")
+    if source.startswith(PLAYGROUND):
+        from headrace.envs.bridges._playground import PlaygroundRows
+
+        known = [name for name in inspect.signature(PlaygroundRows).parameters if name not in ("task", "num_envs")]
+        for name in env_kwargs:
+            if name not in known:
+                raise UnknownNameError(f"setting (env_kwargs) of {source}", name, known)
+        return PlaygroundRows(source.removeprefix(PLAYGROUND), num_envs, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
+    from headrace.envs.bridges._envpool import EnvPoolRows
+
+    return EnvPoolRows(source.removeprefix(ENVPOOL), num_envs, seed=seed, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
 
 
 def _owning(backend: Backend, made_here: bool, **settings: Any) -> BridgeEnv:

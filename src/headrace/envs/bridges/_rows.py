@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -20,6 +21,8 @@ from headrace.envs.bridges.child import UnsupportedError as ChildUnsupportedErro
 from headrace.errors import ConfigError, EnvError, HeadraceError, UnsupportedError
 
 _T = TypeVar("_T")
+MJLAB_ENTRY = f"{Path(__file__).with_name('mjlab_rows.py')}:make"
+"""The ``entry`` of mjlab's tasks, for ``headrace.bridge(python=…, entry=MJLAB_ENTRY, env_kwargs={"task": …})``."""
 _NUMBERS = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 

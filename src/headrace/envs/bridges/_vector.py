@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from headrace.envs.bridges._exchange import Array, Exchange
 from headrace.envs.bridges._executors import Fidelity
-from headrace.envs.bridges._group import as_env_errors
 from headrace.envs.bridges._texts import instruction_path, instructions_of
-from headrace.envs.bridges.child import NO_SUCCESS_MEASURE, changed_text, row_leaves, write_row
+from headrace.envs.bridges.child import NO_SUCCESS_MEASURE, RefusedError, changed_text, row_leaves, write_row
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
@@ -220,9 +219,11 @@ class VectorBackend:
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
             leaves = row_leaves(self.exchange.arrays, [(leaf.name, leaf.path) for leaf in self.exchange.layout.leaves])
-            with as_env_errors():
+            try:
                 for env_id in ended.tolist():
                     write_row(leaves, env_id, final[env_id])
+            except RefusedError as error:
+                raise EnvError(str(error)) from error
         else:
             self.exchange.write_batch(ended, final)
 

@@ -528,7 +528,7 @@ class RowGroup(Group):
             raise RefusedError(f"entry: expected a simulator of {len(env_ids)} rows, got {self.rows.num_envs}")
         self.env_ids = np.asarray(env_ids)
         self.row_of = {env_id: row for row, env_id in enumerate(env_ids)}
-        self.idle_action = _idle_action(self.spaces[1])
+        self.idle_action = idle_action(self.spaces[1])
 
     def hello(self) -> dict[str, Any]:
         """What this simulator is and can do."""
@@ -631,7 +631,7 @@ def to_numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def _idle_action(space: dict[str, Any]) -> Any:
+def idle_action(space: dict[str, Any]) -> Any:
     """What rows play that nobody acts in: zeros, or the nearest allowed."""
     if space["type"] == "box":
         low, high = (np.frombuffer(base64.b64decode(space[name]), space["dtype"]) for name in ("low", "high"))
