@@ -42,7 +42,7 @@ class Gate:
 
 
 def numbers(future: object) -> list[float]:
-    return future.result(timeout=30.0).actions[:, 0, 0].tolist()  # type: ignore[attr-defined]
+    return future.result(timeout=30.0).answer.actions[:, 0, 0].tolist()  # type: ignore[attr-defined]
 
 
 def test_requests_that_come_while_the_model_runs_are_one_batch_and_each_client_gets_its_own_rows() -> None:
@@ -105,7 +105,7 @@ def test_a_request_larger_than_a_batch_is_cut() -> None:
     future = batcher.submit(0, make_request(10))
     assert numbers(future) == list(range(10))
     assert [len(batch) for batch in policy.batches] == [4, 4, 2]
-    assert future.result().calls == 3
+    assert future.result().answer.calls == 3
     batcher.close()
 
 
@@ -114,7 +114,7 @@ def test_rows_are_padded_to_buckets() -> None:
     batcher = Batcher(policy, Batching(mode="fast", buckets=(4, 8)), max_rows=16, max_wait=0.0)
     served = batcher.submit(0, make_request(5)).result(timeout=30.0)
     assert policy.batches == [[0, 1, 2, 3, 4, -1, -1, -1]]
-    assert (served.calls, served.padding, len(served.actions)) == (1, 3, 5)
+    assert (served.answer.calls, served.answer.padding, len(served.answer.actions)) == (1, 3, 5)
     batcher.close()
 
 

@@ -108,6 +108,29 @@ TENSOR_FIELDS = tuple(field.name for field in fields(ChunkContext) if field.name
 """The fields of a context that are tensors with a row per environment."""
 
 
+def one_row(
+    instruction: str,
+    *,
+    seed: int = 0,
+    env_id: int = 0,
+    episode_id: int = 0,
+    chunk_index: int = 0,
+    size: tuple[int, int] = (1, 1),
+) -> ChunkContext:
+    """The context of one row with nothing left over; ``size`` is that of a chunk, (horizon, A)."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return ChunkContext(
+        seeds=zero + seed,
+        env_ids=zero + env_id,
+        episode_ids=zero + episode_id,
+        chunk_index=zero + chunk_index,
+        instructions=(instruction,),
+        left_over=torch.zeros((1, *size)),
+        left_over_length=zero,
+        delay=zero,
+    )
+
+
 def named(context: ChunkContext) -> str:
     """The environments of a context in words, with their episodes; the first eight if there are more."""
     envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()

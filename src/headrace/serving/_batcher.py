@@ -9,29 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from headrace.chunking import Batching, ChunkContext, ChunkPolicy, EpisodeRows, Request
+from headrace.chunking import Batching, ChunkContext, ChunkPolicy, EpisodeRows, Reply, Request
 from headrace.chunking._context import TENSOR_FIELDS
 from headrace.chunking._policy import Answer, ask
 from headrace.errors import LifecycleError, PolicyError
 from headrace.types import Obs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRows:
-    """The answer to one client's request."""
-
-    actions: NDArray[np.float32]
-    """(n, horizon, A)."""
-    calls: int
-    """Calls of the model for the merged batch: every client that shares it counts them."""
-    padding: int
-    """Padding rows of these calls."""
-    seconds: float
-    """Of the model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +41,7 @@ class _Job:
     client: int
     request: Request
     arrived: float
-    future: Future[ServedRows]
+    future: Future[Reply]
 
     @property
     def rows(self) -> int:
@@ -102,8 +86,8 @@ class Batcher:
         """Connected now."""
         return len(self._clients)
 
-    def submit(self, client: int, request: Request) -> Future[ServedRows]:
-        """Queue the rows of a client."""
+    def submit(self, client: int, request: Request) -> Future[Reply]:
+        """Queue the rows of a client. The calls of a merged batch are counted for every client that shares it."""
         job = _Job(client, request, time.monotonic(), Future())
         with self._changed:
             if self._closed:
@@ -188,9 +172,9 @@ class Batcher:
         stats.model_seconds += seconds
         start = 0
         for job in jobs:
-            rows = answer.actions[start : start + job.rows].numpy()
+            own = replace(answer, actions=answer.actions[start : start + job.rows])
             start += job.rows
-            job.future.set_result(ServedRows(actions=rows, calls=answer.calls, padding=answer.padding, seconds=seconds))
+            job.future.set_result(Reply(request=job.request, answer=own, seconds=seconds))
 
     def _run(self, request: Request) -> Answer:
         count = len(request.context)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, cast
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
+import torch
 
 from headrace.chunking import Request
+from headrace.chunking._policy import Answer
 from headrace.errors import ConfigError, DataError, PolicyError
 from headrace.serving._images import ImageCoding, Images, encode_images, is_picture
 from headrace.serving._links import Link
@@ -60,45 +62,40 @@ class ServerSizes:
     """Of a policy with memory: which server this is; another one in its place remembers nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawAnswer:
-    """What a server said, before its actions are checked."""
+class _Speaker:
+    """Speaks one dialect with a server: what all have in common."""
 
-    actions: Array
-    """(n, horizon, A)."""
-    calls: int
-    padding: int
+    def __init__(self, server: str, limit: int) -> None:
+        self._server, self._limit = server, limit
+        self.sizes = ServerSizes()
 
+    def _unpack(self, frame: bytes) -> object:
+        try:
+            return unpack(frame, limit=self._limit)
+        except DataError as error:
+            raise PolicyError(f"server {self._server}: {error}") from error
 
-class Speaker(Protocol):
-    """Speaks one dialect over a link."""
+    def _answer(self, actions: Array, *, calls: int, padding: int = 0) -> Answer:
+        """Actions (n, horizon, A) as a server sent them, whose sizes are not checked yet."""
+        if actions.dtype.kind not in "fiu":
+            raise PolicyError(f"server {self._server}: expected actions of numbers, got {actions.dtype}")
+        with np.errstate(over="ignore"):  # becomes an infinity, which is refused later
+            return Answer(actions=torch.from_numpy(np.array(actions, np.float32)), calls=calls, padding=padding)
 
-    sizes: ServerSizes
-
-    def greet(self, link: Link, timeout: float) -> None:
-        """Connect, read what the server says of itself, and check the mapping against it."""
-        ...
-
-    def frames(self, request: Request) -> list[memoryview]:
-        """A request as frames; each will get one answer."""
-        ...
-
-    def answer(self, frames: Sequence[bytes | str], request: Request) -> RawAnswer:
-        """The actions in the answers."""
-        ...
+    def _failed(self, text: str) -> PolicyError:
+        return PolicyError(f"server {self._server} failed; it says:\n{text.strip()}")
 
 
-class WebsocketSpeaker:
+class WebsocketSpeaker(_Speaker):
     """openpi's wire: a row per request for servers of others, all rows in one for ``headrace serve``."""
 
     def __init__(
         self, server: str, dialect: WebsocketDialect, mapping: WireMapping | None, coding: ImageCoding, limit: int
     ) -> None:
-        self._server, self._dialect, self._mapping = server, dialect, mapping
+        super().__init__(server, limit)
+        self._dialect, self._mapping = dialect, mapping
         self._coding: ImageCoding = coding
-        self._limit = limit
         self._ours = False
-        self.sizes = ServerSizes()
         self.metadata: dict[str, object] = {}
 
     def greet(self, link: Link, timeout: float) -> None:
@@ -106,7 +103,7 @@ class WebsocketSpeaker:
         del timeout
         first = link.open()
         if isinstance(first, str):
-            raise _server_error(self._server, first)
+            raise self._failed(first)
         try:
             self.metadata = unpack_map(first or b"", limit=self._limit)
         except DataError as error:
@@ -139,14 +136,14 @@ class WebsocketSpeaker:
             frames.append(pack({**message, **self._dialect.extra}))
         return frames
 
-    def answer(self, frames: Sequence[bytes | str], request: Request) -> RawAnswer:
+    def answer(self, frames: Sequence[bytes | str], request: Request) -> Answer:
         """The actions of all rows."""
         rows = len(request.context)
         if not self._ours and len(frames) == rows + 1:  # the answer to a reset, a text in RoboArena
             frames = frames[1:]
         for frame in reversed(frames):
             if isinstance(frame, str):
-                raise _server_error(self._server, frame)
+                raise self._failed(frame)
         messages = [self._read(cast("bytes", frame)) for frame in frames]
         if self._ours:
             return self._our_answer(messages[0])
@@ -157,7 +154,7 @@ class WebsocketSpeaker:
             chunks = [take_actions(message, keys) for message in messages]
             if len({chunk.shape for chunk in chunks}) > 1:
                 raise ConfigError(f"answer: expected chunks of one size, got {[chunk.shape for chunk in chunks]}")
-            return RawAnswer(actions=np.stack(chunks), calls=rows, padding=0)
+            return self._answer(np.stack(chunks), calls=rows)
         except ConfigError as error:
             raise PolicyError(f"server {self._server}: {error}") from error
 
@@ -178,7 +175,7 @@ class WebsocketSpeaker:
             return values
         return encode_images(cast("Images", values), self._coding)
 
-    def _our_answer(self, message: object) -> RawAnswer:
+    def _our_answer(self, message: object) -> Answer:
         found = cast("dict[str, object]", message) if isinstance(message, dict) else {}
         actions, cost = found.get("actions"), found.get("headrace")
         if not isinstance(actions, np.ndarray) or not isinstance(cost, dict):
@@ -187,15 +184,12 @@ class WebsocketSpeaker:
         calls, padding = spent.get("calls"), spent.get("padding")
         if not isinstance(calls, int) or not isinstance(padding, int):
             raise PolicyError(f"server {self._server}: expected a count of calls and padding, got {shorten(spent)}")
-        return RawAnswer(actions=cast("Array", actions), calls=calls, padding=padding)
+        return self._answer(cast("Array", actions), calls=calls, padding=padding)
 
     def _read(self, frame: bytes) -> object:
-        try:
-            message = unpack(frame, limit=self._limit)
-        except DataError as error:
-            raise PolicyError(f"server {self._server}: {error}") from error
+        message = self._unpack(frame)
         if isinstance(message, dict) and cast("dict[str, object]", message).get("type") == "error":
-            raise _server_error(self._server, str(cast("dict[str, object]", message).get("message", message)))
+            raise self._failed(str(cast("dict[str, object]", message).get("message", message)))
         return message
 
     def _check_foreign(self) -> None:
@@ -218,14 +212,14 @@ class WebsocketSpeaker:
                 raise ConfigError(f"server {self._server}: {needed}, but no key of the mapping has {part!r} in it")
 
 
-class Gr00tSpeaker:
+class Gr00tSpeaker(_Speaker):
     """GR00T's wire (n1.6 on): one request of n rows; arrays in the form that the server's own answers have."""
 
     def __init__(self, server: str, mapping: WireMapping | None, api_token: str | None, limit: int) -> None:
-        self._server, self._mapping, self._token, self._limit = server, mapping or WireMapping(), api_token, limit
+        super().__init__(server, limit)
+        self._mapping, self._token = mapping or WireMapping(), api_token
         self._form: ArrayForm = "npy"
         self._modalities: dict[str, _Modality] = {}
-        self.sizes = ServerSizes()
 
     def greet(self, link: Link, timeout: float) -> None:
         """Connect, ask for the modalities, and check the mapping against them."""
@@ -267,7 +261,7 @@ class Gr00tSpeaker:
             calls.insert(0, self._call("reset", {"options": None}))
         return calls
 
-    def answer(self, frames: Sequence[bytes | str], request: Request) -> RawAnswer:
+    def answer(self, frames: Sequence[bytes | str], request: Request) -> Answer:
         """The action parts side by side, in the order of the server's modality keys."""
         del request
         answers = [self._read(cast("bytes", frame)) for frame in frames]
@@ -277,7 +271,7 @@ class Gr00tSpeaker:
             chunk = take_actions(action, self._mapping.actions or self._modalities["action"].keys)
         except ConfigError as error:
             raise PolicyError(f"server {self._server}: {error}") from error
-        return RawAnswer(actions=chunk, calls=1, padding=0)
+        return self._answer(chunk, calls=1)
 
     def _call(self, endpoint: str, data: dict[str, object] | None = None) -> memoryview:
         message: dict[str, object] = {"endpoint": endpoint}
@@ -288,12 +282,9 @@ class Gr00tSpeaker:
         return pack(message, self._form)
 
     def _read(self, frame: bytes) -> object:
-        try:
-            message = unpack(frame, limit=self._limit)
-        except DataError as error:
-            raise PolicyError(f"server {self._server}: {error}") from error
+        message = self._unpack(frame)
         if isinstance(message, dict) and "error" in message:
-            raise _server_error(self._server, str(cast("dict[str, object]", message)["error"]))
+            raise self._failed(str(cast("dict[str, object]", message)["error"]))
         return cast("object", message)
 
     def _check(self) -> None:
@@ -350,5 +341,4 @@ def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
     )
 
 
-def _server_error(server: str, text: str) -> PolicyError:
-    return PolicyError(f"server {server} failed; it says:\n{text.strip()}")
+Speaker: TypeAlias = WebsocketSpeaker | Gr00tSpeaker

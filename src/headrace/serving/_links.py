@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import ConfigError, PolicyError, require_extra
 from headrace.serving._wire import FRAME_LIMIT
@@ -75,38 +75,11 @@ class LinkLost(Exception):  # noqa: N818  # not an error of the caller: the requ
     """The connection is gone: reconnect and send again."""
 
 
-class Link(Protocol):
-    """A connection, used by one thread."""
-
-    window: int
-    """Frames that may be sent before their answers are fetched."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection that was not lost."""
-        ...
-
-    def open(self) -> bytes | str | None:
-        """Connect; the server's first frame where it speaks first. Raises ``LinkLost`` where nobody answers."""
-        ...
-
-    def send(self, frame: memoryview) -> None:
-        """Send a frame."""
-        ...
-
-    def receive(self, seconds: float) -> bytes | str | None:
-        """The next frame; None if none comes within the seconds."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect; ``open`` connects again."""
-        ...
-
-
 class WebsocketLink:
-    """A websocket without compression, as openpi's client opens it."""
+    """A websocket without compression, as openpi's client opens it. Used by one thread."""
 
     window = 4
+    """Frames that may be sent before their answers are fetched."""
 
     def __init__(self, uri: str, cfg: RemoteCfg) -> None:
         self._uri, self._cfg = uri, cfg
@@ -121,7 +94,7 @@ class WebsocketLink:
         return self._connection is not None
 
     def open(self) -> bytes | str | None:
-        """Connect, and read the metadata that the server sends first."""
+        """Connect, and read the metadata that the server sends first. Raises ``LinkLost`` where nobody answers."""
         self.close()
         cfg = self._cfg
         headers = {"Authorization": f"Api-Key {cfg.api_key}"} if cfg.api_key else None
@@ -162,7 +135,7 @@ class WebsocketLink:
             raise self._lost(error) from error
 
     def receive(self, seconds: float) -> bytes | str | None:
-        """The next frame, also one that came before the connection was lost."""
+        """The next frame, also one that came before the connection was lost; None if none comes in time."""
         try:
             return self._connection.recv(timeout=max(seconds, 0.0))
         except TimeoutError:
@@ -183,7 +156,7 @@ class WebsocketLink:
         return LinkLost(str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect; ``open`` connects again."""
         self._connection = None
         held, self._held = self._held, contextlib.ExitStack()
         with contextlib.suppress(OSError, EOFError, self._errors.WebSocketException):
@@ -191,7 +164,8 @@ class WebsocketLink:
 
 
 class ZmqLink:
-    """A REQ socket, rebuilt after whatever goes wrong: it allows nothing but send and receive in turn."""
+    """As :class:`WebsocketLink`, over a REQ socket, which allows nothing but send and receive in turn: it is rebuilt
+    after whatever goes wrong."""
 
     window = 1
 
@@ -261,6 +235,9 @@ class ZmqLink:
             if recv_monitor_message(self._monitor)["event"] == event:
                 return True
         return False
+
+
+Link: TypeAlias = WebsocketLink | ZmqLink
 
 
 def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:

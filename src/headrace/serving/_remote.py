@@ -8,19 +8,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from headrace.chunking import ChunkContext, ChunkPolicy, EpisodeRows, Reply, Request
-from headrace.chunking._context import named
+from headrace.chunking._context import named, one_row
 from headrace.chunking._policy import Answer, checked_chunk
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError, UnknownNameError
 from headrace.serving._dialects import (
     WEBSOCKET_DIALECTS,
     DialectName,
     Gr00tSpeaker,
-    RawAnswer,
     Speaker,
     WebsocketSpeaker,
 )
@@ -147,29 +144,19 @@ class RemoteEngine:
 
     def probe(self, obs: Obs, instructions: tuple[str, ...] = ("",)) -> ChunkPolicy:
         """Learn the sizes from one answer to one observation row, group → (1, …)."""
-        zero = torch.zeros(1, dtype=torch.int64)
-        context = ChunkContext(
-            seeds=zero,
-            env_ids=zero,
-            episode_ids=zero,
-            chunk_index=zero,
-            instructions=instructions,
-            left_over=torch.zeros((1, 1, 1)),
-            left_over_length=zero,
-            delay=zero,
-        )
         line = self._line()
         try:
             line.greet()
-            line.begin(Request(obs=obs, context=context))
-            raw: RawAnswer | None = None
-            while raw is None:
-                raw = line.advance(self._cfg.timeout)
+            line.begin(Request(obs=obs, context=one_row(instructions[0])))
+            answer: Answer | None = None
+            while answer is None:
+                answer = line.advance(self._cfg.timeout)
         finally:
             line.link.close()
-        if raw.actions.ndim != 3 or len(raw.actions) != 1:
-            raise PolicyError(f"server {self._address}: expected a chunk (horizon, A), got {raw.actions.shape[1:]}")
-        self._policy = self._sized_policy(raw.actions.shape[1], raw.actions.shape[2])
+        shape = tuple(answer.actions.shape)
+        if len(shape) != 3 or shape[0] != 1:
+            raise PolicyError(f"server {self._address}: expected a chunk (horizon, A), got {shape[1:]}")
+        self._policy = self._sized_policy(shape[1], shape[2])
         return self._policy
 
     def submit(self, request: Request) -> None:
@@ -209,20 +196,12 @@ class RemoteEngine:
         call = line.call
         assert call is not None
         with _blaming(call.request):
-            raw = line.advance(patience)
-            if raw is None:
+            answer = line.advance(patience)
+            if answer is None:
                 return None
-            answer = self._checked(raw, call.request)
-        return Reply(request=call.request, answer=answer, seconds=time.monotonic() - call.begun)
-
-    def _checked(self, raw: RawAnswer, request: Request) -> Answer:
-        context = request.context
-        if raw.actions.dtype.kind not in "fiu":
-            raise PolicyError(f"server {self._address}: expected actions of numbers, got {raw.actions.dtype}")
-        with np.errstate(over="ignore"):  # becomes an infinity, which is refused below
-            actions = torch.from_numpy(np.array(raw.actions, np.float32))
-        chunk = checked_chunk(actions, self.policy, context, torch.arange(len(context)))
-        return Answer(actions=chunk, calls=raw.calls, padding=raw.padding)
+            actions = checked_chunk(answer.actions, self.policy, call.request.context, read=None)
+        seconds = time.monotonic() - call.begun
+        return Reply(request=call.request, answer=replace(answer, actions=actions), seconds=seconds)
 
     def _sized_policy(self, horizon: int, action_dim: int) -> RemotePolicy:
         kind = _RememberingPolicy if self.sizes.memory else RemotePolicy
@@ -300,7 +279,7 @@ class _Line:
         self.call = call
         self._attempt(lambda: self._send_first(call))
 
-    def advance(self, seconds: float) -> RawAnswer | None:
+    def advance(self, seconds: float) -> Answer | None:
         """Fetch what has come, waiting for some seconds; the answer once it is whole."""
         call = self.call
         assert call is not None

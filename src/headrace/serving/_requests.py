@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.chunking import ChunkContext, ChunkPolicy, EpisodeRows, Request
-from headrace.chunking._context import TENSOR_FIELDS
+from headrace.chunking._context import TENSOR_FIELDS, one_row
 from headrace.errors import DataError
 from headrace.serving._dialects import PROTOCOL
 from headrace.serving._wire import Array, shorten
@@ -111,17 +111,8 @@ def _openpi(message: Mapping[str, object], policy: ChunkPolicy, visitor: Visitor
     seed, episode, chunk = (
         _integer(key, message.get(key, default)) for key, default in zip(_EPISODE_KEYS, defaults, strict=True)
     )
-    zero = torch.zeros(1, dtype=torch.int64)
-    context = ChunkContext(
-        seeds=zero + seed,
-        env_ids=zero + visitor.number,
-        episode_ids=zero + episode,
-        chunk_index=zero + chunk,
-        instructions=(prompt,),
-        left_over=torch.zeros((1, policy.horizon, policy.action_dim)),
-        left_over_length=zero,
-        delay=zero,
-    )
+    size = policy.horizon, policy.action_dim
+    context = one_row(prompt, seed=seed, env_id=visitor.number, episode_id=episode, chunk_index=chunk, size=size)
     return Request(obs=obs, context=context)
 
 

@@ -15,10 +15,10 @@ from itertools import count
 from typing import Any
 
 from headrace import __version__
-from headrace.chunking import Batching, ChunkPolicy, as_chunk_policy
+from headrace.chunking import Batching, ChunkPolicy, Reply, as_chunk_policy
 from headrace.chunking._policy import PolicyLike, has_memory
 from headrace.errors import DataError, LifecycleError, StorageError, require_extra
-from headrace.serving._batcher import Batcher, ServedRows, ServingStats
+from headrace.serving._batcher import Batcher, ServingStats
 from headrace.serving._dialects import PROTOCOL
 from headrace.serving._links import check_seconds, check_whole
 from headrace.serving._requests import Visitor, read_request
@@ -83,7 +83,7 @@ class PolicyServer:
     @property
     def metadata(self) -> dict[str, object]:
         """The first frame: openpi clients find the sizes, our own the rest."""
-        batching, policy = self.cfg.batching, self.policy
+        policy = self.policy
         ours: dict[str, object] = {
             "protocol": PROTOCOL,
             "version": __version__,
@@ -91,7 +91,7 @@ class PolicyServer:
             "horizon": policy.horizon,
             "action_dim": policy.action_dim,
             "obs_steps": policy.obs_steps,
-            "strict_size": batching.size if batching.mode == "strict" else 0,
+            "strict_size": self.cfg.batching.strict_size or 0,
             "memory": has_memory(policy),
             "process": self._process,
             "images": ["raw", "png", "jpeg"],
@@ -230,13 +230,14 @@ class PolicyServer:
         await connection.close(code, "the error is in the previous frame")
 
 
-def _reply(served: ServedRows, *, ours: bool, total: float | None) -> memoryview:
+def _reply(served: Reply, *, ours: bool, total: float | None) -> memoryview:
+    answer, actions = served.answer, served.answer.actions.numpy()
     timing: dict[str, object] = {"infer_ms": 1000 * served.seconds}
     message: dict[str, object] = {
-        "actions": served.actions if ours else served.actions[0],
+        "actions": actions if ours else actions[0],
         "policy_timing": timing,
         "server_timing": timing if total is None else {**timing, "prev_total_ms": total},
     }
     if ours:
-        message["headrace"] = {"calls": served.calls, "padding": served.padding}
+        message["headrace"] = {"calls": answer.calls, "padding": answer.padding}
     return pack(message)
