@@ -14,6 +14,7 @@ from headrace.envs._batch_env import BatchEnv
 from headrace.envs._registry import task_cfg
 from headrace.errors import UnknownNameError
 from headrace.sim import MujocoSim
+from headrace.testing import _boundaries
 
 
 def making(env_class: type[BatchEnv]) -> testing.MakeEnv:
@@ -209,18 +210,22 @@ BROKEN: list[tuple[type[BatchEnv], Callable[..., object], str]] = [
     (NeverParks, testing.check_autoreset, r"with autoreset disabled: active"),
     (
         AcceptsNaN,
-        testing.check_bad_input_changes_nothing,
+        _boundaries.check_bad_input_changes_nothing,
         r"an action of environment 0 .*: expected ActionError, got no",
     ),
-    (ClipsIds, testing.check_bad_input_changes_nothing, r"suspend of id 4: expected IdError, got no error"),
-    (StepsBeforeItChecks, testing.check_bad_input_changes_nothing, r"expected no change: .*'state'"),
-    (ReturnsItsOwnMemory, testing.check_returned_tensors_are_owned, r"call 0: .reward after later steps"),
-    (SharesFlags, testing.check_returned_tensors_are_owned, r"call 0: .truncated shares memory with .terminated"),
-    (ClipsTheCallersActions, testing.check_returned_tensors_are_owned, r"call 0: the caller's actions after step"),
+    (ClipsIds, _boundaries.check_bad_input_changes_nothing, r"suspend of id 4: expected IdError, got no error"),
+    (StepsBeforeItChecks, _boundaries.check_bad_input_changes_nothing, r"expected no change: .*'state'"),
+    (ReturnsItsOwnMemory, _boundaries.check_returned_tensors_are_owned, r"call 0: .reward after later steps"),
+    (SharesFlags, _boundaries.check_returned_tensors_are_owned, r"call 0: .truncated shares memory with .terminated"),
+    (ClipsTheCallersActions, _boundaries.check_returned_tensors_are_owned, r"call 0: the caller's actions after step"),
     (ForgetsVelocitiesInSnapshots, testing.check_snapshot_round_trip, r"loaded a snapshot: .*'state'"),
     (ForgetsSuspensionInSnapshots, testing.check_snapshot_round_trip, r"loaded a snapshot: .*'suspended'"),
-    (ObservesDoubles, testing.check_gymnasium_spaces, r"env 0, call 0: obs\['policy'\]: expected a member of Box"),
-    (NamesAnotherGroup, testing.check_gymnasium_spaces, r"reset: expected the groups \['policy'\], got \['actor'\]"),
+    (ObservesDoubles, _boundaries.check_gymnasium_spaces, r"env 0, call 0: obs\['policy'\]: expected a member of Box"),
+    (
+        NamesAnotherGroup,
+        _boundaries.check_gymnasium_spaces,
+        r"reset: expected the groups \['policy'\], got \['actor'\]",
+    ),
 ]
 
 
@@ -250,6 +255,13 @@ def test_check_env_names_what_the_caller_left_out() -> None:
 def test_check_env_refuses_to_skip_a_check_that_does_not_exist() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'autoreset'"):
         testing.check_env(making(BatchEnv), skip=("autoresets",))
+    with pytest.raises(UnknownNameError, match="did you mean 'gymnasium_spaces'"):
+        testing.check_env(making(BatchEnv), only=("gymnasium_space",))
+
+
+def test_only_the_named_checks_run() -> None:
+    results = testing.check_env(making(BatchEnv), steps=3, only=("snapshot_round_trip", "gymnasium_spaces"))
+    assert [result.check for result in results] == ["gymnasium_spaces", "snapshot_round_trip"]
 
 
 class HoldsOnly(SuspendedStateDrifts):
@@ -279,7 +291,7 @@ class CannotBeSaved(BatchEnv):
 def test_an_env_that_cannot_be_saved_is_checked_by_what_it_shows() -> None:
     make_env = making(CannotBeSaved)
     assert testing.check_suspend_is_exact(make_env).not_claimed is None
-    assert testing.check_bad_input_changes_nothing(make_env).not_claimed is None
+    assert _boundaries.check_bad_input_changes_nothing(make_env).not_claimed is None
     assert testing.check_snapshot_round_trip(make_env).not_claimed == (
         "CannotBeSaved.state_dict() says that it cannot be saved"
     )

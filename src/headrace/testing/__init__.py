@@ -4,11 +4,6 @@ Each raises an AssertionError that names environment, step and field, or returns
 them needs a test framework.
 """
 
-from headrace.testing._boundaries import (
-    check_bad_input_changes_nothing,
-    check_gymnasium_spaces,
-    check_returned_tensors_are_owned,
-)
 from headrace.testing._contract import Tolerance
 from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
 from headrace.testing._learners import check_learner
@@ -21,13 +16,10 @@ from headrace.testing._suspension import check_resume_continues_exactly, check_s
 __all__ = [
     "Tolerance",
     "check_autoreset",
-    "check_bad_input_changes_nothing",
     "check_env",
     "check_episodes_do_not_depend_on_the_batch",
-    "check_gymnasium_spaces",
     "check_learner",
     "check_resume_continues_exactly",
-    "check_returned_tensors_are_owned",
     "check_row_simulator",
     "check_simulation",
     "check_snapshot_round_trip",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import cast
 
 import torch
@@ -69,8 +70,7 @@ def check_bad_input_changes_nothing(make_env: MakeEnv, *, num_envs: int = 4, see
     Also: a NaN action of an active environment is refused naming it; ``step`` before ``reset`` and after ``close`` are
     refused. Everything that the environment shows, and its snapshot, is compared before and after.
     """
-    env = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    try:
+    with closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env:
         first = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
         _require_refused("step before reset", LifecycleError, lambda: env.step(actions_of(env, first, first)))
         env.reset()
@@ -84,8 +84,6 @@ def check_bad_input_changes_nothing(make_env: MakeEnv, *, num_envs: int = 4, see
                 require("0" in message, f"{what}: expected the error to name environment 0, got {message!r}")
             require_same_tensors(_everything(env), before, f"{what}: expected no change")
         env.step(next_actions(env))
-    finally:
-        env.close()
     _require_refused("step after close", LifecycleError, lambda: env.step(actions_of(env, first, first)))
     return CheckResult(check="bad_input_changes_nothing")
 
@@ -96,9 +94,10 @@ def check_returned_tensors_are_owned(
     """What ``step``, ``reset`` and ``observe`` return is the caller's: no later call writes to it, and writing to it
     changes nothing in the environment. Actions are only read, and only during the call.
     """
-    env = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    twin = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    try:
+    with (
+        closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env,
+        closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as twin,
+    ):
         kept: list[tuple[str, Tensor, Tensor]] = []
         obs, twin_obs = env.reset()[0], twin.reset()[0]
         _keep_and_compare(obs, twin_obs, "reset", kept)
@@ -119,17 +118,13 @@ def check_returned_tensors_are_owned(
                 require_equal(values, twin.observe()[name], f"call {call}: observe()[{name!r}] after writing to obs")
         for name, tensor, copy in kept:
             require_equal(tensor, copy, f"{name} after later steps")
-    finally:
-        env.close()
-        twin.close()
     return CheckResult(check="returned_tensors_are_owned")
 
 
 def check_gymnasium_spaces(make_env: MakeEnv, *, num_envs: int = 3, steps: int = 5, seed: int = 5) -> CheckResult:
     """The environment is a ``gymnasium.vector.VectorEnv`` whose observations and actions fit its declared spaces."""
     for mode, gym_mode in (("same_step", AutoresetMode.SAME_STEP), ("disabled", AutoresetMode.DISABLED)):
-        env = make_env(num_envs=num_envs, seed=seed, autoreset=mode)
-        try:
+        with closing(make_env(num_envs=num_envs, seed=seed, autoreset=mode)) as env:
             if not isinstance(env, VectorEnv):
                 fail(f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}")
             declared = env.metadata.get("autoreset_mode")
@@ -152,8 +147,6 @@ def check_gymnasium_spaces(make_env: MakeEnv, *, num_envs: int = 3, steps: int =
                 _require_kind(step.reward, torch.float32, num_envs, f"call {call}: reward")
                 _require_kind(step.terminated, torch.bool, num_envs, f"call {call}: terminated")
                 _require_kind(step.truncated, torch.bool, num_envs, f"call {call}: truncated")
-        finally:
-            env.close()
     return CheckResult(check="gymnasium_spaces")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -46,8 +47,7 @@ def check_episodes_do_not_depend_on_the_batch(
     # far from the ids that environments get by themselves when their episodes end
     chosen = [700_001 + 100_003 * k for k in range(episodes)]
     expected: dict[int, Trajectory] = {}
-    alone = make_env(num_envs=1, seed=seed, autoreset="disabled")
-    try:
+    with closing(make_env(num_envs=1, seed=seed, autoreset="disabled")) as alone:
         if (reason := no_identity_of(alone)) is not None:
             return CheckResult(check="episodes_do_not_depend_on_the_batch", not_claimed=reason)
         for episode in chosen:
@@ -57,17 +57,12 @@ def check_episodes_do_not_depend_on_the_batch(
                 f"reset with episode_ids [{episode}]: expected that episode, got {alone.episode_ids.tolist()}",
             )
             expected |= play(alone, obs, steps, watch=[episode])
-    finally:
-        alone.close()
     exact_suspension = True
     for variant in variants:
         for size in sizes:
-            env = make_env(num_envs=size, seed=seed, autoreset="same_step", **variant)
-            try:
+            with closing(make_env(num_envs=size, seed=seed, autoreset="same_step", **variant)) as env:
                 exact_suspension = env.fidelity != "hold"
                 _check_in_batch(env, expected, steps, variant, tolerance)
-            finally:
-                env.close()
     reason = None if exact_suspension else f"suspension patterns: {HOLD_REASON}"
     return CheckResult(check="episodes_do_not_depend_on_the_batch", not_claimed=reason)
 
@@ -119,9 +114,10 @@ def check_autoreset(
     ``ends`` agrees with what was seen. ``disabled``: an ended environment parks, does not change while others step,
     refuses ``resume``, and ``reset_mask`` lets it act again.
     """
-    same = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    parking = make_env(num_envs=num_envs, seed=seed, autoreset="disabled")
-    try:
+    with (
+        closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as same,
+        closing(make_env(num_envs=num_envs, seed=seed, autoreset="disabled")) as parking,
+    ):
         same.reset()
         parking.reset()
         require_equal(same.episode_ids.cpu(), torch.arange(num_envs), "first reset: episode_ids, one per slot from 0")
@@ -144,13 +140,10 @@ def check_autoreset(
             _check_next_episodes(make_env, seed, same, step, ended, episodes, call, tolerance)
             refusal = _check_parking(parking, parked_step, ended, call)
             return CheckResult(check="autoreset", not_claimed=refusal or no_identity_of(same))
-        fail(
-            f"no episode ended in {steps} calls with random actions, so that nothing could be checked; "
-            "give make_env shorter episodes or this check more steps"
-        )
-    finally:
-        same.close()
-        parking.close()
+    raise AssertionError(
+        f"no episode ended in {steps} calls with random actions, so that nothing could be checked; "
+        "give make_env shorter episodes or this check more steps"
+    )
 
 
 def _check_ends(step: Step, ended: Tensor, episodes: Tensor, returns: Tensor, lengths: Tensor, call: int) -> None:
@@ -189,13 +182,10 @@ def _check_next_episodes(
     require(bool(env.active.all()), f"call {call}: expected all active after same_step, got {env.active.tolist()}")
     if no_identity_of(env) is not None:
         return
-    fresh = make_env(num_envs=env.num_envs, seed=seed, autoreset="same_step")
-    try:
+    with closing(make_env(num_envs=env.num_envs, seed=seed, autoreset="same_step")) as fresh:
         obs, _ = fresh.reset(options={"episode_ids": env.episode_ids})
         for name, values in obs.items():
             require_rows_equal(step.obs[name], values, ended, f"call {call}", f"obs[{name!r}] after its end", tolerance)
-    finally:
-        fresh.close()
 
 
 def _check_parking(env: ContractEnv, step: Step, ended: Tensor, call: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import TypeAlias
 
 import torch
@@ -40,25 +41,27 @@ def check_simulation(
         model_field: an MjModel field, float, that may differ between simulations.
         tolerance: of everything that is computed twice.
     """
-    probe = _Probe(make_sim, num_envs, tuple(derived), tolerance)
-    probe.check_subset_calls_leave_the_others_alone()
-    probe.check_subsets_compute_what_all_would()
-    probe.check_substeps_add_up()
-    probe.check_states_round_trip()
-    probe.check_state_dict()
-    probe.check_model_fields(model_field)
-    probe.check_failing_physics_is_reported()
+    with ExitStack() as stack:
+        probe = _Probe(make_sim, num_envs, tuple(derived), tolerance, stack)
+        probe.check_subset_calls_leave_the_others_alone()
+        probe.check_subsets_compute_what_all_would()
+        probe.check_substeps_add_up()
+        probe.check_states_round_trip()
+        probe.check_state_dict()
+        probe.check_model_fields(model_field)
+        probe.check_failing_physics_is_reported()
     return CheckResult(check="simulation")
 
 
 class _Probe:
     """Makes simulations that have all left the same start in a different direction each."""
 
-    def __init__(self, make_sim: MakeSim, num_envs: int, derived: tuple[str, ...], tolerance: Tolerance) -> None:
-        self._make_sim = make_sim
-        self._num_envs = num_envs
-        self._derived = derived
-        self._tolerance = tolerance
+    def __init__(
+        self, make_sim: MakeSim, num_envs: int, derived: tuple[str, ...], tolerance: Tolerance, stack: ExitStack
+    ) -> None:
+        """The simulations are closed with ``stack``."""
+        self._make_sim, self._num_envs, self._stack = make_sim, num_envs, stack
+        self._derived, self._tolerance = derived, tolerance
 
     def check_subset_calls_leave_the_others_alone(self) -> None:
         for chosen in ([], [2], [0, self._num_envs - 1], list(range(1, self._num_envs))):
@@ -80,7 +83,6 @@ class _Probe:
                 for field, values in before.items():
                     rows = others.to(sim.device)
                     require_rows_equal(after[field], values, rows, f"{name} of simulations {chosen}", field)
-            sim.close()
 
     def check_subsets_compute_what_all_would(self) -> None:
         whole, parts = self._started(), self._started()
@@ -90,12 +92,10 @@ class _Probe:
             for name in ("step", "forward"):
                 for sim, groups in ((whole, (None,)), (parts, (self._ids(parts, odd), self._ids(parts, even)))):
                     for ids in groups:
-                        self._call(sim, name, ids)
+                        sim.step(ids, 2) if name == "step" else sim.forward(ids)
                 for field, values in self._seen(whole).items():
                     sentence = f"{name} {count} of odd and then even simulations: {field}"
                     require_equal(self._seen(parts)[field], values, sentence, self._tolerance)
-        whole.close()
-        parts.close()
 
     def check_substeps_add_up(self) -> None:
         once, twice = self._started(), self._started()
@@ -103,8 +103,6 @@ class _Probe:
         twice.step(None, 1)
         twice.step(None, 1)
         require_equal(once.states(None), twice.states(None), "states after step(2) and two step(1)", self._tolerance)
-        once.close()
-        twice.close()
 
     def check_states_round_trip(self) -> None:
         sim = self._started()
@@ -123,7 +121,6 @@ class _Probe:
         ids = self._ids(sim, [1, 3])
         sim.set_states(ids, start[ids])
         require_equal(sim.states(ids), start[ids], "states(ids) after set_states(ids)")
-        sim.close()
 
     def check_state_dict(self) -> None:
         sim, other = self._started(), self._started()
@@ -138,8 +135,6 @@ class _Probe:
                 each.step(None, 2)
             self._require_same(self._seen(other), self._seen(sim), f"step {count} after load_state_dict")
         require_same_tensors(state, kept, "what state_dict() returned, after later steps")
-        sim.close()
-        other.close()
 
     def check_model_fields(self, name: str) -> None:
         sim, plain = self._new(), self._new()
@@ -177,8 +172,6 @@ class _Probe:
             each.forward(None)
             each.step(None, 3)
         self._require_same(self._seen(sim), self._seen(plain), f"3 steps after a reset made {name} nominal again")
-        sim.close()
-        plain.close()
 
     def check_failing_physics_is_reported(self) -> None:
         sim, healthy = self._started(), self._started()
@@ -203,11 +196,9 @@ class _Probe:
         sim.forward(self._ids(sim, [bad]))
         failed = sim.step(None, 2)
         require(_nobody(failed), f"step after the failed simulation was reset: expected nobody to fail, got {failed}")
-        sim.close()
-        healthy.close()
 
     def _new(self) -> Simulation:
-        sim = self._make_sim(num_envs=self._num_envs)
+        sim = self._stack.enter_context(closing(self._make_sim(num_envs=self._num_envs)))
         for name in (*_STATE, *self._derived):
             sim.field(name)
         return sim
@@ -226,12 +217,6 @@ class _Probe:
             field = sim.field(name)
             noise = rng.uniform(1, torch.arange(self._num_envs), name, field.shape[1], low=-size, high=size)
             field.copy_(noise.to(device=field.device, dtype=field.dtype))
-
-    def _call(self, sim: Simulation, name: str, ids: Tensor | None) -> None:
-        if name == "step":
-            sim.step(ids, 2)
-        else:
-            sim.forward(ids)
 
     def _seen(self, sim: Simulation) -> dict[str, Tensor]:
         fields = {f"field({name!r})": sim.field(name).clone() for name in (*_STATE, *self._derived)}

@@ -25,6 +25,7 @@ def check_env(
     variants: Sequence[Mapping[str, object]] = NO_VARIANTS,
     tolerance: Tolerance = EXACT,
     skip: Collection[str] = (),
+    only: Collection[str] | None = None,
 ) -> list[CheckResult]:
     """Run every check; the first broken claim raises an AssertionError that names environment, step and field.
 
@@ -34,7 +35,11 @@ def check_env(
         steps: how long to watch each episode; the end of an episode is waited for as long as it takes, up to 300 steps.
         variants: further keywords of ``make_env`` that must not change an episode, for example thread counts.
         tolerance: for physics whose bits depend on the size of the batch.
-        skip: names of checks to leave out, as in :class:`CheckResult`; the results say that they were.
+        skip: names of checks to leave out (``gymnasium_spaces``, ``returned_tensors_are_owned``,
+            ``bad_input_changes_nothing``, ``suspend_is_exact``, ``resume_continues_exactly``,
+            ``episodes_do_not_depend_on_the_batch``, ``autoreset``, ``snapshot_round_trip``); the results say that they
+            were.
+        only: names of the checks to run; None for all.
 
     Returns:
         One result per check, in order; ``not_claimed`` says what was left out and why.
@@ -56,8 +61,12 @@ def check_env(
         "autoreset": partial(check_autoreset, make_env, tolerance=tolerance),
         "snapshot_round_trip": partial(check_snapshot_round_trip, make_env, tolerance=tolerance),
     }
-    for name in skip:
+    for name in (*skip, *(only or ())):
         if name not in checks:
             raise UnknownNameError("check", name, checks)
     left_out = "left out by the caller"
-    return [CheckResult(check=name, not_claimed=left_out) if name in skip else run() for name, run in checks.items()]
+    return [
+        CheckResult(check=name, not_claimed=left_out) if name in skip else run()
+        for name, run in checks.items()
+        if only is None or name in only
+    ]

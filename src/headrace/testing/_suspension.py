@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,7 @@ def check_suspend_is_exact(make_env: MakeEnv, *, num_envs: int = 6, steps: int =
     False; actions of suspended environments are NaN (or a choice that does not exist). Also: suspending twice and
     resuming an active environment do nothing, and a suspended environment that is reset stays suspended.
     """
-    env = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    try:
+    with closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env:
         exact = env.fidelity != "hold"
         left_out = [] if exact else [HOLD_REASON]
         env.reset()
@@ -72,8 +73,6 @@ def check_suspend_is_exact(make_env: MakeEnv, *, num_envs: int = 6, steps: int =
         _check_all_suspended(env, exact)
         if reset_some(env, torch.zeros_like(resting)) is None:
             _check_reset_while_suspended(env)
-    finally:
-        env.close()
     return CheckResult(check="suspend_is_exact", not_claimed="; ".join(left_out) or None)
 
 
@@ -91,8 +90,7 @@ def check_resume_continues_exactly(
     Plays the same episodes without a pause and under ``patterns`` random suspension patterns; ``tolerance`` is for
     physics whose bits depend on how many simulations are stepped together.
     """
-    env = make_env(num_envs=num_envs, seed=seed, autoreset="same_step")
-    try:
+    with closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env:
         reason = HOLD_REASON if env.fidelity == "hold" else no_identity_of(env)
         if reason is not None:  # also where no episode can be played twice
             return CheckResult(check="resume_continues_exactly", not_claimed=reason)
@@ -107,8 +105,6 @@ def check_resume_continues_exactly(
             situation = f"under suspension pattern {number}"
             require_same_trajectories(got, expected, steps, situation, tolerance)
         _check_long_pause(env, seed, steps, tolerance)
-    finally:
-        env.close()
     return CheckResult(check="resume_continues_exactly")
 
 
