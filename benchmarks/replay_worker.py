@@ -340,7 +340,7 @@ def run_samplers(frames: int, batches: int) -> dict:
     """Every sampler of ours and the memcpy limit, one after another in each round."""
     import torch
 
-    from headrace.replay import PrioritizedSampler, PrioritizedSliceSampler, SliceSampler, UniformSampler
+    from headrace.replay import PrioritizedSampler, SliceSampler, UniformSampler
 
     steps = 16
     # two stores, and every sampler over them
@@ -350,7 +350,7 @@ def run_samplers(frames: int, batches: int) -> dict:
         "n_step": stacks.with_sampler(UniformSampler(), "n_step", n_step=3),
         "prioritized": stacks.with_sampler(PrioritizedSampler(), "prioritized"),
         "slices": stacks.with_sampler(SliceSampler(steps), "slices"),
-        "prioritized_slices": stacks.with_sampler(PrioritizedSliceSampler(steps), "prioritized_slices"),
+        "prioritized_slices": stacks.with_sampler(PrioritizedSampler(steps), "prioritized_slices"),
         "single": single,
         "single_n_step": single.with_sampler(UniformSampler(), "single_n_step", n_step=3),
     }

@@ -26,7 +26,7 @@ import headrace
 from headrace.learning import GRU, compact_values, gae, repair_next_obs, rollout_values, vtrace
 from headrace.replay import (
     ArraySpec,
-    PrioritizedSliceSampler,
+    PrioritizedSampler,
     ReplayBuffer,
     RolloutBuffer,
     SliceSampler,
@@ -263,7 +263,7 @@ slices = ReplayBuffer(
     extras={"hidden": ArraySpec((16,), torch.float32), "log_prob": ArraySpec((), torch.float32)},
 )
 runs = slices.with_sampler(SliceSampler(8, burn_in=2), "runs")
-favored = slices.with_sampler(PrioritizedSliceSampler(8, burn_in=2), "favored")
+favored = slices.with_sampler(PrioritizedSampler(8, burn_in=2), "favored")
 obs, _ = state.reset(seed=0)
 hidden = gru.initial_state(4)
 with torch.no_grad():

@@ -17,7 +17,7 @@ class Space:
         self.shift, self.row_bytes = shift, row_bytes
         count = -(-rows // (1 << shift))
         self.shards = [np.zeros((1 << shift, row_bytes), np.uint8) for _ in range(count)]
-        self.addresses = np.array([shard.ctypes.data for shard in self.shards], np.int64)
+        self.place = (np.array([shard.ctypes.data for shard in self.shards], np.int64), shift, row_bytes)
 
     def fill(self) -> None:
         for number, shard in enumerate(self.shards):
@@ -43,7 +43,7 @@ def test_gather_equals_numpy_indexing(row_bytes, shift, samples, frames, interle
     rows = np.random.default_rng(seed).integers(-1, 40, (samples, frames))
     outer = {1: 1, 3: 3, 8: 2, 24: 24, 7056: 84}[row_bytes] if interleaved else 1
     out = np.full(samples * frames * row_bytes, 77, np.uint8)
-    kernels.gather(space.addresses, shift, row_bytes, rows, outer, out)
+    kernels.gather(space.place, rows, outer, out)
     expected = np.where((rows >= 0)[..., None], space.content[rows], 0)
     expected = expected.reshape(samples, frames, outer, row_bytes // outer).swapaxes(1, 2)
     assert np.array_equal(out, expected.reshape(-1))
@@ -54,7 +54,7 @@ def test_scatter_writes_strided_sources_and_nothing_else(row_bytes):
     space = Space(16, row_bytes, 2)
     source = np.random.default_rng(0).integers(0, 256, (6, row_bytes + 11), dtype=np.uint8)
     rows, index = np.array([3, 9, 14, 0]), np.array([5, 0, 2, 1])
-    kernels.scatter(space.addresses, 2, row_bytes, rows, source.ctypes.data, source.strides[0], index)
+    kernels.scatter(space.place, rows, (source.ctypes.data, source.strides[0], index))
     expected = np.zeros((16, row_bytes), np.uint8)
     expected[rows] = source[index, :row_bytes]
     assert np.array_equal(space.content, expected)
@@ -71,15 +71,13 @@ def test_differ_sees_one_changed_byte_and_keeps_what_is_set(frames, row_bytes, o
     columns = [np.arange(8), np.arange(8)[::-1], np.full(8, -1 if zero else 4), np.arange(8)]
     rows = np.stack(columns[:frames], 1)
     source = np.empty((8, frames * row_bytes), np.uint8)
-    kernels.gather(space.addresses, 3, row_bytes, rows, outer, source.reshape(-1))
+    kernels.gather(space.place, rows, outer, source.reshape(-1))
     for byte in (0, row_bytes + 1, 2 * row_bytes + 2, frames * row_bytes - 1):
         changed = source.copy()
         changed[5, byte] ^= 1
         out = np.zeros(8, np.bool_)
         out[2] = True
-        kernels.differ(
-            space.addresses, 3, row_bytes, rows, outer, changed.ctypes.data, frames * row_bytes, np.arange(8), out
-        )
+        kernels.differ(space.place, rows, outer, (changed.ctypes.data, frames * row_bytes, np.arange(8)), out)
         assert out.nonzero()[0].tolist() == [2, 5]
 
 
@@ -87,7 +85,7 @@ def test_move_copies_rows_across_shards():
     space = Space(8, 10, 1)
     space.fill()
     before = space.content
-    kernels.move(space.addresses, 1, 10, np.array([0, 7]), np.array([5, 2]))
+    kernels.move(space.place, np.array([0, 7]), np.array([5, 2]))
     before[[0, 7]] = before[[5, 2]]
     assert np.array_equal(space.content, before)
 

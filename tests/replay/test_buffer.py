@@ -14,7 +14,7 @@ from replay_reference import NaiveStore, Stream
 
 from headrace.errors import ConfigError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler
-from headrace.replay._memory import RamMemory
+from headrace.replay._memory import Memory
 from headrace.replay._priorities import SumTree
 from headrace.types import StackSpec, Step
 
@@ -239,7 +239,7 @@ def test_clear_forgets_transitions_but_not_identities():
 @given(size=st.integers(1, 700), seed=st.integers(0, 100))
 def test_sum_tree_equals_a_plain_sum(size, seed):
     rng = np.random.default_rng(seed)
-    tree = SumTree(size, RamMemory())
+    tree = SumTree(size, Memory())
     plain = np.zeros(size)
     for _ in range(5):
         index = rng.choice(size, rng.integers(1, size + 1), replace=False)

@@ -15,7 +15,6 @@ from replay_reference import NaiveStore, Stream, bits, check_batch
 from headrace.replay import (
     ArraySpec,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -112,7 +111,7 @@ def test_every_field_equals_a_store_that_keeps_everything(
         "slices": lambda: SliceSampler(run),
         "burn_in": lambda: SliceSampler(max(run - 1, 1), burn_in=run - max(run - 1, 1)),
         "once": SamplerWithoutReplacement,
-        "favored": lambda: PrioritizedSliceSampler(run),
+        "favored": lambda: PrioritizedSampler(run),
         "padded": lambda: SliceSampler(run, strict=False, span=True),
         "trajectories": TrajectorySampler,
     }[sampler]()

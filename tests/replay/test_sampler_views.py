@@ -17,7 +17,6 @@ from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import (
     ArraySpec,
     PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -34,7 +33,7 @@ KINDS = {
     "short": lambda: SliceSampler(3, strict=False),
     "spanning": lambda: SliceSampler(2, burn_in=1, strict=False, span=True),
     "priorities": PrioritizedSampler,
-    "favored": lambda: PrioritizedSliceSampler(2, burn_in=1),
+    "favored": lambda: PrioritizedSampler(2, burn_in=1),
     "whole": TrajectorySampler,
 }
 
@@ -131,7 +130,7 @@ def test_an_epoch_without_replacement_has_every_transition_once():
 
 def test_prioritized_slices_follow_the_priorities_of_their_runs():
     buffer, store, _ = filled(steps=12, length=20)
-    sampler = PrioritizedSliceSampler(2, burn_in=1, alpha=1.0, beta=0.5, eps=1e-12, eta=0.75)
+    sampler = PrioritizedSampler(2, burn_in=1, alpha=1.0, beta=0.5, eps=1e-12, eta=0.75)
     view = buffer.with_sampler(sampler, "runs")
     starts = sorted(rows[k] for rows in trajectories(store).values() for k in range(len(rows) - 2))
     assert len(starts) > 3

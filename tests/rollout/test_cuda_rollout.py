@@ -52,7 +52,7 @@ SAMPLERS = {
     "without replacement": lambda: replay.SamplerWithoutReplacement(),
     "prioritized": lambda: replay.PrioritizedSampler(),
     "slices": lambda: replay.SliceSampler(3),
-    "prioritized slices": lambda: replay.PrioritizedSliceSampler(3),
+    "prioritized slices": lambda: replay.PrioritizedSampler(3),
     "trajectories": lambda: replay.TrajectorySampler(),
 }
 

@@ -130,7 +130,7 @@ def push_warp(
 def append_warp(
     data: Tensor, rows: Tensor, ids: Tensor | None, mask: Tensor | None, pushed: Tensor, *, length: int
 ) -> None:
-    """``RingFrames.push``: rows into slot ``pushed mod K`` of memory (N, K, …); arguments as in :func:`push_warp`."""
+    """``DelayBuffer``: rows into slot ``pushed mod K`` of memory (N, K, …); arguments as in :func:`push_warp`."""
     word = _word(rows[0].nbytes if len(rows) else 1, data, rows)
     given = _words(rows, word)
     if given.numel():

@@ -23,6 +23,10 @@ from headrace._kernels.compiled import helper, inline, kernel, run
 Int64s: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Bools: TypeAlias = NDArray[np.bool_]
+Space: TypeAlias = tuple[Int64s, int, int]
+"""A row space: addresses of its shards, ``shift``, ``row_bytes``."""
+Source: TypeAlias = tuple[int, int, Int64s]
+"""Rows somewhere else: address of the first, bytes from one to the next, which of them are meant."""
 
 ZERO_ROW = -1
 """A row number that reads as zeros."""
@@ -47,15 +51,15 @@ _memset = cast(
 
 
 @inline
-def _address(shards: Int64s, shift: int, row_bytes: int, row: int) -> int:
+def _address(space: Space, row: int) -> int:
+    shards, shift, row_bytes = space
     return shards[row >> shift] + (row & ((1 << shift) - 1)) * row_bytes
 
 
 @inline
-def _gather_sample(
-    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, sample: int, outer: int, out: int, scratch: Bytes
-) -> None:
+def _gather_sample(space: Space, rows: Int64s, sample: int, outer: int, out: int, scratch: Bytes) -> None:
     """Write the rows of one sample; ``out`` is the address of its first byte."""
+    _, shift, row_bytes = space
     frames = rows.shape[1]
     if outer == 1:
         f = 0
@@ -69,7 +73,7 @@ def _gather_sample(
             run = 1
             while f + run < frames and rows[sample, f + run] == row + run and (row + run) >> shift == row >> shift:
                 run += 1
-            memcpy(out + f * row_bytes, _address(shards, shift, row_bytes, row), run * row_bytes)
+            memcpy(out + f * row_bytes, _address(space, row), run * row_bytes)
             f += run
         return
     # interleave: read whole frames into scratch, which stays in cache, then write the output front to back
@@ -80,7 +84,7 @@ def _gather_sample(
         if row < 0:
             _memset(base + f * row_bytes, 0, row_bytes)
         else:
-            memcpy(base + f * row_bytes, _address(shards, shift, row_bytes, row), row_bytes)
+            memcpy(base + f * row_bytes, _address(space, row), row_bytes)
     mixed = scratch[frames * row_bytes :]
     to = 0
     for a in range(outer):
@@ -93,14 +97,12 @@ def _gather_sample(
 
 
 @kernel()
-def _gather(
-    start: int, stop: int, shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes
-) -> None:
-    size = rows.shape[1] * row_bytes
+def _gather(start: int, stop: int, space: Space, rows: Int64s, outer: int, out: Bytes) -> None:
+    size = rows.shape[1] * space[2]
     base = out.ctypes.data
     scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
     for b in range(start, stop):
-        _gather_sample(shards, shift, row_bytes, rows, b, outer, base + b * size, scratch)
+        _gather_sample(space, rows, b, outer, base + b * size, scratch)
 
 
 class Pace:
@@ -136,22 +138,21 @@ _paces: dict[tuple[int, int], Pace] = {}
 """By bytes of a row and pieces of it: what is quick for one kind of copy is slow for another."""
 
 
-def gather(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, outer: int, out: Bytes) -> None:
+def gather(space: Space, rows: Int64s, outer: int, out: Bytes) -> None:
     """Copy rows (B, F) into ``out``, uint8 (B · F · row_bytes,), which the caller owns.
 
     ``outer`` splits every frame into that many equal pieces; the output is laid out as (B, outer, F, piece), so that
     frames can be concatenated along an inner axis without a second pass. ``outer == 1`` is (B, F, frame).
     ``ZERO_ROW`` reads as zeros.
     """
-    size = rows.shape[1] * row_bytes
-    share = _share(_READ_SHARE, size)
-    if len(rows) < 2 * share:
-        _gather(0, len(rows), shards, shift, row_bytes, rows, outer, out)
+    size = rows.shape[1] * space[2]
+    if len(rows) * size < 2 * _READ_SHARE:
+        _gather(0, len(rows), space, rows, outer, out)
         return
-    pace = _paces.setdefault((row_bytes, outer), Pace())
+    pace = _paces.setdefault((space[2], outer), Pace())
     threads = None if pace.together() else 1
     start = time.perf_counter()
-    run(_gather, len(rows), shards, shift, row_bytes, rows, outer, out, min_rows=share, threads=threads)
+    run(_gather, len(rows), space, rows, outer, out, min_rows=_share(_READ_SHARE, size), threads=threads)
     if threads is None:
         pace.took(time.perf_counter() - start, len(rows) * size)
 
@@ -162,25 +163,15 @@ def _share(nbytes: int, row_bytes: int) -> int:
 
 
 @kernel()
-def _scatter(
-    start: int,
-    stop: int,
-    shards: Int64s,
-    shift: int,
-    row_bytes: int,
-    rows: Int64s,
-    source: int,
-    stride: int,
-    index: Int64s,
-) -> None:
+def _scatter(start: int, stop: int, space: Space, rows: Int64s, source: Source) -> None:
+    first, stride, index = source
     for i in range(start, stop):
-        memcpy(_address(shards, shift, row_bytes, rows[i]), source + index[i] * stride, row_bytes)
+        memcpy(_address(space, rows[i]), first + index[i] * stride, space[2])
 
 
-def scatter(shards: Int64s, shift: int, row_bytes: int, rows: Int64s, source: int, stride: int, index: Int64s) -> None:
-    """Write row ``rows[i]`` from address ``source + index[i] * stride``; rows are distinct, memory is borrowed."""
-    share = _share(_WRITE_SHARE, row_bytes)
-    run(_scatter, len(rows), shards, shift, row_bytes, rows, source, stride, index, min_rows=share)
+def scatter(space: Space, rows: Int64s, source: Source) -> None:
+    """Write row ``rows[i]`` from row i of the source; rows are distinct, memory is borrowed."""
+    run(_scatter, len(rows), space, rows, source, min_rows=_share(_WRITE_SHARE, space[2]))
 
 
 @helper
@@ -216,100 +207,60 @@ def _pieces_differ(ours: Bytes, theirs: Bytes, frames: int, outer: int) -> bool:
 
 
 @inline
-def _sample_differs(
-    shards: Int64s, shift: int, row_bytes: int, rows: Int64s, sample: int, outer: int, here: int, scratch: Bytes
-) -> bool:
-    frames = rows.shape[1]
+def _sample_differs(space: Space, rows: Int64s, sample: int, outer: int, here: int, scratch: Bytes) -> bool:
+    frames, row_bytes = rows.shape[1], space[2]
     plain = outer == 1
     for f in range(frames):
         plain = plain and rows[sample, f] >= 0
     if not plain:
         ours, theirs = scratch[: frames * row_bytes], scratch[frames * row_bytes : 2 * frames * row_bytes]
-        _gather_sample(shards, shift, row_bytes, rows, sample, 1, ours.ctypes.data, scratch)
+        _gather_sample(space, rows, sample, 1, ours.ctypes.data, scratch)
         memcpy(theirs.ctypes.data, here, frames * row_bytes)
         if frames == 4 and outer == row_bytes:
             return _words_differ(ours, theirs)
         return _pieces_differ(ours, theirs, frames, outer)
     # the newest frame first: where anything changed, it did
     for f in range(frames - 1, -1, -1):
-        if _memcmp(_address(shards, shift, row_bytes, rows[sample, f]), here + f * row_bytes, row_bytes) != 0:
+        if _memcmp(_address(space, rows[sample, f]), here + f * row_bytes, row_bytes) != 0:
             return True
     return False
 
 
 @kernel()
-def _differ(
-    start: int,
-    stop: int,
-    shards: Int64s,
-    shift: int,
-    row_bytes: int,
-    rows: Int64s,
-    outer: int,
-    source: int,
-    stride: int,
-    index: Int64s,
-    out: Bools,
-) -> None:
-    scratch = np.empty(2 * rows.shape[1] * row_bytes, dtype=np.uint8)
+def _differ(start: int, stop: int, space: Space, rows: Int64s, outer: int, source: Source, out: Bools) -> None:
+    first, stride, index = source
+    scratch = np.empty(2 * rows.shape[1] * space[2], dtype=np.uint8)
     for i in range(start, stop):
         if not out[i]:
-            here = source + index[i] * stride
-            out[i] = _sample_differs(shards, shift, row_bytes, rows, i, outer, here, scratch)
+            out[i] = _sample_differs(space, rows, i, outer, first + index[i] * stride, scratch)
 
 
-def differ(
-    shards: Int64s,
-    shift: int,
-    row_bytes: int,
-    rows: Int64s,
-    outer: int,
-    source: int,
-    stride: int,
-    index: Int64s,
-    out: Bools,
-) -> None:
-    """Set ``out[i]`` where rows (n, F) are not, bit for bit, the F frames at ``source + index[i] * stride``.
+def differ(space: Space, rows: Int64s, outer: int, source: Source, out: Bools) -> None:
+    """Set ``out[i]`` where rows (n, F) are not, bit for bit, the F frames that row i of the source has.
 
     The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
     alone and not compared, so that several leaves can be compared in turn.
     """
-    share = _share(_WRITE_SHARE, rows.shape[1] * row_bytes)
-    run(_differ, len(rows), shards, shift, row_bytes, rows, outer, source, stride, index, out, min_rows=share)
+    share = _share(_WRITE_SHARE, rows.shape[1] * space[2])
+    run(_differ, len(rows), space, rows, outer, source, out, min_rows=share)
 
 
 @kernel()
-def _rows_differ(
-    start: int,
-    stop: int,
-    first: int,
-    first_index: Int64s,
-    second: int,
-    second_index: Int64s,
-    stride: int,
-    nbytes: int,
-    out: Bools,
-) -> None:
+def _rows_differ(start: int, stop: int, first: Source, second: Source, nbytes: int, out: Bools) -> None:
+    one, one_stride, ones = first
+    other, other_stride, others = second
     for i in range(start, stop):
         if not out[i]:
-            out[i] = _memcmp(first + first_index[i] * stride, second + second_index[i] * stride, nbytes) != 0
+            out[i] = _memcmp(one + ones[i] * one_stride, other + others[i] * other_stride, nbytes) != 0
 
 
-def rows_differ(
-    first: int, first_index: Int64s, second: int, second_index: Int64s, stride: int, nbytes: int, out: Bools
-) -> None:
-    """Set ``out[i]`` where ``nbytes`` bytes of row ``first_index[i]`` and of row ``second_index[i]`` are not the same.
-
-    ``first`` and ``second`` are addresses of rows that are ``stride`` bytes apart.
-    """
-    run(
-        _rows_differ, len(out), first, first_index, second, second_index, stride, nbytes, out,
-        min_rows=_share(_READ_SHARE, nbytes),
-    )  # fmt: skip
+def rows_differ(first: Source, second: Source, nbytes: int, out: Bools) -> None:
+    """Set ``out[i]`` where ``nbytes`` bytes of row i of either source are not the same."""
+    run(_rows_differ, len(out), first, second, nbytes, out, min_rows=_share(_READ_SHARE, nbytes))
 
 
 @kernel()
-def move(shards: Int64s, shift: int, row_bytes: int, to: Int64s, rows: Int64s) -> None:
+def move(space: Space, to: Int64s, rows: Int64s) -> None:
     """Copy row ``rows[i]`` to row ``to[i]`` of the same space; no row may be on both sides."""
     for i in range(rows.shape[0]):
-        memcpy(_address(shards, shift, row_bytes, to[i]), _address(shards, shift, row_bytes, rows[i]), row_bytes)
+        memcpy(_address(space, to[i]), _address(space, rows[i]), space[2])

@@ -137,7 +137,10 @@ def _numba(kernel: Any, rollout: Rollout, *settings: Any) -> Returns:
     arrays = tuple(_array(tensor) for tensor in rollout[:5])
     active = None if rollout.active is None else _array(rollout.active)
     outputs = advantage.numpy().reshape(-1), value_target.numpy().reshape(-1)
-    run(kernel, envs, (steps, envs), arrays, active, *settings, *outputs, min_rows=_SHARE // max(steps, 1) + 1)
+    if 0 < steps * envs < 2 * _SHARE:
+        kernel(0, envs, (steps, envs), arrays, active, *settings, *outputs)
+    elif steps:
+        run(kernel, envs, (steps, envs), arrays, active, *settings, *outputs, min_rows=_SHARE // steps + 1)
     return advantage, value_target
 
 

@@ -3,7 +3,8 @@
 Several steps are worked at once, as many as stay in a fast cache: what does not depend on the next step is one flat
 loop over all of them, and only the carry goes step by step, so that narrow rollouts (few environments, many steps)
 are not slower than wide ones. Loops are short and over few arrays: LLVM vectorizes one only where it can show with
-eight comparisons that its arrays do not overlap. Indices are unsigned: numba looks for negative ones otherwise.
+eight comparisons that its arrays do not overlap. Indices are unsigned: numba looks for negative ones otherwise. What
+stays as it is is written as a sum with zero: LLVM makes a branch of a store of what was just loaded.
 
 Arrays are C-contiguous (T, N), flattened; ``active`` and ``ratio`` may be None, and numba leaves out what depends on
 them. Numbers (``gamma``, …) come in the arrays' dtype, so that float32 stays float32.
@@ -93,7 +94,7 @@ def _go_on(
         new = x[lo + n] + decay * (zero if terminated[lo + n] | cut[at + n] else old)
         x[lo + n] = new
         if active is not None:
-            following[after + n] = new if active[lo + n] else old
+            following[after + n] = new if active[lo + n] else old + zero
 
 
 @helper
@@ -147,7 +148,7 @@ def _go_on_weighted(
     if active is not None:
         for n in range(count):
             old, new = carry[n], x[lo + n]
-            carry[n] = new if active[lo + n] else old
+            carry[n] = new if active[lo + n] else old + zero
 
 
 @helper
@@ -196,7 +197,7 @@ def _clear(lo: Index, count: Index, active: Flags | None, out: Floats) -> None:
     if active is not None:
         for i in range(count):
             old = out[lo + i]
-            out[lo + i] = old if active[lo + i] else zero
+            out[lo + i] = old + zero if active[lo + i] else zero
 
 
 @kernel(checked_division=False)

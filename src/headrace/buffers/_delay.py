@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace import _device
 from headrace.buffers._circular import check_frames, check_lag
-from headrace.buffers._ring import RingFrames
 from headrace.buffers._storage import carried, lasting_zeros, load_tensors, stored_frames
 from headrace.errors import ConfigError, DataError, IdError
-from headrace.ids import check_rows, env_rows
+from headrace.ids import EnvRows, check_rows, env_rows, over
 from headrace.types import Ids, StateDict, as_device
 
 
@@ -31,7 +31,9 @@ class DelayBuffer:
         self._device = as_device(device)
         self._lags = lasting_zeros((num_envs,), torch.int64, self._device)
         self._pushed = lasting_zeros((num_envs,), torch.int64, self._device)
-        self._frames: RingFrames | None = None
+        self._envs = torch.arange(num_envs, device=self._device)
+        self._frames: Tensor | None = None
+        """(N, max_lag + 1, …), a ring each, not in phase. The newest frame is in slot (pushed − 1) mod K."""
         self._dtype = torch.float32
 
     @property
@@ -63,7 +65,7 @@ class DelayBuffer:
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         where.fill(self._pushed, 0)
         if self._frames is not None:
-            where.fill(self._frames.data, 0)
+            where.fill(self._frames, 0)
 
     def compute(self, rows: Tensor, env_ids: Ids | None = None) -> Tensor:
         """Append the data of this step and return the delayed data, (N, …), fresh.
@@ -73,16 +75,19 @@ class DelayBuffer:
         where = env_rows(env_ids, num_envs=self._num_envs, device=self._device)
         check_rows("rows", rows, where, self._device)
         data = carried(rows, "rows")
-        check_frames("rows", rows, None if self._frames is None else self._frames.data[:, 0].view(self._dtype))
+        check_frames("rows", rows, None if self._frames is None else self._frames[:, 0].view(self._dtype))
         if self._frames is None:
             self._frames, self._dtype = self._allocated(data.shape[1:], data.dtype), rows.dtype
-        self._frames.push(data, where, self._pushed)
+        self._push(self._frames, data, where)
         where.add(self._pushed, 1)
-        return self._frames.at(self._lags, self._pushed).view(self._dtype)
+        # an environment that was not appended to since its reset gives zeros
+        reached = torch.minimum(self._lags, (self._pushed - 1).clamp(min=0))
+        slots = (self._pushed - 1 - reached) % (self._max_lag + 1)
+        return self._frames[self._envs, slots].view(self._dtype)
 
     def state_dict(self) -> StateDict:
         """Everything needed to go on bit-identically; copies. Before the first step there are no frames (None)."""
-        frames = None if self._frames is None else self._frames.data.view(self._dtype).clone()
+        frames = None if self._frames is None else self._frames.view(self._dtype).clone()
         return {"frames": frames, "pushed": self._pushed.clone(), "lags": self._lags.clone()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -97,8 +102,26 @@ class DelayBuffer:
             raise DataError(f"frames: expected ({self._num_envs}, {self._max_lag + 1}, …), got {tuple(given.shape)}")
         data = carried(given, "frames")
         frames = self._allocated(data.shape[2:], data.dtype)
-        load_tensors({**own, "frames": frames.data}, {**state, "frames": data})
+        load_tensors({**own, "frames": frames}, {**state, "frames": data})
         self._frames, self._dtype = frames, given.dtype
 
-    def _allocated(self, frame_shape: tuple[int, ...], dtype: torch.dtype) -> RingFrames:
-        return RingFrames(self._max_lag + 1, self._num_envs, tuple(frame_shape), dtype, self._device)
+    def _allocated(self, frame_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return lasting_zeros((self._num_envs, self._max_lag + 1, *frame_shape), dtype, self._device)
+
+    def _push(self, frames: Tensor, rows: Tensor, where: EnvRows) -> None:
+        """Write ``rows`` (row_count, …) as the newest frames."""
+        length = self._max_lag + 1
+        if _device.has_warp(self._device):
+            from headrace._kernels.frames_warp import append_warp  # an extra, loaded on use
+
+            append_warp(frames, rows, where.ids, where.mask, self._pushed, length=length)
+            return
+        slot = self._pushed % length
+        if where.mask is None:
+            envs = where.select(self._envs)
+            frames[envs, slot[envs]] = rows
+        elif where.ids is not None:
+            frames[where.ids, slot[where.ids]] = rows[where.ids]
+        else:
+            held = frames[self._envs, slot]
+            frames[self._envs, slot] = torch.where(over(where.mask, rows), rows, held)

@@ -1,8 +1,7 @@
 """Ways to run a stack of GRU or LSTM layers over a (T, B) slice with resets inside. All give the same numbers.
 
-Every backend takes ``x`` (T, B, I), ``states`` (one tensor (layers, B, H) for a GRU, hidden and cell for an LSTM),
-``resets`` bool (T, B), ``active`` bool (T, B) or None, and the layers' weights. It gives the top layer's outputs
-(T, B, H), 0 at suspended steps, and the states after the slice.
+Every backend takes a :class:`Slice` and gives the top layer's outputs (T, B, H), 0 at suspended steps, and the states
+after the slice.
 
 - ``packed``: segments sorted and packed, no padding and no product with a state that was just reset; cuDNN's packed
   sequences on CUDA.
@@ -13,9 +12,9 @@ Every backend takes ``x`` (T, B, I), ``states`` (one tensor (layers, B, H) for a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,39 +23,60 @@ from torch import Tensor
 from headrace.errors import require_extra
 from headrace.learning import _packed as packed
 from headrace.learning._packed import LayerWeights
-from headrace.learning._segments import Segments, final_state, pack, segments, unpack
+from headrace.learning._segments import Segments, final_states, pack, segments, unpack
 
 Kind: TypeAlias = Literal["gru", "lstm"]
 States: TypeAlias = tuple[Tensor, ...]
-Runner: TypeAlias = Callable[[Kind, Tensor, States, Tensor, "Tensor | None", list[LayerWeights]], tuple[Tensor, States]]
+Outcome: TypeAlias = tuple[Tensor, States]
 
 
-def run_packed(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
-    """Packed segments: our own layer on the CPU, torch's (cuDNN) on CUDA."""
-    if x.is_cuda:
-        return run_packed_by_torch(kind, x, states, resets, active, layers)
-    layout = segments(resets, active)
-    rows = pack(x, layout)
-    finals: list[list[Tensor]] = [[] for _ in states]
+class Slice(NamedTuple):
+    """What a stack of layers is run on."""
+
+    kind: Kind
+    x: Tensor
+    """(T, B, I)."""
+    states: States
+    """(layers, B, H): one tensor for a GRU, hidden and cell for an LSTM."""
+    resets: Tensor
+    """bool (T, B)."""
+    active: Tensor | None
+    """bool (T, B); None where all steps count."""
+    layers: list[LayerWeights]
+
+
+Runner: TypeAlias = Callable[[Slice], Outcome]
+RunLayer: TypeAlias = Callable[[Tensor, list[Tensor], LayerWeights], tuple[Tensor, Sequence[Tensor]]]
+"""(inputs, states of this layer (B, H), its weights) → (outputs, its states after the slice)."""
+
+
+def run_layers(x: Tensor, states: States, layers: list[LayerWeights], run_layer: RunLayer) -> Outcome:
+    """Run one layer after another; outputs of the last one and the states of all."""
+    finals: list[Sequence[Tensor]] = []
     for depth, weights in enumerate(layers):
-        initial = [state[depth] for state in states]
+        x, after = run_layer(x, [state[depth] for state in states], weights)
+        finals.append(after)
+    return x, tuple(torch.stack(of_layers) for of_layers in zip(*finals, strict=True))
+
+
+def run_packed(work: Slice) -> Outcome:
+    """Packed segments: our own layer on the CPU, torch's (cuDNN) on CUDA."""
+    if work.x.is_cuda:
+        return run_packed_by_torch(work)
+    layout = segments(work.resets, work.active)
+
+    def run_layer(rows: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         carried = [state.index_select(0, layout.carried_env) for state in initial]
-        if kind == "gru":
-            results = (packed.gru_layer(rows, carried[0], weights, layout),)
-        else:
-            results = packed.lstm_layer(rows, carried[0], carried[1], weights, layout)
-        for final, result, start in zip(finals, results, initial, strict=True):
-            final.append(final_state(result, start, layout))
-        rows = results[0]
-    return unpack(rows, layout), tuple(torch.stack(final) for final in finals)
+        results = packed.run_layer(work.kind, rows, carried, weights, layout)
+        return results[0], final_states(results, initial, layout)
+
+    rows, finals = run_layers(pack(work.x, layout), work.states, work.layers, run_layer)
+    return unpack(rows, layout), finals
 
 
-def run_packed_by_torch(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
+def run_packed_by_torch(work: Slice) -> Outcome:
     """Packed segments through torch's own packed sequences, all layers in one call."""
+    kind, x, states, resets, active, layers = work
     layout = segments(resets, active)
     if not layout.rows:
         forget = layout.forgotten[:, None]
@@ -112,18 +132,16 @@ def _join_for_cudnn(kind: Kind, flat: list[Tensor], layers: int) -> None:
         )
 
 
-def run_scan(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
+def run_scan(work: Slice) -> Outcome:
     """A loop over steps on all rows, resets and sleep as selections; traces without a graph break."""
-    steps = x.shape[0]
-    finals: list[list[Tensor]] = [[] for _ in states]
-    for depth, (w_ih, w_hh, b_ih, b_hh) in enumerate(layers):
+    kind, _, _, resets, active, _ = work
+
+    def run_layer(x: Tensor, now: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
+        w_ih, w_hh, b_ih, b_hh = weights
         size = w_hh.shape[1]
         projected = F.linear(x, w_ih, b_ih)
-        now = [state[depth] for state in states]
         outputs: list[Tensor] = []
-        for t in range(steps):
+        for t in range(x.shape[0]):
             before = [state.masked_fill(resets[t, :, None], 0) for state in now]
             recurrent = F.linear(before[0], w_hh, b_hh)
             if kind == "gru":
@@ -137,10 +155,9 @@ def run_scan(
                 live = active[t, :, None]
                 now = [torch.where(live, new, old) for new, old in zip(after, before, strict=True)]
                 outputs.append(after[0].masked_fill(~live, 0))
-        for final, state in zip(finals, now, strict=True):
-            final.append(state)
-        x = torch.stack(outputs) if outputs else x.new_zeros((0, x.shape[1], size))
-    return x, tuple(torch.stack(final) for final in finals)
+        return torch.stack(outputs) if outputs else x.new_zeros((0, x.shape[1], size)), now
+
+    return run_layers(work.x, work.states, work.layers, run_layer)
 
 
 def _gru_cell(projected: Tensor, recurrent: Tensor, hidden: Tensor, size: int) -> Tensor:
@@ -155,38 +172,33 @@ def _lstm_cell(gates: Tensor, cell: Tensor, size: int) -> list[Tensor]:
     return [o.sigmoid() * cell.tanh(), cell]
 
 
-def run_pad(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
+def run_pad(work: Slice) -> Outcome:
     """Segments padded to the longest, torch's own cells on every padded step."""
-    layout = segments(resets, active)
-    count = layout.blocks[0][1] if layout.blocks else 0
+    layout = segments(work.resets, work.active)
+    steps, count = len(layout.blocks), layout.blocks[0][1] if layout.blocks else 0
     places = _padded_places(layout, count)
-    rows = pack(x, layout)
-    finals: list[list[Tensor]] = [[] for _ in states]
-    for depth, weights in enumerate(layers):
-        shape = (len(layout.blocks) * count, rows.shape[1])
-        padded = rows.new_zeros(shape).index_copy(0, places, rows).unflatten(0, (len(layout.blocks), count))
-        initial = [state[depth] for state in states]
+
+    def run_layer(rows: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
+        padded = rows.new_zeros((steps * count, rows.shape[1])).index_copy(0, places, rows)
         now: list[Tensor] = [
             state.new_zeros((count, state.shape[-1])).index_copy(
                 0, layout.carried, state.index_select(0, layout.carried_env)
             )
             for state in initial
         ]
-        history: list[list[Tensor]] = [[] for _ in states]
-        for row in padded:
-            now = _torch_cell(kind, row, now, weights)
+        history: list[list[Tensor]] = [[] for _ in initial]
+        for row in padded.unflatten(0, (steps, count)):
+            now = _torch_cell(work.kind, row, now, weights)
             for kept, state in zip(history, now, strict=True):
                 kept.append(state)
         results = [
             torch.cat(kept).index_select(0, places) if kept else rows.new_zeros((0, len(weights.w_hh[0])))
             for kept in history
         ]
-        for final, result, start in zip(finals, results, initial, strict=True):
-            final.append(final_state(result, start, layout))
-        rows = results[0]
-    return unpack(rows, layout), tuple(torch.stack(final) for final in finals)
+        return results[0], final_states(results, initial, layout)
+
+    rows, finals = run_layers(pack(work.x, layout), work.states, work.layers, run_layer)
+    return unpack(rows, layout), finals
 
 
 def _padded_places(layout: Segments, count: int) -> Tensor:
@@ -203,14 +215,12 @@ def _torch_cell(kind: Kind, x: Tensor, states: list[Tensor], weights: LayerWeigh
     return list(torch.lstm_cell(x, states, *weights))
 
 
-def run_triton(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
+def run_triton(work: Slice) -> Outcome:
     """The loop over steps inside a Triton kernel."""
     require_extra("triton", extra="triton", purpose="the triton backend of a recurrent module")
     from headrace.learning import _triton_layers as triton_layers
 
-    return triton_layers.run(kind, x, states, resets, active, layers)
+    return triton_layers.run(work)
 
 
 def triton_obstacle(device: torch.device) -> str | None:
@@ -232,20 +242,15 @@ def triton_error() -> type[Exception]:
     return TritonError
 
 
-def step_layers(
-    kind: Kind, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
-    """One step of acting: (N, I) → outputs (N, H) and new states. Torch's own cells."""
-    if reset is not None:
-        states = tuple(state.masked_fill(reset[None, :, None], 0) for state in states)
-    finals: list[list[Tensor]] = [[] for _ in states]
-    for depth, weights in enumerate(layers):
-        after = _torch_cell(kind, x, [state[depth] for state in states], weights)
-        for final, state in zip(finals, after, strict=True):
-            final.append(state)
-        x = after[0]
-    new = tuple(torch.stack(final) for final in finals)
+def step_layers(kind: Kind, x: Tensor, states: States, active: Tensor | None, layers: list[LayerWeights]) -> Outcome:
+    """One step of acting: ``x`` (N, I), ``active`` (N,) → outputs (N, H) and new states. Torch's own cells."""
+
+    def run_layer(x: Tensor, before: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
+        after = _torch_cell(kind, x, before, weights)
+        return after[0], after
+
+    out, new = run_layers(x, states, layers, run_layer)
     if active is None:
-        return x, new
+        return out, new
     live = active[:, None]
-    return x.masked_fill(~live, 0), tuple(torch.where(live, n, o) for n, o in zip(new, states, strict=True))
+    return out.masked_fill(~live, 0), tuple(torch.where(live, n, o) for n, o in zip(new, states, strict=True))

@@ -9,7 +9,7 @@ Gate order and bias conventions are those of ``torch.nn.GRU`` and ``torch.nn.LST
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +28,13 @@ class LayerWeights(NamedTuple):
     b_hh: Tensor | None
 
 
-def gru_layer(x: Tensor, h0: Tensor, weights: LayerWeights, layout: Segments) -> Tensor:
-    """Hidden states (P, H) of a GRU layer on inputs (P, I); ``h0`` (C, H) is the state that segments carry in."""
-    return cast("Tensor", _GruLayer.apply(x, h0, *weights, layout))
-
-
-def lstm_layer(x: Tensor, h0: Tensor, c0: Tensor, weights: LayerWeights, layout: Segments) -> tuple[Tensor, Tensor]:
-    """Hidden and cell states (P, H) of an LSTM layer on inputs (P, I); ``h0`` and ``c0`` (C, H) are carried in."""
-    return cast("tuple[Tensor, Tensor]", _LstmLayer.apply(x, h0, c0, *weights, layout))
+def run_layer(
+    kind: Literal["gru", "lstm"], x: Tensor, carried: list[Tensor], weights: LayerWeights, layout: Segments
+) -> tuple[Tensor, ...]:
+    """Hidden and, for an LSTM, cell states (P, H) on inputs (P, I); segments carry ``carried`` (C, H) in."""
+    if kind == "gru":
+        return (cast("Tensor", _GruLayer.apply(x, *carried, *weights, layout)),)
+    return cast("tuple[Tensor, Tensor]", _LstmLayer.apply(x, *carried, *weights, layout))
 
 
 def _opening(state: Tensor, layout: Segments) -> Tensor:

@@ -10,14 +10,14 @@ import logging
 import math
 import subprocess
 import time
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headrace.errors import UnknownNameError
 from headrace.learning import _backends as backends
-from headrace.learning._backends import Kind, Runner, States
+from headrace.learning._backends import Kind, Outcome, Runner, Slice, States
 from headrace.learning._packed import LayerWeights
 from headrace.learning._segments import check_sizes, check_state, check_step, time_major
 
@@ -40,7 +40,9 @@ class _Recurrent(nn.Module):
     Not a subclass of torch's: torch.compile refuses to trace those.
     """
 
+    kind: ClassVar[Kind]
     gates: ClassVar[int]
+    state_count: ClassVar[int]
 
     def __init__(
         self,
@@ -94,6 +96,36 @@ class _Recurrent(nn.Module):
             for depth in range(self.num_layers)
         ]
 
+    def _run_slice(self, x: Tensor, states: States | None, resets: Tensor | None, active: Tensor | None) -> Outcome:
+        x, resets, active = time_major(x, resets, active, input_size=self.input_size, batch_first=self.batch_first)
+        states = self._checked(states, x.shape[1])
+        if resets is None:
+            resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        if active is not None:
+            # an input that nobody reads may be NaN, and a NaN survives every later selection's backward
+            x = x.masked_fill(~active[..., None], 0)
+        work = Slice(self.kind, x, states, resets, active, self.weights())
+        backend = _quickest(work) if self.backend == "auto" else self.backend
+        out, after = _RUNNERS[backend](work)
+        return (out.transpose(0, 1) if self.batch_first else out), after
+
+    def _run_step(self, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None) -> Outcome:
+        check_step(x, reset, active, self.input_size)
+        states = self._checked(states, x.shape[0])
+        if reset is not None:
+            states = tuple(state.masked_fill(reset[None, :, None], 0) for state in states)
+        return backends.step_layers(self.kind, x, states, active, self.weights())
+
+    def _zeros(self, envs: int) -> Tensor:
+        return self.weights()[0].w_hh.detach().new_zeros((self.num_layers, envs, self.hidden_size))
+
+    def _checked(self, states: States | None, envs: int) -> States:
+        if states is None:
+            return tuple(self._zeros(envs) for _ in range(self.state_count))
+        for state in states:
+            check_state(state, (self.num_layers, envs, self.hidden_size))
+        return states
+
 
 class GRU(_Recurrent):
     """Gated recurrent units. Parameters, their names and their initial values are those of ``torch.nn.GRU``.
@@ -111,7 +143,9 @@ class GRU(_Recurrent):
         dtype: of the parameters.
     """
 
+    kind: ClassVar[Kind] = "gru"
     gates = 3
+    state_count = 1
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, resets: Tensor | None = None, active: Tensor | None = None
@@ -129,7 +163,7 @@ class GRU(_Recurrent):
             Outputs of the top layer (T, B, H) in the layout of ``x``, and the state after the slice.
         """
         states = None if state is None else (state,)
-        out, after = _run_slice("gru", self, x, states, resets, active)
+        out, after = self._run_slice(x, states, resets, active)
         return out, after[0]
 
     def step(
@@ -143,12 +177,12 @@ class GRU(_Recurrent):
             reset: bool (N,): zero the state of these rows before the step.
             active: bool (N,): the others keep their state and output 0.
         """
-        out, after = _run_step("gru", self, x, (state,), reset, active)
+        out, after = self._run_step(x, (state,), reset, active)
         return out, after[0]
 
     def initial_state(self, envs: int) -> Tensor:
         """Zeros, (layers, envs, H), in the dtype and on the device of the parameters."""
-        return _zeros(self, envs)
+        return self._zeros(envs)
 
 
 class LSTM(_Recurrent):
@@ -157,7 +191,9 @@ class LSTM(_Recurrent):
     The state is a pair, hidden and cell, each (layers, B, H).
     """
 
+    kind: ClassVar[Kind] = "lstm"
     gates = 4
+    state_count = 2
 
     def forward(
         self,
@@ -167,91 +203,46 @@ class LSTM(_Recurrent):
         active: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run a slice; arguments as in :meth:`GRU.forward`."""
-        out, after = _run_slice("lstm", self, x, state, resets, active)
+        out, after = self._run_slice(x, state, resets, active)
         return out, (after[0], after[1])
 
     def step(
         self, x: Tensor, state: tuple[Tensor, Tensor], reset: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One step of acting; arguments as in :meth:`GRU.step`."""
-        out, after = _run_step("lstm", self, x, state, reset, active)
+        out, after = self._run_step(x, state, reset, active)
         return out, (after[0], after[1])
 
     def initial_state(self, envs: int) -> tuple[Tensor, Tensor]:
         """Zeros, each (layers, envs, H)."""
-        return _zeros(self, envs), _zeros(self, envs)
+        return self._zeros(envs), self._zeros(envs)
 
 
-def _zeros(module: _Recurrent, envs: int) -> Tensor:
-    return module.weights()[0].w_hh.detach().new_zeros((module.num_layers, envs, module.hidden_size))
-
-
-def _run_slice(
-    kind: Kind,
-    module: _Recurrent,
-    x: Tensor,
-    states: States | None,
-    resets: Tensor | None,
-    active: Tensor | None,
-) -> tuple[Tensor, States]:
-    x, resets, active = time_major(x, resets, active, input_size=module.input_size, batch_first=module.batch_first)
-    states = _checked_states(module, states, x.shape[1])
-    if resets is None:
-        resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-    layers = module.weights()
-    if active is not None:
-        # an input that nobody reads may be NaN, and a NaN survives every later selection's backward
-        x = x.masked_fill(~active[..., None], 0)
-    backend = module.backend
-    if backend == "auto":
-        backend = _quickest(kind, x, states, resets, active, layers)
-    out, after = _RUNNERS[backend](kind, x, states, resets, active, layers)
-    return (out.transpose(0, 1) if module.batch_first else out), after
-
-
-def _run_step(
-    kind: Kind, module: _Recurrent, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None
-) -> tuple[Tensor, States]:
-    check_step(x, reset, active, module.input_size)
-    states = _checked_states(module, states, x.shape[0])
-    return backends.step_layers(kind, x, states, reset, active, module.weights())
-
-
-def _checked_states(module: _Recurrent, states: States | None, envs: int) -> States:
-    count = 2 if isinstance(module, LSTM) else 1
-    if states is None:
-        return tuple(_zeros(module, envs) for _ in range(count))
-    for state in states:
-        check_state(state, (module.num_layers, envs, module.hidden_size))
-    return states
-
-
-def _quickest(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> str:
+def _quickest(work: Slice) -> str:
     """The backend that was quickest on the first work of this kind in this process."""
     if torch.compiler.is_compiling():
         return "scan"
+    kind, x, _, resets, active, layers = work
     learning = torch.is_grad_enabled() and any(w.w_hh.requires_grad for w in layers)
     # slices with about as many resets are the same kind of work: powers of two of segments per environment
     share = (int(resets.sum()) // max(x.shape[1], 1)).bit_length()
     size = layers[0].w_hh.shape
     key = (kind, x.device, x.dtype, tuple(x.shape), size, len(layers), active is not None, share, learning)
     if key not in _measured:
-        work = (kind, x, states, resets, active, layers, learning)
-        times = {name: _seconds(name, *work) for name in ("packed", "scan")}
+        times = {name: _seconds(name, work, learning) for name in ("packed", "scan")}
         if x.is_cuda and x.dtype == torch.float32:
-            times["triton"] = _triton_seconds(x.device, *work)
+            times["triton"] = _triton_seconds(work, learning)
         _measured[key] = min(times, key=lambda name: times[name])
     return _measured[key]
 
 
-def _triton_seconds(device: torch.device, *work: Any) -> float:
+def _triton_seconds(work: Slice, learning: bool) -> float:
     """As :func:`_seconds`; infinity, with the reason in the log, where Triton's kernels do not run on this device."""
+    device = work.x.device
     reason = backends.triton_obstacle(device)
     if reason is None:
         try:
-            return _seconds("triton", *work)
+            return _seconds("triton", work, learning)
         # no C compiler, no driver that fits, no memory: Triton raises all of these, and the others run without them
         except (backends.triton_error(), RuntimeError, OSError, subprocess.CalledProcessError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -259,26 +250,18 @@ def _triton_seconds(device: torch.device, *work: Any) -> float:
     return math.inf
 
 
-def _seconds(
-    name: str,
-    kind: Kind,
-    x: Tensor,
-    states: States,
-    resets: Tensor,
-    active: Tensor | None,
-    layers: list[LayerWeights],
-    learning: bool,
-) -> float:
+def _seconds(name: str, work: Slice, learning: bool) -> float:
     """The better of two runs after a first one, with the backward if the caller will need it."""
-    best = math.inf
-    inputs = x.detach().requires_grad_(learning)
-    parameters = [p for weights in layers for p in weights if p is not None and p.requires_grad]
+    best, device = math.inf, work.x.device
+    inputs = work.x.detach().requires_grad_(learning)
+    work = work._replace(x=inputs, states=tuple(state.detach() for state in work.states))
+    parameters = [p for weights in work.layers for p in weights if p is not None and p.requires_grad]
     for _ in range(3):
-        start = _now(x.device)
-        out, _ = _RUNNERS[name](kind, inputs, tuple(s.detach() for s in states), resets, active, layers)
+        start = _now(device)
+        out, _ = _RUNNERS[name](work)
         if learning:
             torch.autograd.grad(out, [inputs, *parameters], torch.ones_like(out), allow_unused=True)
-        best = min(best, _now(x.device) - start)
+        best = min(best, _now(device) - start)
     return best
 
 

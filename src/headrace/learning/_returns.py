@@ -90,9 +90,8 @@ def td0(
     advantage = G_t − V_t,  value_target = G_t
     ```
     """
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
-    return _given(kernels.n_step(rollout, gamma=discount, n=1), batch_first)
+    rollout = reward, value, next_value, terminated, truncated
+    return n_step(*rollout, gamma=gamma, n=1, active=active, batch_first=batch_first)
 
 
 def td_lambda(
@@ -146,9 +145,8 @@ def monte_carlo(
     ``next_value`` is read only where an episode is truncated or cut by the end of the rollout; pass zeros for returns
     that count what was seen and nothing else.
     """
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(discount, 1.0, base=0)), batch_first)
+    rollout = reward, value, next_value, terminated, truncated
+    return td_lambda(*rollout, gamma=gamma, lam=1.0, active=active, batch_first=batch_first)
 
 
 def n_step(

@@ -7,6 +7,7 @@ the layout of torch's packed sequences. Suspended steps are left out altogether.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,10 +140,14 @@ def unpack(packed: Tensor, layout: Segments) -> Tensor:
     return grid.index_copy(0, layout.order, packed).unflatten(0, (layout.steps, layout.envs))
 
 
-def final_state(packed: Tensor, initial: Tensor, layout: Segments) -> Tensor:
-    """The state of every environment after the slice, (B, H), from the packed states of one layer."""
-    kept = initial.masked_fill(layout.forgotten[:, None], 0)
-    return kept.index_copy(0, layout.final_env, packed.index_select(0, layout.final))
+def final_states(packed: Sequence[Tensor], initial: Sequence[Tensor], layout: Segments) -> list[Tensor]:
+    """The states of every environment after the slice, (B, H) each, from the packed states of one layer."""
+    return [
+        start.masked_fill(layout.forgotten[:, None], 0).index_copy(
+            0, layout.final_env, states.index_select(0, layout.final)
+        )
+        for states, start in zip(packed, initial, strict=True)
+    ]
 
 
 def check_sizes(input_size: int, hidden_size: int, num_layers: int) -> None:

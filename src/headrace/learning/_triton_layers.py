@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headrace.learning._backends import Kind, States
+from headrace.learning._backends import Outcome, Slice, run_layers
 from headrace.learning._packed import LayerWeights
 
 _ROWS = 16  # environments per program; the least that tl.dot takes
@@ -41,6 +41,36 @@ def _tanh(x):
 
 
 @triton.jit
+def _product_parts(states_ptr, w_ptr, row, here, reset, col, k, size, depth: tl.constexpr):
+    """A tile of the states before a step, and where that of the first gate's weights is."""
+    deep = k + tl.arange(0, depth)
+    some = here[:, None] & (deep < size)[None, :]
+    part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=some, other=0.0)
+    # w[k, j] multiplies state k into gate j, so the matrix is read transposed
+    w_place = w_ptr + col[None, :] * size + deep[:, None]
+    return tl.where(reset, 0.0, part), w_place, (col < size)[None, :] & (deep < size)[:, None]
+
+
+@triton.jit
+def _times(part, w_place, w_some):
+    return tl.dot(part, tl.load(w_place, mask=w_some, other=0.0), input_precision="ieee")
+
+
+@triton.jit
+def _gates_back(d_ptr, w_ptr, row, here, col, gates, size, tile: tl.constexpr, depth: tl.constexpr):
+    """The gradient that comes back through the gates; they lie side by side, as the rows of the weights do."""
+    through = tl.zeros((row.shape[0], tile), tl.float32)
+    for k in range(0, gates, depth):
+        deep = k + tl.arange(0, depth)
+        part_some = here[:, None] & (deep < gates)[None, :]
+        part = tl.load(d_ptr + row[:, None] * 4 * size + deep[None, :], mask=part_some, other=0.0)
+        through += _times(
+            part, w_ptr + deep[:, None] * size + col[None, :], (deep < gates)[:, None] & (col < size)[None, :]
+        )
+    return through
+
+
+@triton.jit
 def _gru_forward(
     # inputs: gates (T, B, 3H) before the recurrent part, w_hh (3H, H), b_n (H), flags (T, B) as int8
     gates_ptr, w_ptr, b_n_ptr, resets_ptr, active_ptr,
@@ -50,33 +80,25 @@ def _gru_forward(
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     here = row < envs
-    for _ in range(steps):
-        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+    for t in range(steps):
+        at = tl.cast(t, tl.int64) * envs + row
+        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            gate = row[:, None] * 3 * size + col[None, :]
+            place = at[:, None] * size + col[None, :]
+            gate = at[:, None] * 3 * size + col[None, :]
             h = tl.where(reset, 0.0, tl.load(states_ptr + place, mask=some, other=0.0))
             r = tl.load(gates_ptr + gate, mask=some, other=0.0)
             z = tl.load(gates_ptr + gate + size, mask=some, other=0.0)
             n = tl.load(gates_ptr + gate + 2 * size, mask=some, other=0.0)
             inner = tl.zeros_like(r) + tl.load(b_n_ptr + col, mask=col < size, other=0.0)[None, :]
             for k in range(0, size, depth):
-                deep = k + tl.arange(0, depth)
-                part_some = here[:, None] & (deep < size)[None, :]
-                part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=part_some, other=0.0)
-                part = tl.where(reset, 0.0, part)
-                # w[k, j] multiplies state k into gate j, so the matrix is read transposed
-                w_place = w_ptr + col[None, :] * size + deep[:, None]
-                w_some = (col < size)[None, :] & (deep < size)[:, None]
-                w_r = tl.load(w_place, mask=w_some, other=0.0)
-                w_z = tl.load(w_place + size * size, mask=w_some, other=0.0)
-                w_n = tl.load(w_place + 2 * size * size, mask=w_some, other=0.0)
-                r += tl.dot(part, w_r, input_precision="ieee")
-                z += tl.dot(part, w_z, input_precision="ieee")
-                inner += tl.dot(part, w_n, input_precision="ieee")
+                part, w_place, w_some = _product_parts(states_ptr, w_ptr, at, here, reset, col, k, size, depth)
+                r += _times(part, w_place, w_some)
+                z += _times(part, w_place + size * size, w_some)
+                inner += _times(part, w_place + 2 * size * size, w_some)
             r, z = tl.sigmoid(r), tl.sigmoid(z)
             n = _tanh(n + r * inner)
             tl.store(states_ptr + envs * size + place, tl.where(live, n + z * (h - n), h), mask=some)
@@ -85,12 +107,6 @@ def _gru_forward(
             tl.store(saved_ptr + gate + 2 * size, n, mask=some)
             tl.store(inner_ptr + place, inner, mask=some)
         tl.debug_barrier()  # the next step reads this state from memory, in other threads
-        gates_ptr += envs * 3 * size
-        saved_ptr += envs * 3 * size
-        inner_ptr += envs * size
-        states_ptr += envs * size
-        resets_ptr += envs
-        active_ptr += envs
 
 
 @triton.jit
@@ -103,62 +119,42 @@ def _gru_backward(
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     here = row < envs
-    last = tl.cast(steps - 1, tl.int64) * envs
-    resets_ptr += last
-    active_ptr += last
-    d_states_ptr += last * size
-    previous_ptr += last * size
-    inner_ptr += last * size
-    saved_ptr += last * 3 * size
-    d_ptr += last * 4 * size
-    for _ in range(steps):
-        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+    for back in range(steps):
+        at = tl.cast(steps - 1 - back, tl.int64) * envs + row
+        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            gate = row[:, None] * 3 * size + col[None, :]
+            env = row[:, None] * size + col[None, :]
+            place = at[:, None] * size + col[None, :]
+            gate = at[:, None] * 3 * size + col[None, :]
             r = tl.load(saved_ptr + gate, mask=some, other=0.0)
             z = tl.load(saved_ptr + gate + size, mask=some, other=0.0)
             n = tl.load(saved_ptr + gate + 2 * size, mask=some, other=0.0)
             inner = tl.load(inner_ptr + place, mask=some, other=0.0)
             previous = tl.load(previous_ptr + place, mask=some, other=0.0)
-            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            d_h = tl.load(d_h_ptr + env, mask=some, other=0.0)
             d_h += tl.load(d_states_ptr + place, mask=some, other=0.0)
             d_live = tl.where(live, d_h, 0.0)
             d_n = d_live * (1 - z) * (1 - n * n)
-            gradient = d_ptr + row[:, None] * 4 * size + col[None, :]
+            gradient = d_ptr + at[:, None] * 4 * size + col[None, :]
             tl.store(gradient, d_n, mask=some)
             tl.store(gradient + size, d_n * inner * r * (1 - r), mask=some)
             tl.store(gradient + 2 * size, d_live * (previous - n) * z * (1 - z), mask=some)
             tl.store(gradient + 3 * size, d_n * r, mask=some)
-            tl.store(d_h_ptr + place, d_h, mask=some)
+            tl.store(d_h_ptr + env, d_h, mask=some)
         tl.debug_barrier()
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
-            z = tl.load(saved_ptr + row[:, None] * 3 * size + size + col[None, :], mask=some, other=0.0)
-            through = d_h * z
-            for k in range(0, 3 * size, depth):
-                # r, z and r·n lie side by side, as the rows of the weights do
-                deep = k + tl.arange(0, depth)
-                part_some = here[:, None] & (deep < 3 * size)[None, :]
-                part = tl.load(d_ptr + row[:, None] * 4 * size + size + deep[None, :], mask=part_some, other=0.0)
-                w_some = (deep < 3 * size)[:, None] & (col < size)[None, :]
-                w = tl.load(w_ptr + deep[:, None] * size + col[None, :], mask=w_some, other=0.0)
-                through += tl.dot(part, w, input_precision="ieee")
-            tl.store(d_h_ptr + place, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
+            env = row[:, None] * size + col[None, :]
+            d_h = tl.load(d_h_ptr + env, mask=some, other=0.0)
+            z = tl.load(saved_ptr + at[:, None] * 3 * size + size + col[None, :], mask=some, other=0.0)
+            # r, z and r·n
+            through = d_h * z + _gates_back(d_ptr + size, w_ptr, at, here, col, 3 * size, size, tile, depth)
+            tl.store(d_h_ptr + env, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
         tl.debug_barrier()
-        resets_ptr -= envs
-        active_ptr -= envs
-        d_states_ptr -= envs * size
-        previous_ptr -= envs * size
-        inner_ptr -= envs * size
-        saved_ptr -= envs * 3 * size
-        d_ptr -= envs * 4 * size
 
 
 @triton.jit
@@ -171,14 +167,15 @@ def _lstm_forward(
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     here = row < envs
-    for _ in range(steps):
-        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+    for t in range(steps):
+        at = tl.cast(t, tl.int64) * envs + row
+        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            gate = row[:, None] * 4 * size + col[None, :]
+            place = at[:, None] * size + col[None, :]
+            gate = at[:, None] * 4 * size + col[None, :]
             h = tl.where(reset, 0.0, tl.load(states_ptr + place, mask=some, other=0.0))
             c = tl.where(reset, 0.0, tl.load(cells_ptr + place, mask=some, other=0.0))
             i = tl.load(gates_ptr + gate, mask=some, other=0.0)
@@ -186,20 +183,11 @@ def _lstm_forward(
             g = tl.load(gates_ptr + gate + 2 * size, mask=some, other=0.0)
             o = tl.load(gates_ptr + gate + 3 * size, mask=some, other=0.0)
             for k in range(0, size, depth):
-                deep = k + tl.arange(0, depth)
-                part_some = here[:, None] & (deep < size)[None, :]
-                part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=part_some, other=0.0)
-                part = tl.where(reset, 0.0, part)
-                w_place = w_ptr + col[None, :] * size + deep[:, None]
-                w_some = (col < size)[None, :] & (deep < size)[:, None]
-                w_i = tl.load(w_place, mask=w_some, other=0.0)
-                w_f = tl.load(w_place + size * size, mask=w_some, other=0.0)
-                w_g = tl.load(w_place + 2 * size * size, mask=w_some, other=0.0)
-                w_o = tl.load(w_place + 3 * size * size, mask=w_some, other=0.0)
-                i += tl.dot(part, w_i, input_precision="ieee")
-                f += tl.dot(part, w_f, input_precision="ieee")
-                g += tl.dot(part, w_g, input_precision="ieee")
-                o += tl.dot(part, w_o, input_precision="ieee")
+                part, w_place, w_some = _product_parts(states_ptr, w_ptr, at, here, reset, col, k, size, depth)
+                i += _times(part, w_place, w_some)
+                f += _times(part, w_place + size * size, w_some)
+                g += _times(part, w_place + 2 * size * size, w_some)
+                o += _times(part, w_place + 3 * size * size, w_some)
             i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
             new_c = f * c + i * g
             tl.store(states_ptr + envs * size + place, tl.where(live, o * _tanh(new_c), h), mask=some)
@@ -209,12 +197,6 @@ def _lstm_forward(
             tl.store(saved_ptr + gate + 2 * size, g, mask=some)
             tl.store(saved_ptr + gate + 3 * size, o, mask=some)
         tl.debug_barrier()  # the next step reads this state from memory, in other threads
-        gates_ptr += envs * 4 * size
-        saved_ptr += envs * 4 * size
-        states_ptr += envs * size
-        cells_ptr += envs * size
-        resets_ptr += envs
-        active_ptr += envs
 
 
 @triton.jit
@@ -227,32 +209,25 @@ def _lstm_backward(
 ):  # fmt: skip
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     here = row < envs
-    last = tl.cast(steps - 1, tl.int64) * envs
-    resets_ptr += last
-    active_ptr += last
-    d_states_ptr += last * size
-    d_cells_ptr += last * size
-    cells_ptr += last * size
-    previous_cell_ptr += last * size
-    saved_ptr += last * 4 * size
-    d_ptr += last * 4 * size
-    for _ in range(steps):
-        reset = tl.load(resets_ptr + row, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + row, mask=here, other=0)[:, None] != 0
+    for back in range(steps):
+        at = tl.cast(steps - 1 - back, tl.int64) * envs + row
+        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
+        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            gate = row[:, None] * 4 * size + col[None, :]
+            env = row[:, None] * size + col[None, :]
+            place = at[:, None] * size + col[None, :]
+            gate = at[:, None] * 4 * size + col[None, :]
             i = tl.load(saved_ptr + gate, mask=some, other=0.0)
             f = tl.load(saved_ptr + gate + size, mask=some, other=0.0)
             g = tl.load(saved_ptr + gate + 2 * size, mask=some, other=0.0)
             o = tl.load(saved_ptr + gate + 3 * size, mask=some, other=0.0)
             squashed = _tanh(tl.load(cells_ptr + place, mask=some, other=0.0))
             previous = tl.load(previous_cell_ptr + place, mask=some, other=0.0)
-            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
+            d_h = tl.load(d_h_ptr + env, mask=some, other=0.0)
             d_h += tl.load(d_states_ptr + place, mask=some, other=0.0)
-            d_c = tl.load(d_c_ptr + place, mask=some, other=0.0)
+            d_c = tl.load(d_c_ptr + env, mask=some, other=0.0)
             d_c += tl.load(d_cells_ptr + place, mask=some, other=0.0)
             d_live_h = tl.where(live, d_h, 0.0)
             d_live_c = tl.where(live, d_c, 0.0) + d_live_h * o * (1 - squashed * squashed)
@@ -260,33 +235,17 @@ def _lstm_backward(
             tl.store(d_ptr + gate + size, d_live_c * previous * f * (1 - f), mask=some)
             tl.store(d_ptr + gate + 2 * size, d_live_c * i * (1 - g * g), mask=some)
             tl.store(d_ptr + gate + 3 * size, d_live_h * squashed * o * (1 - o), mask=some)
-            tl.store(d_h_ptr + place, d_h, mask=some)
-            tl.store(d_c_ptr + place, tl.where(reset, 0.0, tl.where(live, d_live_c * f, d_c)), mask=some)
+            tl.store(d_h_ptr + env, d_h, mask=some)
+            tl.store(d_c_ptr + env, tl.where(reset, 0.0, tl.where(live, d_live_c * f, d_c)), mask=some)
         tl.debug_barrier()
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
-            place = row[:, None] * size + col[None, :]
-            d_h = tl.load(d_h_ptr + place, mask=some, other=0.0)
-            through = tl.zeros_like(d_h)
-            for k in range(0, 4 * size, depth):
-                # the four gates lie side by side, as the rows of the weights do
-                deep = k + tl.arange(0, depth)
-                part_some = here[:, None] & (deep < 4 * size)[None, :]
-                part = tl.load(d_ptr + row[:, None] * 4 * size + deep[None, :], mask=part_some, other=0.0)
-                w_some = (deep < 4 * size)[:, None] & (col < size)[None, :]
-                w = tl.load(w_ptr + deep[:, None] * size + col[None, :], mask=w_some, other=0.0)
-                through += tl.dot(part, w, input_precision="ieee")
-            tl.store(d_h_ptr + place, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
+            env = row[:, None] * size + col[None, :]
+            d_h = tl.load(d_h_ptr + env, mask=some, other=0.0)
+            through = _gates_back(d_ptr, w_ptr, at, here, col, 4 * size, size, tile, depth)
+            tl.store(d_h_ptr + env, tl.where(reset, 0.0, tl.where(live, through, d_h)), mask=some)
         tl.debug_barrier()
-        resets_ptr -= envs
-        active_ptr -= envs
-        d_states_ptr -= envs * size
-        d_cells_ptr -= envs * size
-        cells_ptr -= envs * size
-        previous_cell_ptr -= envs * size
-        saved_ptr -= envs * 4 * size
-        d_ptr -= envs * 4 * size
 
 
 def tiles(size: int) -> dict[str, int]:
@@ -385,28 +344,24 @@ class _LstmLayer(torch.autograd.Function):
         return d, d_h0, d_c0, d_w_hh, None, None
 
 
-def run(
-    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
-) -> tuple[Tensor, States]:
-    """Run all layers; arguments as every backend takes them."""
+def run(work: Slice) -> Outcome:
+    """Run all layers, as every backend does."""
+    kind, x, states, resets, active, layers = work
     size = layers[0].w_hh.shape[1]
     live = torch.ones_like(resets) if active is None else active
     if not resets.numel():
         return x.new_zeros((*resets.shape, size)), states
-    finals: list[list[Tensor]] = [[] for _ in states]
-    for depth, (w_ih, w_hh, b_ih, b_hh) in enumerate(layers):
+
+    def run_layer(x: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
+        w_ih, w_hh, b_ih, b_hh = weights
         gates = F.linear(x, w_ih, b_ih)
-        initial = [state[depth] for state in states]
         if kind == "gru":
             bias = w_hh.new_zeros(3 * size) if b_hh is None else b_hh
-            results: tuple[Tensor, ...] = (
-                cast("Tensor", _GruLayer.apply(gates, initial[0], w_hh, bias, resets, live)),
-            )
+            results = (cast("Tensor", _GruLayer.apply(gates, *initial, w_hh, bias, resets, live)),)
         else:
             gates = gates if b_hh is None else gates + b_hh
-            applied = _LstmLayer.apply(gates, initial[0], initial[1], w_hh, resets, live)
-            results = cast("tuple[Tensor, Tensor]", applied)
-        for final, result in zip(finals, results, strict=True):
-            final.append(result[-1])
-        x = results[0] if active is None else results[0].masked_fill(~live[..., None], 0)
-    return x, tuple(torch.stack(final) for final in finals)
+            results = cast("tuple[Tensor, Tensor]", _LstmLayer.apply(gates, *initial, w_hh, resets, live))
+        out = results[0] if active is None else results[0].masked_fill(~live[..., None], 0)
+        return out, [result[-1] for result in results]
+
+    return run_layers(x, states, layers, run_layer)

@@ -3,7 +3,7 @@
 from headrace.replay._compact import reconstruct_next
 from headrace.replay._delta import delta_error_bound, from_delta, to_delta
 from headrace.replay._estimate import estimate
-from headrace.replay._priorities import PrioritizedSampler, PrioritizedSliceSampler
+from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._replay import ReplayBuffer
 from headrace.replay._rollout import RolloutBuffer
 from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
@@ -14,7 +14,6 @@ __all__ = [
     "ArraySpec",
     "Picked",
     "PrioritizedSampler",
-    "PrioritizedSliceSampler",
     "ReplayBuffer",
     "RolloutBuffer",
     "Sampler",

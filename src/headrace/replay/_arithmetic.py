@@ -20,6 +20,10 @@ Flags: TypeAlias = NDArray[np.uint8]
 Int32s: TypeAlias = NDArray[np.int32]
 Float32s: TypeAlias = NDArray[np.float32]
 Float64s: TypeAlias = NDArray[np.float64]
+Ring: TypeAlias = tuple[Flags, Int32s, Int32s, Int32s, Int32s]
+"""Of every transition, (N, S) each: flags, its step, its trajectory, side rows of the last frame and of the history."""
+Stack: TypeAlias = tuple[int, bool, int, int]
+"""K, whether episodes begin with zeros, rows of a block of history, the first side row."""
 
 TERMINATED = 1
 TRUNCATED = 2
@@ -79,32 +83,25 @@ def advance(
     terminated: Bools,
     truncated: Bools,
     cut_after: Bools,
-    finals: Int64s,
-    prefixes: Int64s,
+    sides: tuple[Int64s, Int64s],
     length: int,
-    counts: Int64s,
-    trajectories: Int64s,
-    flags: Flags,
-    steps: Int32s,
-    trajectory: Int32s,
-    final: Int32s,
-    prefix: Int32s,
-    positions: Int64s,
-    freed: Int64s,
-    freed_prefix: Int64s,
+    heads: tuple[Int64s, Int64s],
+    ring: Ring,
+    out: Int64s,
 ) -> bool:
-    """Write the bookkeeping of transitions, in order of time, and move the write heads.
+    """Write the bookkeeping of transitions, in order of time, and move the write heads (counts and trajectories).
 
-    ``finals`` and ``prefixes`` are side rows by i, or NO_ROW. ``positions`` (n,) receives their numbers,
-    ``freed`` and ``freed_prefix`` (n,) the side rows of what leaves the ring, or NO_ROW; the result is whether there
-    are any.
+    ``sides`` are rows for last frames and histories by i, or NO_ROW. ``out`` (3, n) receives the transitions' numbers
+    and the side rows of what leaves the ring, or NO_ROW; the result is whether there are any.
     """
+    finals, prefixes = sides
+    counts, trajectories = heads
+    flags, steps, trajectory, final, prefix = ring
     slots = flags.shape[1]
     some = False
     for i in range(ids.shape[0]):
         e = ids[i]
         count = counts[e]
-        positions[i] = count
         slot = count % slots
         if starts[i]:
             trajectories[e] += 1
@@ -116,31 +113,21 @@ def advance(
         flags[e, slot] = flag | (CUT if cut_after[i] else 0)
         final[e, slot] = finals[i]
         prefix[e, slot] = prefixes[i]
-        freed[i] = NO_ROW
-        freed_prefix[i] = NO_ROW
+        out[0, i], out[1, i], out[2, i] = count, NO_ROW, NO_ROW
         if count >= length and (flags[e, (count - length) % slots] & ENDED) != 0:
-            freed[i] = final[e, (count - length) % slots]
+            out[1, i] = final[e, (count - length) % slots]
         if count + 1 >= slots:
-            freed_prefix[i] = prefix[e, (count + 1) % slots]
-        some = some or freed[i] >= 0 or freed_prefix[i] >= 0
+            out[2, i] = prefix[e, (count + 1) % slots]
+        some = some or out[1, i] >= 0 or out[2, i] >= 0
         counts[e] = count + 1
     return some
 
 
 @inline
-def _frame_row(
-    e: int,
-    p: int,
-    start: int,
-    stop: int,
-    zero: bool,
-    history: int,
-    side: int,
-    flags: Flags,
-    final: Int32s,
-    prefix: Int32s,
-) -> int:
+def _frame_row(e: int, p: int, start: int, stop: int, ring: Ring, stack: Stack) -> int:
     """Row of frame p of a trajectory that starts at ``start``, where ``stop`` is the frame after a transition."""
+    flags, _, _, final, prefix = ring
+    _, zero, history, side = stack
     slots = flags.shape[1]
     if p < start:
         block = prefix[e, start % slots]
@@ -153,52 +140,28 @@ def _frame_row(
 
 
 @kernel()
-def pending(
-    ids: Int64s,
-    fresh: Bools,
-    counts: Int64s,
-    steps: Int32s,
-    flags: Flags,
-    final: Int32s,
-    prefix: Int32s,
-    frames: int,
-    zero: bool,
-    history: int,
-    side: int,
-    out: Int64s,
-) -> None:
+def pending(ids: Int64s, fresh: Bools, counts: Int64s, ring: Ring, stack: Stack, out: Int64s) -> None:
     """Rows (n, K) of the observation that follows the newest transition, where its trajectory goes on."""
-    slots = flags.shape[1]
+    steps, frames = ring[1], stack[0]
+    slots = steps.shape[1]
     for i in range(ids.shape[0]):
         if not fresh[i]:
             e = ids[i]
             count = int(counts[e])
             start = count - 1 - int(steps[e, (count - 1) % slots])
             for f in range(frames):
-                p = count - frames + 1 + f
-                out[i, f] = _frame_row(e, p, start, NO_ROW, zero, history, side, flags, final, prefix)
+                out[i, f] = _frame_row(e, count - frames + 1 + f, start, NO_ROW, ring, stack)
 
 
 @kernel()
-def windows(
-    envs: Int64s,
-    positions: Int64s,
-    steps: Int32s,
-    flags: Flags,
-    final: Int32s,
-    prefix: Int32s,
-    frames: int,
-    zero: bool,
-    history: int,
-    side: int,
-    out: Int64s,
-) -> None:
+def windows(envs: Int64s, positions: Int64s, ring: Ring, stack: Stack, out: Int64s) -> None:
     """Rows of the frames of T transitions in a row, T + K of them, into ``out`` (B, T + K).
 
     Observation t is out[:, t : t + K], the one after it out[:, t + 1 : t + 1 + K]. The T transitions are of one
-    trajectory. ``history`` is the size of a prefix block, ``side`` the first side row.
+    trajectory.
     """
-    slots = flags.shape[1]
+    steps, frames = ring[1], stack[0]
+    slots = steps.shape[1]
     for b in range(envs.shape[0]):
         e, position = envs[b], positions[b]
         first, count = position - frames + 1, out.shape[1]
@@ -210,41 +173,24 @@ def windows(
                 out[b, f] = e * slots + slot
                 slot = slot + 1 if slot + 1 < slots else 0
             p = first + count - 1
-            out[b, count - 1] = _frame_row(e, p, first, p, zero, history, side, flags, final, prefix)
+            out[b, count - 1] = _frame_row(e, p, first, p, ring, stack)
         else:
             for f in range(count):
-                p = first + f
-                out[b, f] = _frame_row(
-                    e, p, position - step, first + count - 1, zero, history, side, flags, final, prefix
-                )
+                out[b, f] = _frame_row(e, first + f, position - step, first + count - 1, ring, stack)
 
 
 @kernel()
-def observation_pairs(
-    envs: Int64s,
-    positions: Int64s,
-    ahead: Int64s,
-    steps: Int32s,
-    flags: Flags,
-    final: Int32s,
-    prefix: Int32s,
-    frames: int,
-    zero: bool,
-    history: int,
-    side: int,
-    out: Int64s,
-) -> None:
+def observation_pairs(envs: Int64s, positions: Int64s, ahead: Int64s, ring: Ring, stack: Stack, out: Int64s) -> None:
     """Rows of an observation and of the one ``ahead[b]`` steps later, into ``out`` (B, 2K)."""
-    slots = flags.shape[1]
+    steps, frames = ring[1], stack[0]
     for b in range(envs.shape[0]):
         e, position = envs[b], positions[b]
-        start = position - steps[e, position % slots]
+        start = position - steps[e, position % steps.shape[1]]
         stop = position + ahead[b]
         for f in range(frames):
             p = position - frames + 1 + f
-            out[b, f] = _frame_row(e, p, start, NO_ROW, zero, history, side, flags, final, prefix)
-            p += ahead[b]
-            out[b, frames + f] = _frame_row(e, p, start, stop, zero, history, side, flags, final, prefix)
+            out[b, f] = _frame_row(e, p, start, NO_ROW, ring, stack)
+            out[b, frames + f] = _frame_row(e, p + ahead[b], start, stop, ring, stack)
 
 
 @kernel()
@@ -256,9 +202,7 @@ def describe(
     gamma: float,
     counts: Int64s,
     rewards: Float32s,
-    flags: Flags,
-    trajectory: Int32s,
-    steps: Int32s,
+    ring: Ring,
     rows: Int64s,
     ids: Int64s,
     places: Int64s,
@@ -277,6 +221,7 @@ def describe(
     ```
     "cut" is set at the write head too, where nothing says how the trajectory goes on.
     """
+    flags, steps, trajectory, _, _ = ring
     num_envs, slots = flags.shape
     for b in range(envs.shape[0] * run):
         e, p = envs[b // run], positions[b // run] + b % run

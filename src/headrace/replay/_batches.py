@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor
 from headrace._kernels.gather import Int64s
 from headrace.buffers._pool import OutputPool
 from headrace.replay import _arithmetic as arithmetic
-from headrace.replay._arithmetic import Float32s
-from headrace.replay._pool import FramePool
-from headrace.replay._rows import Rows
+from headrace.replay._pool import FramePool, Rows
 from headrace.replay._samplers import Picked
-from headrace.replay._spec import ArraySpec, Leaf, StoreSpec, strides
+from headrace.replay._spec import ArraySpec, Leaf, strides
+from headrace.replay._store import Store
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -43,18 +41,9 @@ RESERVED = frozenset(
 """Keys of a batch that extras cannot have."""
 
 
-def assemble(
-    spec: StoreSpec,
-    pool: FramePool,
-    columns: Mapping[str, Rows],
-    rewards: Float32s,
-    outputs: OutputPool,
-    picked: Picked,
-    n_step: int,
-    gamma: float,
-) -> TensorDict:
+def assemble(store: Store, outputs: OutputPool, picked: Picked, n_step: int, gamma: float) -> TensorDict:
     """The batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
-    mask = picked.mask
+    pool, mask = store.pool, picked.mask
     shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], picked.run)
     if mask is not None and picked.run is not None:
         # padded runs are no windows of the ring: every transition of them is read alone
@@ -68,12 +57,12 @@ def assemble(
     ahead = places.reshape(2, count)
     arithmetic.describe(
         picked.envs, picked.positions, run, n_step, gamma,
-        pool.counts, rewards, pool.flags, pool.trajectory, pool.steps,
+        pool.counts, store.rewards, pool.ring,
         rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
     obs: Branch = {}
     following: Branch = {}
-    for leaf in spec.leaves:
+    for leaf in store.spec.leaves:
         if n_step == 1:
             here, there = read_runs(pool, leaf, outputs, picked)
             if mask is not None:
@@ -96,9 +85,10 @@ def assemble(
         "step_count": torch.from_numpy(places[0]),
         "collector": {"traj_ids": traj},
         **obs,
-        **{name: read_array(columns[name], column, rows, shape) for name, column in spec.columns.items()},
         "next": following,
     }
+    for name, column in store.columns.items():
+        content[name] = read_array(column, store.column_specs[name], rows, shape)
     if n_step > 1:
         content["steps_to_next_obs"] = torch.from_numpy(places[1])
         content["gamma"] = torch.from_numpy(reals[1])
@@ -109,24 +99,21 @@ def assemble(
         content["burn_in"] = (torch.arange(shape[-1]) < picked.burn_in).expand(shape)
     if mask is not None:
         content["mask"] = torch.from_numpy(mask)
-    return tree(content, shape)
+    return tree(content, torch.Size(shape))
 
 
-def tree(content: Branch, shape: tuple[int, ...]) -> TensorDict:
-    """A ``TensorDict`` of nested dicts of tensors, all (*shape, …).
+def tree(content: Branch, size: torch.Size) -> TensorDict:
+    """A ``TensorDict`` of nested dicts of tensors, all (*size, …); the dicts are used up.
 
     The checks of the public constructor take as long as the gather of a small batch; shapes are right by construction.
     """
     from tensordict import TensorDict
 
-    size = torch.Size(shape)
-    new = TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see above
-
-    def grow(branch: Branch) -> TensorDict:
-        source = {name: grow(value) if isinstance(value, dict) else value for name, value in branch.items()}
-        return new(source=source, batch_size=size)
-
-    return grow(content)
+    source: dict[str, Any] = content
+    for name, value in content.items():
+        if isinstance(value, dict):
+            source[name] = tree(value, size)
+    return TensorDict._new_unsafe(source=source, batch_size=size)  # pyright: ignore[reportPrivateUsage]  # see above
 
 
 def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
@@ -145,12 +132,9 @@ def read_runs(pool: FramePool, leaf: Leaf, outputs: OutputPool, picked: Picked) 
     run = picked.run or 1
     frames = run + leaf.frames
     rows = np.empty((picked.envs.shape[0], frames), np.int64)
-    arithmetic.windows(
-        picked.envs, picked.positions, pool.steps, pool.flags, pool.final, pool.prefix,
-        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
-    )  # fmt: skip
+    arithmetic.windows(picked.envs, picked.positions, pool.ring, pool.stacks[leaf.name], rows)
     block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
-    shape, stride, hop, size = leaf.window(frames)
+    shape, stride, hop, size = leaf.windows[frames]
     if picked.run is None:
         shape, stride = (rows.shape[0], *shape), (size, *stride)
     else:
@@ -173,12 +157,9 @@ def read_pairs(
         envs = np.repeat(envs, picked.run)
         positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
     rows = np.empty((envs.shape[0], frames), np.int64)
-    arithmetic.observation_pairs(
-        envs, positions, ahead, pool.steps, pool.flags, pool.final, pool.prefix,
-        leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
-    )  # fmt: skip
+    arithmetic.observation_pairs(envs, positions, ahead, pool.ring, pool.stacks[leaf.name], rows)
     block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
-    shape, stride, hop, size = leaf.window(frames)
+    shape, stride, hop, size = leaf.windows[frames]
     shape, stride = (*batch, *shape), (*(size * step for step in strides(batch)), *stride)
     return block.as_strided(shape, stride), block.as_strided(shape, stride, leaf.frames * hop)
 

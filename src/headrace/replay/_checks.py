@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace._kernels.gather import Bools
+from headrace._kernels.gather import Bools, Int64s
 from headrace._leaves import SEPARATOR
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError
-from headrace.replay._spec import ArraySpec, Autoreset, Leaf
+from headrace.replay._pool import Sourced, Write
+from headrace.replay._spec import ArraySpec, Leaf, StoreSpec
 from headrace.types import Step
 
 NestedObs: TypeAlias = "Tensor | Mapping[str, NestedObs]"
@@ -30,27 +31,46 @@ class Transition(NamedTuple):
     next_obs: dict[str, Tensor]
     final_obs: dict[str, Tensor]
     """Read only where an active row is done."""
-    action: Tensor
+    columns: dict[str, Tensor]
+    """The action and the extras."""
     reward: Tensor
     terminated: Bools
     truncated: Bools
     active: Bools | None
 
+    def write(self) -> Write:
+        """What is stored of it: a transition of every environment that acted."""
+        terminated, truncated, reward = self.terminated, self.truncated, self.reward.numpy()
+        ids: Int64s = np.arange(terminated.shape[0]) if self.active is None else self.active.nonzero()[0]
+        if self.active is not None:
+            terminated, truncated, reward = terminated[ids], truncated[ids], reward[ids]
+
+        def final_of(which: Int64s) -> Sourced:
+            return self.final_obs, ids[which]
+
+        def next_of(which: Int64s) -> Sourced:
+            return self.next_obs, ids[which]
+
+        return Write(self.obs, ids, ids, terminated, truncated, reward, self.columns, final_of, next_of)
+
 
 def check_transition(
-    leaves: tuple[Leaf, ...],
-    action_spec: ArraySpec,
-    num_envs: int,
-    autoreset: Autoreset,
+    spec: StoreSpec,
     obs: NestedObs,
     action: Tensor,
     step: Step,
     active: Tensor | None,
+    extras: Mapping[str, Tensor],
 ) -> Transition:
     """Check what ``extend`` was given, and find the true last observations."""
+    leaves, num_envs = spec.leaves, spec.num_envs
     flat = flatten_obs(leaves, obs, "obs", num_envs)
     flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
-    action = check_array(action, action_spec, "action", num_envs)
+    columns = {"action": check_array(action, spec.action, "action", num_envs)}
+    if extras.keys() != spec.extras.keys():
+        raise ShapeError(f"extras: expected {sorted(spec.extras)}, as declared, got {sorted(extras)}")
+    for name, extra in spec.extras.items():
+        columns[name] = check_array(extras[name], extra, f"extras[{name!r}]", num_envs)
     reward = check_array(step.reward, _NUMBER, "step.reward", num_envs)
     ends = check_array(step.terminated, _FLAG, "step.terminated", num_envs)
     stops = check_array(step.truncated, _FLAG, "step.truncated", num_envs)
@@ -61,7 +81,7 @@ def check_transition(
     if active is not None:
         done = done & active.numpy()
     final = flat_next
-    if autoreset == "same_step" and np.count_nonzero(done):
+    if spec.autoreset == "same_step" and np.count_nonzero(done):
         if "final_obs" not in step.info or "_final_obs" not in step.info:
             raise LifecycleError(
                 "step.info: expected final_obs and _final_obs in a step that ends an episode; keep final_obs=True when "
@@ -76,7 +96,7 @@ def check_transition(
         obs=flat,
         next_obs=flat_next,
         final_obs=final,
-        action=action,
+        columns=columns,
         reward=reward,
         terminated=terminated,
         truncated=truncated,

@@ -12,6 +12,7 @@ Three forms of the same data, each with its price:
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -103,10 +104,7 @@ def reconstruct_next(
 
 def _fill(obs: Tensor | TensorDict, joined: Tensor, axis: int, fill_value: float) -> Tensor | TensorDict:
     if not isinstance(obs, Tensor):
-        out = obs.empty()
-        for name, value in obs.items():
-            out[name] = _fill(cast("Tensor", value), joined, axis, fill_value)
-        return out
+        return cast("TensorDict", obs.apply(partial(_fill, joined=joined, axis=axis, fill_value=fill_value)))
     dtype = cast("torch.dtype", obs.dtype)
     if not dtype.is_floating_point and (math.isnan(fill_value) or fill_value != int(fill_value)):
         raise DtypeError(

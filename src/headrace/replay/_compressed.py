@@ -24,7 +24,7 @@ OBJECT_BYTES = 33 + 8
 
 
 class CompressedRows:
-    """Rows as separate byte strings; owns them. The interface is :class:`headrace.replay._rows.Rows`."""
+    """Rows as separate byte strings; owns them. The interface is that of :class:`headrace.replay._rows.MappedRows`."""
 
     def __init__(self, codec: Codec, row_bytes: int, memory: Memory, name: str) -> None:
         self.row_bytes = row_bytes

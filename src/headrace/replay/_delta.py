@@ -42,11 +42,12 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
             raise ConfigError("to_delta: delta_dtype by group, but the observation is one tensor; give one dtype")
         out["next", "delta"] = difference(obs, following, delta_dtype, "observation")
         return out
-    deltas, groups, after = obs.empty(), node(batch, "observation"), node(node(batch, "next"), "observation")
-    for name in cast("list[str]", list(groups.keys())):
+
+    def group(name: str, here: Tensor, there: Tensor) -> Tensor:
         dtype = delta_dtype.get(name, torch.float16) if isinstance(delta_dtype, Mapping) else delta_dtype
-        deltas[name] = difference(groups.get(name), after.get(name), dtype, name)
-    out["next", "delta"] = deltas
+        return difference(here, there, dtype, name)
+
+    out["next", "delta"] = obs.named_apply(group, following)
     return out
 
 
@@ -66,13 +67,8 @@ def from_delta(batch: TensorDict, *, n_step: int = 1) -> TensorDict:
     out = batch.copy()
     out["next"] = node(batch, "next").exclude("delta")
     obs = batch["observation"]
-    if isinstance(obs, Tensor):
-        out["next", "observation"] = restore(obs, cast("Tensor", delta))
-        return out
-    following, groups = obs.empty(), node(batch, "observation")
-    for name in cast("list[str]", list(groups.keys())):
-        following[name] = restore(groups.get(name), node(node(batch, "next"), "delta").get(name))
-    out["next", "observation"] = following
+    whole = isinstance(obs, Tensor)
+    out["next", "observation"] = restore(obs, cast("Tensor", delta)) if whole else obs.apply(restore, delta)
     return out
 
 

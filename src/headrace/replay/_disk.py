@@ -21,9 +21,11 @@ from headrace._kernels.gather import Bytes, Int64s
 from headrace.errors import DataError
 from headrace.files import FileHash, Manifest, write_all
 from headrace.replay._memory import COMMIT, Memory
-from headrace.replay._spec import Json, StoreSpec, ViewSpec
+from headrace.replay._spec import Json, StoreSpec, ViewSpec, to_json
 
 MANIFEST = "manifest.json"
+MAIN = "main"
+"""The sampler that every store has."""
 VERSION = 2
 _BLOCK = 1 << 20
 _FORMAT = "headrace-replay"
@@ -74,7 +76,7 @@ def write_manifest(
     path: Path, spec: StoreSpec, views: Mapping[str, ViewSpec], files: Mapping[str, FileHash] | None = None
 ) -> None:
     """Describe a store and the samplers that read it: live if it lists no files, else a checkpoint."""
-    about = {"store": spec.to_json(), "views": {name: view.to_json() for name, view in views.items()}}
+    about = cast("dict[str, Json]", to_json({"store": spec, "views": views}))
     Manifest(format=_FORMAT, version=VERSION, about=about, files=files or {}).write(path / MANIFEST)
 
 
@@ -85,6 +87,8 @@ def read_manifest(path: Path, *, live: bool) -> tuple[StoreSpec, dict[str, ViewS
         found, use = ("a checkpoint, not a live store", "load") if live else ("a live store, not a checkpoint", "open")
         raise DataError(f"{path}: this is {found}; use ReplayBuffer.{use}")
     views = cast("dict[str, Json]", manifest.about.get("views", {}))
+    if MAIN not in views:
+        raise DataError(f"{path / MANIFEST}: expected a sampler named {MAIN!r}, got {sorted(views)}")
     spec = StoreSpec.from_json(cast("Json", manifest.about.get("store")))
     return spec, {name: ViewSpec.from_json(view) for name, view in views.items()}, manifest
 

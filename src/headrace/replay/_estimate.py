@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.errors import CapacityError
 from headrace.replay._checks import check_sizes
 from headrace.replay._pool import slots_per_env
-from headrace.replay._spec import ArraySpec, Leaf, SpaceLike, array_spec, observation_leaves
+from headrace.replay._spec import SpaceLike, StoreSpec, store_spec
 from headrace.types import StackSpec
 
 BOOKKEEPING_BYTES = 1 + 4 * 4 + 4
@@ -51,15 +51,13 @@ def estimate(
         episode_length: mean transitions per episode: each end costs one more frame.
     """
     check_sizes(capacity, num_envs)
-    leaves = observation_leaves(observation, stack)
-    return estimate_leaves(capacity, num_envs, leaves, array_spec(action, "action"), episode_length)
+    return estimate_store(store_spec(capacity, num_envs, observation, action, stack), episode_length)
 
 
-def estimate_leaves(
-    capacity: int, num_envs: int, leaves: tuple[Leaf, ...], action: ArraySpec, episode_length: float = 100.0
-) -> StoreEstimate:
+def estimate_store(spec: StoreSpec, episode_length: float = 100.0) -> StoreEstimate:
     """:func:`estimate` for spaces that were read already."""
-    slots = num_envs * slots_per_env(capacity // num_envs, max(leaf.frames for leaf in leaves))
+    capacity, num_envs, leaves, action = spec.capacity, spec.num_envs, spec.leaves, spec.action
+    slots = num_envs * slots_per_env(spec.length, max(leaf.frames for leaf in leaves))
     frame = sum(leaf.frame.nbytes for leaf in leaves)
     frame_bytes = slots * frame
     side_bytes = round(capacity / episode_length) * frame

@@ -15,7 +15,7 @@ from headrace._kernels.gather import Bools, Int64s
 from headrace.errors import DataError, DtypeError, ShapeError
 from headrace.replay._checks import check_array, flatten_obs
 from headrace.replay._delta import restore
-from headrace.replay._pool import Sourced
+from headrace.replay._pool import Sourced, Write
 from headrace.replay._spec import ArraySpec, Leaf
 from headrace.replay._store import Store
 
@@ -53,7 +53,7 @@ class _Rollout:
         if missing:
             raise DataError(f"extend: expected {', '.join(missing)} in the batch, got {sorted(given)}")
         self._obs = flatten_obs(spec.leaves, _contiguous(given["observation"]), "observation", self._count)
-        self._columns = {name: self._array(given[name], column, name) for name, column in spec.columns.items()}
+        self._columns = {name: self._array(given[name], column, name) for name, column in store.column_specs.items()}
         self._reward = self._array(after["reward"], _NUMBER, "next/reward").numpy()
         done = self._array(after["done"], _FLAG, "next/done").numpy()
         self._terminated = self._array(after["terminated"], _FLAG, "next/terminated").numpy()
@@ -103,11 +103,14 @@ class _Rollout:
             follows = (at[ids] == counts[ids]) & (counts[ids] > 0) & joined
             first = before < 0
             follows[first] &= False if self._ids is None else trajectory[ids[first]] == self._ids[rows[first]]
-        store.write(
-            self._obs, ids, rows, self._terminated[rows], self._truncated[rows], self._reward[rows], self._columns,
-            lambda which: self._following(rows[which]), lambda which: self._following(rows[which]), joined, follows,
-            heads=None if self._next is not None else self._heads(rows, ids),
-        )  # fmt: skip
+        ended = self._terminated[rows], self._truncated[rows]
+        heads = None if self._next is not None else self._heads(rows, ids)
+
+        def following(which: Int64s) -> Sourced:
+            return self._following(rows[which])
+
+        reward, columns = self._reward[rows], self._columns
+        store.write(Write(self._obs, ids, rows, *ended, reward, columns, following, following, joined, follows, heads))
 
     def _heads(self, rows: Int64s, ids: Int64s) -> Int64s:
         """The caller's trajectory id of the last transition of every environment, (N,)."""
@@ -151,10 +154,10 @@ class _Rollout:
                 # frames of a stack lie one after another, or are interleaved; without ids the older ones may tell
                 newest = self._ids is not None and leaf.outer == 1
                 offset = leaf.observed.nbytes - leaf.frame.nbytes if newest else 0
-                kernels.rows_differ(
-                    obs.data_ptr() + offset, candidates, following.data_ptr() + offset, before[candidates],
-                    leaf.observed.nbytes, leaf.observed.nbytes - offset, differs,
-                )  # fmt: skip
+                size = leaf.observed.nbytes
+                first = (obs.data_ptr() + offset, size, candidates)
+                second = (following.data_ptr() + offset, size, before[candidates])
+                kernels.rows_differ(first, second, size - offset, differs)
             joined[candidates[differs]] = False
         return joined
 

@@ -9,7 +9,6 @@ import shutil
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -24,46 +23,36 @@ COMMIT = "commit"
 """The block whose content makes everything else count."""
 
 
-class Memory(Protocol):
-    """Hands out named, zeroed blocks of bytes. A block lives as long as an array over it."""
+class Memory:
+    """Hands out named, zeroed blocks of bytes: anonymous memory, of which untouched pages cost nothing.
+
+    A block lives as long as an array over it.
+    """
+
+    def __init__(self, blocks: Mapping[str, Bytes] | None = None) -> None:
+        """``blocks``: what blocks of these names begin with, for copies of a buffer."""
+        self._blocks = blocks or {}
 
     def allocate(self, name: str, nbytes: int, /) -> Bytes:
-        """A block of ``nbytes`` bytes, zeros where nothing was written; untouched pages cost nothing."""
-        ...
+        """A block of ``nbytes`` bytes, zeros where nothing was written."""
+        block = anonymous(nbytes)
+        if name in self._blocks:
+            block[:] = self._blocks[name]
+        return block
 
     def stored(self, name: str, /) -> Bytes | None:
-        """A block of any size that a checkpoint has; None where there is no checkpoint."""
-        ...
+        """A block of any size that there is already; None where there is none."""
+        return self._blocks.get(name)
 
     def free_bytes(self) -> int:
         """How much can still be written."""
-        ...
-
-    def flush(self) -> None:
-        """Write out what a file system keeps in its cache."""
-        ...
-
-
-class RamMemory:
-    """Anonymous memory. Pages appear when they are first written."""
-
-    def allocate(self, _name: str, nbytes: int, /) -> Bytes:
-        """See :class:`Memory`."""
-        return anonymous(nbytes)
-
-    def stored(self, _name: str, /) -> Bytes | None:
-        """See :class:`Memory`."""
-        return None
-
-    def free_bytes(self) -> int:
-        """What the kernel says is available."""
         return available_memory()
 
     def flush(self) -> None:
-        """Nothing outlives the process."""
+        """Write out what a file system keeps in its cache."""
 
 
-class FileMemory:
+class FileMemory(Memory):
     """Files in one directory, shared with the page cache: what was written survives the process.
 
     Space is reserved when a file is made: writing into a mapped file that the disk has no room for would end the
@@ -71,6 +60,7 @@ class FileMemory:
     """
 
     def __init__(self, directory: Path, held: Lock) -> None:
+        super().__init__()
         self.directory = directory
         self.release = weakref.finalize(self, held.close)
         self._maps: dict[str, mmap.mmap] = {}
@@ -95,10 +85,6 @@ class FileMemory:
             os.close(descriptor)
         return np.frombuffer(self._maps[name], np.uint8)
 
-    def stored(self, _name: str, /) -> Bytes | None:
-        """See :class:`Memory`."""
-        return None
-
     def free_bytes(self) -> int:
         """Free space of the file system."""
         return shutil.disk_usage(self.directory).free
@@ -109,10 +95,11 @@ class FileMemory:
             self._maps[name].flush()
 
 
-class ReadOnlyMemory:
+class ReadOnlyMemory(Memory):
     """Files that another process writes to, mapped for reading."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
 
     def allocate(self, name: str, nbytes: int, /) -> Bytes:
@@ -125,17 +112,6 @@ class ReadOnlyMemory:
             if size != nbytes:
                 raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the store was made with another layout")
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-
-    def stored(self, _name: str, /) -> Bytes | None:
-        """See :class:`Memory`."""
-        return None
-
-    def free_bytes(self) -> int:
-        """Nothing is written."""
-        return 0
-
-    def flush(self) -> None:
-        """Nothing is written."""
 
 
 class Namespace:
@@ -159,65 +135,32 @@ class Namespace:
         return sum(block.nbytes for block in self.blocks.values())
 
 
-class BlockMemory:
-    """Memory that starts with the content of blocks taken from another, for copies of a buffer."""
-
-    def __init__(self, blocks: Mapping[str, Bytes]) -> None:
-        self._blocks = blocks
-
-    def allocate(self, name: str, nbytes: int, /) -> Bytes:
-        """The block of this name, or a fresh one; see :class:`Memory`."""
-        block = anonymous(nbytes)
-        if name in self._blocks:
-            block[:] = self._blocks[name]
-        return block
-
-    def stored(self, name: str, /) -> Bytes | None:
-        """See :class:`Memory`."""
-        return self._blocks.get(name)
-
-    def free_bytes(self) -> int:
-        """What the kernel says is available."""
-        return available_memory()
-
-    def flush(self) -> None:
-        """Nothing outlives the process."""
-
-
-class CheckpointMemory:
+class CheckpointMemory(Memory):
     """Files of a saved buffer, mapped copy-on-write: read when touched, never written back."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
 
     def allocate(self, name: str, nbytes: int, /) -> Bytes:
         """Map the saved block, or anonymous memory where the checkpoint has none; see :class:`Memory`."""
-        path = self.directory / (name + _SUFFIX)
-        if not path.exists():
+        block = self.stored(name)
+        if block is None:
             return anonymous(nbytes)
-        size = path.stat().st_size
-        if size != nbytes:
-            raise DataError(f"{path}: expected {nbytes} bytes, got {size}; the checkpoint is incomplete")
-        return _copy_on_write(path)
+        if block.nbytes != nbytes:
+            path = self.directory / (name + _SUFFIX)
+            raise DataError(f"{path}: expected {nbytes} bytes, got {block.nbytes}; the checkpoint is incomplete")
+        return block
 
     def stored(self, name: str, /) -> Bytes | None:
         """See :class:`Memory`."""
         path = self.directory / (name + _SUFFIX)
         if not path.exists():
             return None
-        return _copy_on_write(path) if path.stat().st_size else np.empty(0, np.uint8)
-
-    def free_bytes(self) -> int:
-        """Changed pages are private memory."""
-        return available_memory()
-
-    def flush(self) -> None:
-        """The checkpoint is never written to."""
-
-
-def _copy_on_write(path: Path) -> Bytes:
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return np.empty(0, np.uint8)
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
 
 
 def available_memory() -> int:

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._kernels.gather import ZERO_ROW, Bools, Bytes, Int64s
 from headrace.replay import _arithmetic as arithmetic
-from headrace.replay._arithmetic import ENDED, NO_ROW, Flags, Int32s
+from headrace.replay._arithmetic import ENDED, NO_ROW, Flags, Int32s, Ring, Stack
+from headrace.replay._compressed import CompressedRows
 from headrace.replay._memory import Memory
-from headrace.replay._rows import Rows
-from headrace.replay._side import SideTable
-from headrace.replay._spec import Leaf
+from headrace.replay._rows import MappedRows
+from headrace.replay._spec import Leaf, StoreSpec
 
-MakeRows = Callable[[str, int, int], Rows]
-"""(name, bytes of a row, rows to reserve) → rows."""
+Rows: TypeAlias = MappedRows | CompressedRows
 Sourced = tuple[Mapping[str, Tensor], Int64s]
 """Observations by leaf, (R, …) each, and the rows among them that are meant."""
+
+
+class Write(NamedTuple):
+    """n transitions to store, in order of time; everything was checked."""
+
+    obs: Mapping[str, Tensor]
+    """(R, …) by leaf."""
+    ids: Int64s
+    """Environment of each transition, (n,); at most a ring of each."""
+    source: Int64s
+    """Row of ``obs``, and of ``columns``, of each transition, (n,)."""
+    terminated: Bools
+    truncated: Bools
+    reward: NDArray[np.float32]
+    columns: Mapping[str, Tensor]
+    """(R, …): actions and extras."""
+    final_of: Callable[[Int64s], Sourced]
+    """Which transitions (indices below n) → their true next observations, where a trajectory ends."""
+    next_of: Callable[[Int64s], Sourced]
+    """The same for the last transition of every environment."""
+    joined: Bools | None = None
+    """(n,): whether it goes on from the transition before it in this write; None if each is alone."""
+    follows: Bools | None = None
+    """(n,): goes on from what is stored although that has no frame for it yet, so nothing is compared."""
+    heads: Int64s | None = None
+    """(N,), where the frames after the newest transitions are not known yet: the trajectories' ids."""
 
 
 class Written(NamedTuple):
@@ -38,6 +64,58 @@ class Written(NamedTuple):
     """This transition is the last of its trajectory."""
     cut: Bools
     """The transition *before* this one turned out to be the last of its trajectory."""
+
+
+class SideTable:
+    """Numbers of side rows: single ones for last frames, blocks for the history of trajectories joined midway.
+
+    A freed row is used again only after the write that freed it is complete, so that a crash in between finds every
+    row of the last consistent state untouched.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.high = 0
+        self.singles: list[int] = []
+        self._blocks: list[int] = []
+        self._waiting: list[int] = []
+        self._waiting_blocks: list[int] = []
+
+    @property
+    def used(self) -> int:
+        """Rows in use."""
+        idle = len(self.singles) + len(self._waiting)
+        return self.high - idle - self.block * (len(self._blocks) + len(self._waiting_blocks))
+
+    def take(self, count: int) -> Int64s:
+        """``count`` single rows."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self.singles.pop() if self.singles else self._grow(1)
+        return rows
+
+    def take_blocks(self, count: int) -> Int64s:
+        """The first rows of ``count`` blocks."""
+        rows = np.empty(count, np.int64)
+        for i in range(count):
+            rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
+        return rows
+
+    def free(self, rows: Int64s, blocks: Int64s) -> None:
+        """Give rows and blocks back; NO_ROW entries mean nothing."""
+        self._waiting.extend(int(row) for row in rows[rows >= 0])
+        self._waiting_blocks.extend(int(row) for row in blocks[blocks >= 0])
+
+    def settle(self) -> None:
+        """The write is complete: what it freed may be used."""
+        if self._waiting or self._waiting_blocks:
+            self.singles += self._waiting
+            self._blocks += self._waiting_blocks
+            self._waiting, self._waiting_blocks = [], []
+
+    def _grow(self, count: int) -> int:
+        self.high += count
+        return self.high - count
 
 
 class _Plan:
@@ -64,19 +142,21 @@ class FramePool:
     stored. The per-slot arrays are (N, slots); see :mod:`headrace.replay._arithmetic` for the layout.
     """
 
-    def __init__(self, leaves: tuple[Leaf, ...], num_envs: int, length: int, memory: Memory, make: MakeRows) -> None:
-        self.leaves = leaves
-        self.memory = memory
-        self.num_envs = num_envs
-        self.length = length
+    def __init__(self, spec: StoreSpec, memory: Memory) -> None:
+        leaves, num_envs = spec.leaves, spec.num_envs
+        self.num_envs, self.length = num_envs, spec.length
         deepest = max(leaf.frames for leaf in leaves)
         self.history = deepest - 1
-        self.slots = slots_per_env(length, deepest)
+        self.slots = slots_per_env(spec.length, deepest)
         self.first_side_row = num_envs * self.slots
         self.side = SideTable(self.history)
-        self.rows = {
-            leaf.name: make(f"frames{i}", leaf.frame.nbytes, self.first_side_row) for i, leaf in enumerate(leaves)
-        }
+        self.rows: dict[str, Rows] = {}
+        for i, leaf in enumerate(leaves):
+            name, size = f"frames{i}", leaf.frame.nbytes
+            if spec.codec is None:
+                self.rows[leaf.name] = MappedRows(memory, name, size, self.first_side_row)
+            else:
+                self.rows[leaf.name] = CompressedRows(spec.codec, size, memory, name)
         self.counts = np.zeros(num_envs, np.int64)
         self.trajectories = np.zeros(num_envs, np.int64)
         shape = (num_envs, self.slots)
@@ -85,9 +165,13 @@ class FramePool:
             for name, dtype in (("flags", np.uint8), *((name, np.int32) for name in _INT32_FIELDS))
         }
         self.flags: Flags = self._blocks["flags"].reshape(shape)
-        self.steps, self.trajectory, self.final, self.prefix = (
+        self.steps, trajectory, self._final, self._prefix = (
             self._blocks[name].view(np.int32).reshape(shape) for name in _INT32_FIELDS
         )
+        self.ring: Ring = (self.flags, self.steps, trajectory, self._final, self._prefix)
+        self.stacks: dict[str, Stack] = {
+            leaf.name: (leaf.frames, leaf.zero_filled, self.history, self.first_side_row) for leaf in leaves
+        }
         self.everyone = np.arange(num_envs)
         self._nowhere = np.full(num_envs, NO_ROW)
         self._none = np.zeros(num_envs, np.bool_)
@@ -117,34 +201,13 @@ class FramePool:
         self.counts[:] = 0
         self.side = SideTable(self.history)
 
-    def write(
-        self,
-        obs: Mapping[str, Tensor],
-        ids: Int64s,
-        source: Int64s,
-        terminated: Bools,
-        truncated: Bools,
-        final_of: Callable[[Int64s], Sourced],
-        next_of: Callable[[Int64s], Sourced],
-        joined: Bools | None = None,
-        follows: Bools | None = None,
-    ) -> Written:
-        """Store n transitions in order of time; arguments were checked by the caller.
+    def write(self, write: Write) -> Written:
+        """Store transitions.
 
         Observations that the ring has already are compared, not copied: normally that is the first one of every
         environment.
-
-        Args:
-            obs: (R, …) by leaf.
-            ids: environment of each transition, (n,); at most ``length`` of each.
-            source: row of ``obs`` of each transition, (n,).
-            terminated: (n,).
-            truncated: (n,).
-            final_of: which transitions (indices below n) → their true next observations, where a trajectory ends.
-            next_of: the same for the last transition of every environment.
-            joined: (n,): whether it goes on from the transition before it in this write; None if each is alone.
-            follows: (n,): goes on from what is stored although that has no frame for it yet, so nothing is compared.
         """
+        obs, ids, source, terminated, truncated, _, _, final_of, next_of, joined, follows, _ = write
         n, alone = ids.shape[0], joined is None
         nobody = self._none[:n] if alone else np.zeros(n, np.bool_)
         places, marks = np.empty((2, n), np.int64), np.empty((6, n), np.bool_)
@@ -177,18 +240,14 @@ class FramePool:
             self._write_newest(self.first_side_row + finals[which], final_of(which))
         which = self.everyone[:n] if alone else last.nonzero()[0]
         self._write_newest(nexts[which], next_of(which))
-        positions = np.empty(n, np.int64)
-        freed, freed_prefix = np.empty(n, np.int64), np.empty(n, np.int64)
-        some = arithmetic.advance(
-            ids, starts, terminated, truncated, cut_after, finals, prefixes, self.length,
-            self.counts, self.trajectories, self.flags, self.steps, self.trajectory, self.final, self.prefix,
-            positions, freed, freed_prefix,
-        )  # fmt: skip
-        if some:
-            self.side.free(freed, freed_prefix)
-        return Written(
-            env_ids=ids, positions=positions, rows=rows, steps=self._flat_steps[rows], ended=ended, cut=cut
-        )  # fmt: skip
+        after, heads = np.empty((3, n), np.int64), (self.counts, self.trajectories)
+        sides = (finals, prefixes)
+        if arithmetic.advance(
+            ids, starts, terminated, truncated, cut_after, sides, self.length, heads, self.ring, after
+        ):
+            self.side.free(after[1], after[2])
+        steps = self._flat_steps[rows]
+        return Written(env_ids=ids, positions=after[0], rows=rows, steps=steps, ended=ended, cut=cut)
 
     def recover(self) -> None:
         """Rebuild the side table from the bookkeeping arrays, after ``counts`` and ``trajectories`` were restored."""
@@ -197,9 +256,9 @@ class FramePool:
             count = int(self.counts[e])
             stored = np.arange(max(count - self.length, 0), count) % self.slots
             ended = stored[(self.flags[e, stored] & ENDED) != 0]
-            taken.append(self.final[e, ended].astype(np.int64))
+            taken.append(self._final[e, ended].astype(np.int64))
             reachable = np.arange(max(count - self.slots + 1, 0), count) % self.slots
-            blocks = self.prefix[e, reachable]
+            blocks = self._prefix[e, reachable]
             blocks = blocks[blocks >= 0].astype(np.int64)
             taken.append((blocks[:, None] + np.arange(self.history)).reshape(-1))
         used = np.concatenate(taken)
@@ -221,7 +280,7 @@ class FramePool:
         for space in self.rows.values():
             space.move(self.first_side_row + side, rows)
         last = (self.counts[ids] - 1) % self.slots
-        self.final[ids, last] = side
+        self._final[ids, last] = side
         self.flags[ids, last] |= arithmetic.CUT
 
     def _store_history(
@@ -253,10 +312,7 @@ class FramePool:
         differs = np.zeros(ids.shape[0], np.bool_)
         for plan in self._plans:
             expected = np.empty((ids.shape[0], plan.frames), np.int64)
-            arithmetic.pending(
-                ids, differs, self.counts, self.steps, self.flags, self.final, self.prefix,
-                plan.frames, plan.zero_filled, self.history, self.first_side_row, expected,
-            )  # fmt: skip
+            arithmetic.pending(ids, differs, self.counts, self.ring, self.stacks[plan.name], expected)
             plan.rows.differ(expected, plan.outer, obs[plan.name], source, differs)
         return differs
 

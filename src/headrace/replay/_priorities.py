@@ -117,22 +117,40 @@ class SumTree:
 
 
 class PrioritizedSampler:
-    """Transitions in proportion to priority^alpha, with replacement, with weights that undo the bias.
+    """Transitions, or runs of them, in proportion to priority^alpha, with replacement, with weights that undo the bias.
 
-    A new transition has the largest priority given so far. ``beta`` may be changed between draws, as schedules do.
+    A new item has the largest priority given so far. ``beta`` may be changed between draws, as schedules do.
     Samples carry ``_weight`` and ``index``; give new priorities with
     :meth:`ReplayBuffer.update_priorities <headrace.replay.ReplayBuffer.update_priorities>`. Priorities, ``beta`` and
     the largest priority are saved with the store.
+
+    With ``length``, items are runs of ``burn_in + length`` transitions of one trajectory, never across an end, a cut or
+    the write head, named by the ``index`` of their first transition. ``update_priorities`` then takes one priority per
+    run, (B,), or ``index`` and TD errors of all transitions, (B, T), of which it makes eta · max + (1 − eta) · mean
+    over what is learned from, as in R2D2 (Kapturowski et al., 2019).
     """
 
-    run = 1
-    """Transitions in an item."""
-
-    def __init__(self, *, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
-        if alpha < 0 or beta < 0 or eps <= 0:
+    def __init__(
+        self,
+        length: int | None = None,
+        *,
+        burn_in: int = 0,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-8,
+        eta: float = 0.9,
+    ) -> None:
+        if alpha < 0 or beta < 0 or eps <= 0 or not 0 <= eta <= 1:
             raise ConfigError(
-                f"PrioritizedSampler: expected alpha >= 0, beta >= 0 and eps > 0, got {alpha}, {beta} and {eps}"
+                "PrioritizedSampler: expected alpha >= 0, beta >= 0, eps > 0 and eta between 0 and 1, got "
+                f"{alpha}, {beta}, {eps} and {eta}"
             )
+        if length is None and burn_in:
+            raise ConfigError(f"PrioritizedSampler: burn_in={burn_in} is of runs; give their length, too")
+        check_run(1 if length is None else length, burn_in)
+        self.length, self.burn_in, self.eta = length, burn_in, eta
+        self.run = (length or 1) + burn_in
+        """Transitions in an item."""
         self.alpha = alpha
         self.eps = eps
         self._pool: FramePool | None = None
@@ -184,17 +202,27 @@ class PrioritizedSampler:
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`~headrace.replay.Sampler`."""
         pool, tree = attached(self._pool), attached(self._tree)
-        what = "transitions" if self.run == 1 else f"slices of {self.run} transitions"
+        run = None if self.length is None else self.run
+        what = "transitions" if run is None else f"slices of {run} transitions"
         refuse_if_empty(int(tree.total > 0), what, "extend() it first")
         rows = tree.find(tickets)
         weights = (tree.lowest / tree.leaves[rows]) ** self.beta
         envs, slot = np.divmod(rows, pool.slots)
         newest = pool.counts[envs] - 1
-        return Picked(envs=envs, positions=newest - (newest - slot) % pool.slots, weights=weights.astype(np.float32))
+        positions = newest - (newest - slot) % pool.slots
+        return Picked(envs, positions, run=run, weights=weights.astype(np.float32), burn_in=self.burn_in)
 
     def update(self, envs: Int64s, positions: Int64s, priority: NDArray[np.float64]) -> None:
-        """Set priorities |priority| + eps, all (B,); items that were overwritten meanwhile are passed over."""
+        """Set priorities |priority| + eps, see the class; items that were overwritten meanwhile are passed over."""
         pool, tree = attached(self._pool), attached(self._tree)
+        if (
+            self.length is not None
+            and positions.ndim == 2
+            and priority.shape == positions.shape == (len(envs), self.run)
+        ):
+            learned = np.abs(priority[:, self.burn_in :])
+            priority = self.eta * learned.max(1) + (1 - self.eta) * learned.mean(1)
+            envs, positions = envs[:, 0], positions[:, 0]
         if priority.shape != positions.shape:
             raise ShapeError(f"priority: expected {positions.shape}, one per index, got {priority.shape}")
         if not np.isfinite(priority).all():
@@ -207,7 +235,10 @@ class PrioritizedSampler:
 
     def config(self) -> dict[str, Json]:
         """See :class:`~headrace.replay.Sampler`."""
-        return {"kind": "prioritized", "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
+        config: dict[str, Json] = {"kind": "prioritized", "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
+        if self.length is not None:
+            config |= {"kind": "prioritized_slices", "length": self.length, "burn_in": self.burn_in, "eta": self.eta}
+        return config
 
     @property
     def nbytes(self) -> int:
@@ -215,49 +246,5 @@ class PrioritizedSampler:
         return 0 if self._tree is None else self._tree.nbytes
 
 
-class PrioritizedSliceSampler(PrioritizedSampler):
-    """Runs of ``burn_in + length`` transitions of one trajectory, in proportion to the priority of the run.
-
-    A run is named by the ``index`` of its first transition. :meth:`ReplayBuffer.update_priorities
-    <headrace.replay.ReplayBuffer.update_priorities>` takes that and one priority per run, both (B,), or ``index`` and
-    TD errors of all transitions, (B, T), of which it makes eta · max + (1 − eta) · mean over what is learned from, as
-    in R2D2 (Kapturowski et al., 2019). Never across an end, a cut or the write head.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        *,
-        burn_in: int = 0,
-        alpha: float = 0.6,
-        beta: float = 0.4,
-        eps: float = 1e-8,
-        eta: float = 0.9,
-    ) -> None:
-        super().__init__(alpha=alpha, beta=beta, eps=eps)
-        check_run(length, burn_in)
-        if not 0 <= eta <= 1:
-            raise ConfigError(f"PrioritizedSliceSampler: expected eta between 0 and 1, got {eta}")
-        self.length, self.burn_in, self.eta = length, burn_in, eta
-        self.run = length + burn_in
-
-    def draw(self, tickets: Float64s) -> Picked:
-        """See :class:`~headrace.replay.Sampler`."""
-        return super().draw(tickets)._replace(run=self.run, burn_in=self.burn_in)
-
-    def update(self, envs: Int64s, positions: Int64s, priority: NDArray[np.float64]) -> None:
-        """See the class."""
-        if positions.ndim == 2 and priority.shape == positions.shape and positions.shape[1] == self.run:
-            learned = np.abs(priority[:, self.burn_in :])
-            priority = self.eta * learned.max(1) + (1 - self.eta) * learned.mean(1)
-            envs, positions = envs[:, 0], positions[:, 0]
-        super().update(envs, positions, priority)
-
-    def config(self) -> dict[str, Json]:
-        """See :class:`~headrace.replay.Sampler`."""
-        own: dict[str, Json] = {"length": self.length, "burn_in": self.burn_in, "eta": self.eta}
-        return super().config() | {"kind": "prioritized_slices"} | own
-
-
 register_sampler("prioritized", PrioritizedSampler)
-register_sampler("prioritized_slices", PrioritizedSliceSampler)
+register_sampler("prioritized_slices", PrioritizedSampler)

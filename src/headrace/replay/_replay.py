@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.files import Lock, claim, write_directory
 from headrace.replay import _disk as disk
 from headrace.replay._batches import RESERVED
-from headrace.replay._checks import NestedObs, check_array, check_sizes, check_transition
-from headrace.replay._estimate import estimate_leaves, refuse_unless_fits
+from headrace.replay._checks import NestedObs, check_sizes, check_transition
+from headrace.replay._disk import MAIN
+from headrace.replay._estimate import estimate_store, refuse_unless_fits
 from headrace.replay._extending import extend_batch
-from headrace.replay._memory import BlockMemory, CheckpointMemory, FileMemory, Memory, RamMemory, ReadOnlyMemory
+from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, ReadOnlyMemory
 from headrace.replay._samplers import Sampler, UniformSampler, make_sampler, stored_positions
-from headrace.replay._spec import Autoreset, Codec, SpaceLike, StoreSpec, ViewSpec, array_spec, observation_leaves
+from headrace.replay._spec import Autoreset, Codec, SpaceLike, StoreSpec, ViewSpec, store_spec
 from headrace.replay._store import Store
 from headrace.replay._view import SamplerView
 from headrace.types import StackSpec, Step
@@ -28,10 +30,8 @@ from headrace.types import StackSpec, Step
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-_MAIN = "main"
 
-
-class ReplayBuffer:
+class ReplayBuffer(SamplerView):
     """Keeps every frame once and gives back exact transitions, at ends, cuts, wrap-arounds and the write head.
 
     ``extend`` is fed with what a step gave; ``sample`` returns a ``TensorDict`` with the keys known from TorchRL:
@@ -96,60 +96,55 @@ class ReplayBuffer:
                 any device.
         """
         check_sizes(capacity, num_envs)
-        if autoreset not in ("same_step", "disabled"):
-            raise ConfigError(f"autoreset: expected 'same_step' or 'disabled', got {autoreset!r}")
         if codec is not None and directory is not None:
             raise ConfigError("codec: compressed frames differ in size, so they cannot be mapped from disk; drop one")
         sampler = sampler or UniformSampler()
         view = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=gamma, seed=seed)
-        spec = StoreSpec(
-            capacity=capacity,
-            num_envs=num_envs,
-            leaves=observation_leaves(observation, stack),
-            action=array_spec(action, "action"),
-            autoreset=autoreset,
-            codec=codec,
-            extras={name: array_spec(space, f"extras[{name!r}]") for name, space in (extras or {}).items()},
-        )
+        spec = store_spec(capacity, num_envs, observation, action, stack, extras, autoreset, codec)
         taken = sorted(RESERVED & spec.extras.keys())
         if taken:
             raise ConfigError(f"extras: {', '.join(taken)} are keys of every batch; choose other names")
-        memory: Memory = RamMemory()
+        memory = Memory()
         if directory is not None:
             path = Path(directory)
             memory = FileMemory(path, claim(path, "open it with ReplayBuffer.open, or choose another"))
         if codec is None:
-            needed = estimate_leaves(capacity, num_envs, spec.leaves, spec.action)
-            refuse_unless_fits(needed, memory.free_bytes(), "memory" if directory is None else str(directory))
-        self._build(spec, memory)
-        self._add(_MAIN, sampler, view, device)
+            refuse_unless_fits(
+                estimate_store(spec), memory.free_bytes(), "memory" if directory is None else str(directory)
+            )
+        self._build(spec, memory, sampler, view, device)
+        self._describe()
 
-    def _build(self, spec: StoreSpec, memory: Memory) -> None:
+    def _build(
+        self, spec: StoreSpec, memory: Memory, sampler: Sampler, settings: ViewSpec, device: torch.device | str
+    ) -> None:
+        super().__init__(Store(spec, memory), MAIN, sampler, settings, device)
         self.spec = spec
-        self._store = Store(spec, memory)
-        self.views: dict[str, SamplerView] = {}
-        """Samplers that read this store, by name; ``main`` is the one that :meth:`sample` uses."""
+        self._others: dict[str, SamplerView] = {}
 
-    def _add(self, name: str, sampler: Sampler, spec: ViewSpec, device: torch.device | str) -> SamplerView:
-        view = self.views[name] = SamplerView(self._store, name, sampler, spec, device)
+    def _describe(self) -> None:
+        """Write down what a store on disk has."""
         memory = self._store.memory
         if isinstance(memory, FileMemory):
             disk.write_manifest(memory.directory, self.spec, self._view_specs())
-        return view
+
+    @property
+    def views(self) -> dict[str, SamplerView]:
+        """Samplers that read this store, by name; ``main`` is the buffer itself."""
+        return {MAIN: self, **self._others}
 
     def _view_specs(self) -> dict[str, ViewSpec]:
-        return {name: view.spec for name, view in self.views.items()}
+        return {name: view.settings for name, view in self.views.items()}
 
-    @classmethod
     def _restore(
-        cls, spec: StoreSpec, views: Mapping[str, ViewSpec], memory: Memory, devices: Mapping[str, str] | None = None
+        self, spec: StoreSpec, views: Mapping[str, ViewSpec], memory: Memory, devices: Mapping[str, str] | None = None
     ) -> ReplayBuffer:
-        buffer = cls.__new__(cls)
-        buffer._build(spec, memory)
+        devices = devices or dict.fromkeys(views, "cpu")
+        self._build(spec, memory, make_sampler(views[MAIN].sampler), views[MAIN], devices[MAIN])
         for name, view in views.items():
-            device = "cpu" if devices is None else devices[name]
-            buffer.views[name] = SamplerView(buffer._store, name, make_sampler(view.sampler), view, device)
-        return buffer
+            if name != MAIN:
+                self._others[name] = SamplerView(self._store, name, make_sampler(view.sampler), view, devices[name])
+        return self
 
     def with_sampler(
         self,
@@ -168,7 +163,9 @@ class ReplayBuffer:
         if name in self.views or not name.isidentifier():
             raise ConfigError(f"with_sampler: expected a new name of letters and digits, got {name!r}")
         spec = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=gamma, seed=seed)
-        return self._add(name, sampler, spec, device)
+        view = self._others[name] = SamplerView(self._store, name, sampler, spec, device)
+        self._describe()
+        return view
 
     @classmethod
     def open(cls, directory: str | Path, *, read_only: bool = False, sampler: Sampler | None = None) -> ReplayBuffer:
@@ -186,15 +183,10 @@ class ReplayBuffer:
         if not read_only:
             if sampler is not None:
                 raise ConfigError("open: the store has its samplers already; add one with with_sampler(…)")
-            return cls._restore(spec, views, FileMemory(path, Lock(path)))
-        buffer = cls.__new__(cls)
-        buffer._build(spec, ReadOnlyMemory(path))
-        sampler = sampler or UniformSampler()
-        settings = ViewSpec(sampler=sampler.config(), n_step=1, gamma=0.99, seed=0)
-        if _MAIN in views:
-            main = views[_MAIN]
-            settings = ViewSpec(sampler=sampler.config(), n_step=main.n_step, gamma=main.gamma, seed=main.seed)
-        buffer._add(_MAIN, sampler, settings, "cpu")
+            return cls.__new__(cls)._restore(spec, views, FileMemory(path, Lock(path)))
+        sampler, buffer = sampler or UniformSampler(), cls.__new__(cls)
+        settings = replace(views[MAIN], sampler=sampler.config())
+        buffer._build(spec, ReadOnlyMemory(path), sampler, settings, "cpu")
         return buffer
 
     @classmethod
@@ -207,7 +199,7 @@ class ReplayBuffer:
         path = Path(directory)
         spec, views, manifest = disk.read_manifest(path, live=False)
         manifest.check(path, content=lambda name: verify or not disk.holds_frames(name))
-        return cls._restore(spec, views, CheckpointMemory(path))
+        return cls.__new__(cls)._restore(spec, views, CheckpointMemory(path))
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint to a new directory: sparse files, and a manifest with their checksums.
@@ -249,8 +241,7 @@ class ReplayBuffer:
         return {"spec": self.spec, "views": self._view_specs(), "blocks": blocks, "devices": devices}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        made = self._restore(state["spec"], state["views"], BlockMemory(state["blocks"]), state["devices"])
-        self.__dict__.update(made.__dict__)
+        self._restore(state["spec"], state["views"], Memory(state["blocks"]), state["devices"])
 
     def flush(self) -> None:
         """Ask the operating system to write a store on disk out, so that it survives the loss of power."""
@@ -268,17 +259,12 @@ class ReplayBuffer:
             return len(self._store)
 
     def __repr__(self) -> str:
-        view = self.views[_MAIN].spec
+        view = self.settings
         return (
             f"ReplayBuffer({len(self):,} of {self.capacity:,} transitions, {self.num_envs} environments, "
             f"{self.bytes_per_transition:,.0f} bytes per transition, n_step={view.n_step}, "
             f"sampler={view.sampler['kind']})"
         )
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler that :meth:`sample` uses."""
-        return self.views[_MAIN].sampler
 
     @property
     def capacity(self) -> int:
@@ -369,23 +355,9 @@ class ReplayBuffer:
             with store.lock:
                 extend_batch(store, obs, fill_value)  # pyright: ignore[reportArgumentType]  # checked there
             return
-        spec = self.spec
-        checked = check_transition(
-            spec.leaves, spec.action, spec.num_envs, spec.autoreset, obs, action, step, active
-        )  # fmt: skip
-        given = extras or {}
-        if given.keys() != spec.extras.keys():
-            raise ShapeError(f"extras: expected {sorted(spec.extras)}, as declared, got {sorted(given)}")
-        columns = {
-            name: check_array(given[name], extra, f"extras[{name!r}]", spec.num_envs)
-            for name, extra in spec.extras.items()
-        }
+        checked = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:
-            store.write_step(checked, {"action": checked.action, **columns})
-
-    def sample(self, batch_size: int) -> TensorDict:
-        """Draw a batch: ``batch_size`` transitions, slices or trajectories, as the sampler says."""
-        return self.views[_MAIN].sample(batch_size)
+            store.write(checked.write())
 
     def indices(self) -> Tensor:
         """``index`` of every stored transition, by environment, oldest first: int64 (len,), fresh."""
@@ -393,15 +365,3 @@ class ReplayBuffer:
             self._store.follow()
             stored = [p * self.num_envs + e for e, p in enumerate(stored_positions(self._store.pool))]
         return torch.from_numpy(np.concatenate(stored))
-
-    def get(self, index: Tensor) -> TensorDict:
-        """The transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
-        return self.views[_MAIN].get(index)
-
-    def at(self, place: Tensor) -> TensorDict:
-        """The transitions at places 0 ≤ place < len, int64 (B,), counted by environment, oldest first."""
-        return self.views[_MAIN].at(place)
-
-    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
-        """See :meth:`SamplerView.update_priorities`."""
-        self.views[_MAIN].update_priorities(index, priority)

@@ -17,11 +17,10 @@ from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import CUT, ENDED
 from headrace.replay._batches import Branch, put_leaf, read_observations, tree
-from headrace.replay._checks import NestedObs, check_array, check_transition
-from headrace.replay._memory import RamMemory
+from headrace.replay._checks import NestedObs, check_transition
+from headrace.replay._memory import Memory
 from headrace.replay._pool import FramePool
-from headrace.replay._rows import MappedRows
-from headrace.replay._spec import ArraySpec, Autoreset, Leaf, SpaceLike, array_spec, observation_leaves
+from headrace.replay._spec import Autoreset, Leaf, SpaceLike, store_spec
 from headrace.types import Obs, StackSpec, Step
 
 if TYPE_CHECKING:
@@ -90,32 +89,24 @@ class RolloutBuffer:
         action: SpaceLike,
         *,
         stack: Mapping[str, StackSpec] | StackSpec | None = None,
-        extras: Mapping[str, ArraySpec] | None = None,
+        extras: Mapping[str, SpaceLike] | None = None,
         autoreset: Autoreset = "same_step",
     ) -> None:
         """Make an empty buffer for ``steps`` steps; other arguments as in :class:`~headrace.replay.ReplayBuffer`."""
         if steps < 1 or num_envs < 1:
             raise ConfigError(f"RolloutBuffer: expected steps >= 1 and num_envs >= 1, got {steps} and {num_envs}")
         self.steps, self.num_envs = steps, num_envs
-        self.autoreset: Autoreset = autoreset
-        self.leaves = observation_leaves(observation, stack)
-        self.action_spec = array_spec(action, "action")
-        self._extra_specs = dict(extras or {})
-        memory = RamMemory()
-
-        def make(name: str, row_bytes: int, rows: int) -> MappedRows:
-            return MappedRows(memory, name, row_bytes, rows)
-
-        self._pool = FramePool(self.leaves, num_envs, steps, memory, make)
+        self.spec = store_spec(steps * num_envs, num_envs, observation, action, stack, extras, autoreset)
+        self._pool = FramePool(self.spec, Memory())
         self._outputs = OutputPool()
         self._filled = 0
         grid = (steps, num_envs)
         self._position = np.full(grid, -1, np.int64)
-        self._action = torch.zeros(*grid, *self.action_spec.shape, dtype=self.action_spec.dtype)
         self._reward = torch.zeros(grid)
         self._terminated, self._truncated, self._active = (torch.zeros(grid, dtype=torch.bool) for _ in range(3))
-        self._extras = {
-            name: torch.zeros(*grid, *spec.shape, dtype=spec.dtype) for name, spec in self._extra_specs.items()
+        self._columns = {
+            name: torch.zeros(*grid, *column.shape, dtype=column.dtype)
+            for name, column in {"action": self.spec.action, **self.spec.extras}.items()
         }
 
     def __len__(self) -> int:
@@ -130,7 +121,7 @@ class RolloutBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of frames, side rows used so far, bookkeeping and dense fields."""
-        dense = [self._action, self._reward, self._terminated, self._truncated, self._active, *self._extras.values()]
+        dense = [self._reward, self._terminated, self._truncated, self._active, *self._columns.values()]
         return self._pool.nbytes + self._position.nbytes + sum(tensor.nbytes for tensor in dense)
 
     def clear(self) -> None:
@@ -152,19 +143,8 @@ class RolloutBuffer:
         """
         if self.full:
             raise LifecycleError(f"extend: all {self.steps} steps are filled; hand them over, then call clear()")
-        given = dict(extras or {})
-        if set(given) != set(self._extra_specs):
-            raise ShapeError(f"extras: expected {sorted(self._extra_specs)}, as declared, got {sorted(given)}")
-        for name, spec in self._extra_specs.items():
-            given[name] = check_array(given[name], spec, f"extras[{name!r}]", self.num_envs)
-        checked = check_transition(
-            self.leaves, self.action_spec, self.num_envs, self.autoreset, obs, action, step, active
-        )  # fmt: skip
-        ids = self._pool.everyone if checked.active is None else checked.active.nonzero()[0]
-        write = self._pool.write(
-            checked.obs, ids, ids, checked.terminated[ids], checked.truncated[ids],
-            lambda which: (checked.final_obs, ids[which]), lambda which: (checked.next_obs, ids[which]),
-        )  # fmt: skip
+        checked = check_transition(self.spec, obs, action, step, active, extras or {})
+        write = self._pool.write(checked.write())
         self._pool.side.settle()
         t = self._filled
         acted = torch.ones(self.num_envs, dtype=torch.bool)
@@ -177,9 +157,9 @@ class RolloutBuffer:
         self._terminated[t] = torch.from_numpy(checked.terminated) & acted
         self._truncated[t] = torch.from_numpy(checked.truncated) & acted
         at = torch.from_numpy(write.env_ids)
-        for to, source in ((self._action, checked.action), *((self._extras[name], given[name]) for name in given)):
-            to[t].zero_()
-            to[t, at] = source[at]
+        for name, source in checked.columns.items():
+            self._columns[name][t].zero_()
+            self._columns[name][t, at] = source[at]
         self._filled += 1
 
     def rollout(self) -> Rollout:
@@ -191,7 +171,7 @@ class RolloutBuffer:
         obs: Obs = {}
         last: Obs = {}
         final: Obs = {}
-        for leaf in self.leaves:
+        for leaf in self.spec.leaves:
             table = np.full((t * self.num_envs, leaf.frames), ZERO_ROW)
             windows = self._windows(leaf, envs, positions)
             table[live] = windows[:, :-1]
@@ -202,19 +182,20 @@ class RolloutBuffer:
         cuts = torch.zeros(t * self.num_envs, dtype=torch.bool)
         cuts[torch.from_numpy(where)] = torch.from_numpy(cut)
         step, env = np.divmod(where[ends], self.num_envs)
+        columns = {name: value[:t].clone() for name, value in self._columns.items()}
         return Rollout(
             obs=obs,
             last_obs=last,
             final_obs=final,
             final_step=torch.from_numpy(step),
             final_env=torch.from_numpy(env),
-            action=self._action[:t].clone(),
+            action=columns.pop("action"),
             reward=self._reward[:t].clone(),
             terminated=self._terminated[:t].clone(),
             truncated=self._truncated[:t].clone(),
             cut=cuts.view(t, self.num_envs),
             active=self._active[:t].clone(),
-            extras={name: value[:t].clone() for name, value in self._extras.items()},
+            extras=columns,
         )
 
     def distinct_observations(self) -> DistinctObservations:
@@ -235,7 +216,7 @@ class RolloutBuffer:
         index, next_index = np.zeros((2, t * self.num_envs), np.int64)
         index[flat], next_index[flat] = np.arange(count), following
         obs: Obs = {}
-        for leaf in self.leaves:
+        for leaf in self.spec.leaves:
             windows = self._windows(leaf, envs, positions)
             table = np.concatenate([windows[:, :-1], self._last(leaf)[heads], windows[ends, 1:]])
             obs[leaf.name] = self._read(leaf, table)
@@ -260,12 +241,12 @@ class RolloutBuffer:
         order = bits[:, 0].argsort(stable=True).numpy()
         for piece in np.array_split(order, count):
             place = torch.from_numpy(flat[piece])
-            content: Branch = {"place": place, "action": self._action.flatten(0, 1)[place]}
-            content |= {name: value.flatten(0, 1)[place] for name, value in self._extras.items()}
-            for leaf in self.leaves:
+            content: Branch = {"place": place}
+            content |= {name: value.flatten(0, 1)[place] for name, value in self._columns.items()}
+            for leaf in self.spec.leaves:
                 rows = self._windows(leaf, envs[piece], positions[piece])[:, :-1]
                 put_leaf(content, leaf, self._read(leaf, np.ascontiguousarray(rows)))
-            yield tree(content, (piece.shape[0],))
+            yield tree(content, torch.Size((piece.shape[0],)))
 
     def _acted(self) -> tuple[Int64s, Int64s, Int64s]:
         """Environment, position and place t · N + e of every stored transition, in the order of steps."""
@@ -281,10 +262,7 @@ class RolloutBuffer:
     def _windows(self, leaf: Leaf, envs: Int64s, positions: Int64s) -> Int64s:
         """Rows (M, K + 1) of observation and next observation."""
         pool, rows = self._pool, np.empty((envs.shape[0], leaf.frames + 1), np.int64)
-        arithmetic.windows(
-            envs, positions, pool.steps, pool.flags, pool.final, pool.prefix,
-            leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, rows,
-        )  # fmt: skip
+        arithmetic.windows(envs, positions, pool.ring, pool.stacks[leaf.name], rows)
         return rows
 
     def _last(self, leaf: Leaf) -> Int64s:
@@ -295,10 +273,7 @@ class RolloutBuffer:
         table = np.repeat(rows[:, None], leaf.frames, 1)
         if leaf.zero_filled:
             table[:, :-1] = ZERO_ROW
-        arithmetic.pending(
-            everyone, fresh, pool.counts, pool.steps, pool.flags, pool.final, pool.prefix,
-            leaf.frames, leaf.zero_filled, pool.history, pool.first_side_row, table,
-        )  # fmt: skip
+        arithmetic.pending(everyone, fresh, pool.counts, pool.ring, pool.stacks[leaf.name], table)
         table[pool.counts == 0] = ZERO_ROW
         return table
 

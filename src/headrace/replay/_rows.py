@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from torch import Tensor
 
@@ -15,45 +13,12 @@ SHARD_BYTES = 1 << 28
 """Largest shard, unless one row is larger."""
 
 
-class Rows(Protocol):
-    """Numbered rows of one array. ``source`` is always (N, …) with row ``index[i]`` meant for ``rows[i]``."""
-
-    row_bytes: int
-
-    def reserve(self, rows: int) -> None:
-        """Make row numbers below ``rows`` usable."""
-        ...
-
-    def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
-        """Copy ``source[index[i]]`` to ``rows[i]``, from byte ``offset`` of the source's row on."""
-        ...
-
-    def differ(self, rows: Int64s, outer: int, source: Tensor, index: Int64s, out: Bools) -> None:
-        """Set ``out[i]`` where rows (n, F) are not ``source[index[i]]``, laid out as :meth:`read` does, bit for bit.
-
-        Entries that are set already are not looked at.
-        """
-        ...
-
-    def move(self, to: Int64s, rows: Int64s) -> None:
-        """Copy ``rows[i]`` to ``to[i]``."""
-        ...
-
-    def read(self, rows: Int64s, outer: int, out: Bytes) -> None:
-        """Copy rows (B, F) to ``out`` as (B, outer, F, piece); row -1 reads as zeros."""
-        ...
-
-    def nbytes(self, rows: int, /) -> int:
-        """Bytes that the first ``rows`` rows take."""
-        ...
-
-    def blocks(self) -> dict[str, Bytes]:
-        """The memory by block name, for saving."""
-        ...
-
-
 class MappedRows:
-    """Plain rows in mapped memory; owns its shards."""
+    """Numbered rows of one array in mapped memory; owns its shards.
+
+    ``source`` is always (N, …) with row ``index[i]`` meant for ``rows[i]``. See
+    :class:`headrace.replay._compressed.CompressedRows` for rows that are kept smaller.
+    """
 
     def __init__(self, memory: Memory, name: str, row_bytes: int, rows: int) -> None:
         """Reserve ``rows`` rows; more can be had later with :meth:`reserve`."""
@@ -63,36 +28,39 @@ class MappedRows:
         self._memory = memory
         self._name = name
         self._shards: list[Bytes] = []
-        self._addresses = np.empty(0, np.int64)
+        self._space = (np.empty(0, np.int64), self._shift, row_bytes)
         self.reserve(rows)
 
     def reserve(self, rows: int) -> None:
-        """See :class:`Rows`. Shards that an earlier process wrote are mapped again."""
+        """Make row numbers below ``rows`` usable. Shards that an earlier process wrote are mapped again."""
         while len(self._shards) << self._shift < rows:
             name = f"{self._name}.{len(self._shards):04d}"
             self._shards.append(self._memory.allocate(name, self.row_bytes << self._shift))
-            self._addresses = np.array([shard.ctypes.data for shard in self._shards], np.int64)
+            addresses = np.array([shard.ctypes.data for shard in self._shards], np.int64)
+            self._space = (addresses, self._shift, self.row_bytes)
 
     def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
-        """See :class:`Rows`."""
+        """Copy ``source[index[i]]`` to ``rows[i]``, from byte ``offset`` of the source's row on."""
         source, stride = _rowwise(source)
-        address = source.data_ptr() + offset
-        kernels.scatter(self._addresses, self._shift, self.row_bytes, rows, address, stride, index)
+        kernels.scatter(self._space, rows, (source.data_ptr() + offset, stride, index))
 
     def differ(self, rows: Int64s, outer: int, source: Tensor, index: Int64s, out: Bools) -> None:
-        """See :class:`Rows`."""
+        """Set ``out[i]`` where rows (n, F) are not ``source[index[i]]``, laid out as :meth:`read` does, bit for bit.
+
+        Entries that are set already are not looked at.
+        """
         source, stride = _rowwise(source)
-        kernels.differ(self._addresses, self._shift, self.row_bytes, rows, outer, source.data_ptr(), stride, index, out)
+        kernels.differ(self._space, rows, outer, (source.data_ptr(), stride, index), out)
 
     def move(self, to: Int64s, rows: Int64s) -> None:
-        """See :class:`Rows`."""
-        kernels.move(self._addresses, self._shift, self.row_bytes, to, rows)
+        """Copy ``rows[i]`` to ``to[i]``."""
+        kernels.move(self._space, to, rows)
 
     def read(self, rows: Int64s, outer: int, out: Bytes) -> None:
-        """See :class:`Rows`."""
+        """Copy rows (B, F) to ``out`` as (B, outer, F, piece); row -1 reads as zeros."""
         if isinstance(self._memory, ReadOnlyMemory):
             rows = self._mapped(rows)
-        kernels.gather(self._addresses, self._shift, self.row_bytes, rows, outer, out)
+        kernels.gather(self._space, rows, outer, out)
 
     def _mapped(self, rows: Int64s) -> Int64s:
         """Rows that another process writes; those beyond its files come of a torn read, which shows later."""
@@ -103,11 +71,11 @@ class MappedRows:
         return rows
 
     def nbytes(self, rows: int, /) -> int:
-        """See :class:`Rows`."""
+        """Bytes that the first ``rows`` rows take."""
         return rows * self.row_bytes
 
     def blocks(self) -> dict[str, Bytes]:
-        """See :class:`Rows`: the shards."""
+        """The shards by block name, for saving."""
         return {f"{self._name}.{i:04d}": shard for i, shard in enumerate(self._shards)}
 
 

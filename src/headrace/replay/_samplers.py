@@ -114,10 +114,10 @@ class UniformSampler:
 
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`Sampler`."""
-        pool = attached(self._pool)
-        envs, positions = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
-        stored = arithmetic.pick(tickets, pool.counts, pool.length, envs, positions)
-        refuse_if_empty(stored, "transitions", "extend() it first")
+        pool = self._pool or attached(self._pool)
+        envs, positions = np.empty((2, tickets.shape[0]), np.int64)
+        if not arithmetic.pick(tickets, pool.counts, pool.length, envs, positions):
+            refuse_if_empty(0, "transitions", "extend() it first")
         return Picked(envs=envs, positions=positions)
 
     def config(self) -> dict[str, Json]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
@@ -35,18 +36,13 @@ class ArraySpec:
         """Bytes of one such array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def to_json(self) -> Json:
-        """The JSON form; :meth:`from_json` reads it back."""
-        return {"shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
-
     @classmethod
     def from_json(cls, data: Json) -> ArraySpec:
         """Read the JSON form."""
-        if not isinstance(data, dict) or not isinstance(shape := data.get("shape"), list):
-            raise DataError(f"manifest: expected an array description with shape and dtype, got {data!r}")
-        dtype = getattr(torch, str(data.get("dtype")), None)
-        if not isinstance(dtype, torch.dtype):
-            raise DataError(f"manifest: expected the name of a torch dtype, got {data.get('dtype')!r}")
+        shape, name = _entries(data, "an array", "shape", "dtype")
+        dtype = getattr(torch, str(name), None)
+        if not isinstance(shape, list) or not isinstance(dtype, torch.dtype):
+            raise DataError(f"manifest: expected sizes and the name of a torch dtype, got {shape!r} and {name!r}")
         return cls(tuple(int(cast("int", size)) for size in shape), dtype)
 
 
@@ -64,6 +60,28 @@ class Window(NamedTuple):
     """From one observation to the next."""
     size: int
     """Of the whole block."""
+
+
+class _Windows(dict[int, Window]):
+    """Windows of a leaf by number of frames, each worked out when it is first asked for."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self._leaf = leaf
+
+    def __missing__(self, frames: int) -> Window:
+        leaf, shape, stack = self._leaf, self._leaf.frame.shape, self._leaf.stack
+        size = frames * math.prod(shape)
+        if stack is None:
+            window = Window(shape, strides(shape), math.prod(shape), size)
+        else:
+            axis = stack.axis(len(shape))
+            merged = StackSpec(frames=frames, dim=axis, layout=stack.layout).stacked_shape(shape)
+            stride = strides(merged)
+            step = 1 if stack.layout == "new_axis" else shape[axis]
+            window = Window(leaf.observed.shape, stride, step * stride[axis], size)
+        self[frames] = window
+        return window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,48 +124,21 @@ class Leaf:
         """Whether stacks begin with zeros rather than with their first frame."""
         return self.stack is not None and self.stack.reset == "zero"
 
-    def window(self, frames: int) -> Window:
-        """Layout of a block in which ``frames`` frames are merged along the stacking axis."""
-        found = self._windows.get(frames)
-        if found is None:
-            found = self._windows[frames] = self._window(frames)
-        return found
-
     @cached_property
-    def _windows(self) -> dict[int, Window]:
-        return {}
-
-    def _window(self, frames: int) -> Window:
-        shape = self.frame.shape
-        size = frames * math.prod(shape)
-        if self.stack is None:
-            return Window(shape, strides(shape), math.prod(shape), size)
-        axis = self.stack.axis(len(shape))
-        merged = StackSpec(frames=frames, dim=axis, layout=self.stack.layout).stacked_shape(shape)
-        stride = strides(merged)
-        step = 1 if self.stack.layout == "new_axis" else shape[axis]
-        return Window(self.observed.shape, stride, step * stride[axis], size)
-
-    def to_json(self) -> Json:
-        """The JSON form; :meth:`from_json` reads it back."""
-        stack: Json = None
-        if self.stack is not None:
-            spec = self.stack
-            stack = {"frames": spec.frames, "dim": spec.dim, "layout": spec.layout, "reset": spec.reset}
-        return {"name": self.name, "path": list(self.path), "observed": self.observed.to_json(), "stack": stack}
+    def windows(self) -> Mapping[int, Window]:
+        """Layout of a block in which so many frames are merged along the stacking axis."""
+        return _Windows(self)
 
     @classmethod
     def from_json(cls, data: Json) -> Leaf:
         """Read the JSON form."""
-        if not isinstance(data, dict):
-            raise DataError(f"manifest: expected an observation leaf, got {data!r}")
-        stack, path = data.get("stack"), data.get("path")
+        name, path, observed, stack = _entries(data, "an observation leaf", "name", "path", "observed", "stack")
         if not isinstance(path, list):
             raise DataError(f"manifest: expected the keys of an observation leaf, got {path!r}")
         return cls(
-            name=str(data.get("name")),
+            name=str(name),
             path=tuple(map(str, path)),
-            observed=ArraySpec.from_json(data.get("observed")),
+            observed=ArraySpec.from_json(observed),
             stack=StackSpec(**cast("dict[str, int]", stack)) if isinstance(stack, dict) else None,  # pyright: ignore[reportArgumentType]  # written by to_json
         )
 
@@ -164,48 +155,31 @@ class StoreSpec:
     codec: Codec | None
     extras: dict[str, ArraySpec]
 
+    def __post_init__(self) -> None:
+        if self.autoreset not in ("same_step", "disabled"):
+            raise ConfigError(f"autoreset: expected 'same_step' or 'disabled', got {self.autoreset!r}")
+
     @property
     def length(self) -> int:
         """Transitions per environment."""
         return self.capacity // self.num_envs
 
-    @property
-    def columns(self) -> dict[str, ArraySpec]:
-        """What is kept per transition besides frames and rewards: the action and the extras."""
-        return {"action": self.action, **self.extras}
-
-    def to_json(self) -> dict[str, Json]:
-        """The JSON form; :meth:`from_json` reads it back."""
-        return {
-            "capacity": self.capacity,
-            "num_envs": self.num_envs,
-            "leaves": [leaf.to_json() for leaf in self.leaves],
-            "action": self.action.to_json(),
-            "autoreset": self.autoreset,
-            "codec": self.codec,
-            "extras": {name: spec.to_json() for name, spec in self.extras.items()},
-        }
-
     @classmethod
     def from_json(cls, data: Json) -> StoreSpec:
         """Read the JSON form; a missing or ill-typed entry is a :class:`DataError`."""
-        if not isinstance(data, dict):
-            raise DataError(f"manifest: expected a store description, got {data!r}")
-        leaves, extras = data.get("leaves"), data.get("extras")
+        names = ("capacity", "num_envs", "leaves", "action", "autoreset", "codec", "extras")
+        capacity, num_envs, leaves, action, autoreset, codec, extras = _entries(data, "a replay store", *names)
         if not isinstance(leaves, list) or not isinstance(extras, dict):
-            raise DataError("manifest: 'leaves' or 'extras' is missing; this is not a replay store")
-        try:
-            return cls(
-                capacity=int(cast("int", data["capacity"])),
-                num_envs=int(cast("int", data["num_envs"])),
-                leaves=tuple(Leaf.from_json(leaf) for leaf in leaves),
-                action=ArraySpec.from_json(data["action"]),
-                autoreset=cast("Autoreset", data["autoreset"]),
-                codec=cast("Codec | None", data["codec"]),
-                extras={name: ArraySpec.from_json(spec) for name, spec in extras.items()},
-            )
-        except KeyError as error:
-            raise DataError(f"manifest: entry {error} is missing; this is not a replay store") from error
+            raise DataError(f"manifest: expected a list of leaves and named extras, got {leaves!r} and {extras!r}")
+        return cls(
+            capacity=int(cast("int", capacity)),
+            num_envs=int(cast("int", num_envs)),
+            leaves=tuple(Leaf.from_json(leaf) for leaf in leaves),
+            action=ArraySpec.from_json(action),
+            autoreset=cast("Autoreset", autoreset),
+            codec=cast("Codec | None", codec),
+            extras={name: ArraySpec.from_json(spec) for name, spec in extras.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +197,32 @@ class ViewSpec:
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"gamma: expected a discount between 0 and 1, got {self.gamma}")
 
-    def to_json(self) -> Json:
-        """The JSON form; :meth:`from_json` reads it back."""
-        return {"sampler": self.sampler, "n_step": self.n_step, "gamma": self.gamma, "seed": self.seed}
-
     @classmethod
     def from_json(cls, data: Json) -> ViewSpec:
         """Read the JSON form."""
-        if not isinstance(data, dict) or not isinstance(sampler := data.get("sampler"), dict):
-            raise DataError(f"manifest: expected a sampler and its settings, got {data!r}")
-        n_step, gamma, seed = (cast("float", data.get(name, 0)) for name in ("n_step", "gamma", "seed"))
+        sampler, *numbers = _entries(data, "a sampler and its settings", "sampler", "n_step", "gamma", "seed")
+        if not isinstance(sampler, dict):
+            raise DataError(f"manifest: expected a sampler's settings, got {sampler!r}")
+        n_step, gamma, seed = (cast("float", number) for number in numbers)
         return cls(sampler=sampler, n_step=int(n_step), gamma=float(gamma), seed=int(seed))
+
+
+def to_json(value: object) -> Json:
+    """A description as JSON: dataclasses by their fields, dtypes by name; ``from_json`` of its class reads it back."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_json(entry) for name, entry in cast("Mapping[str, object]", value).items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(entry) for entry in cast("Sequence[object]", value)]
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else cast("Json", value)
+
+
+def _entries(data: Json, what: str, *names: str) -> list[Json]:
+    """The entries of a description, all there."""
+    if not isinstance(data, dict) or not data.keys() >= set(names):
+        raise DataError(f"manifest: expected {what} with {', '.join(names)}, got {data!r}")
+    return [data[name] for name in names]
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -241,7 +230,7 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def array_spec(space: SpaceLike, what: str) -> ArraySpec:
+def _array_spec(space: SpaceLike, what: str) -> ArraySpec:
     """The one array of a space that is not a dict."""
     if isinstance(space, ArraySpec):
         return space
@@ -254,7 +243,29 @@ def array_spec(space: SpaceLike, what: str) -> ArraySpec:
     )
 
 
-def observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackSpec | None) -> tuple[Leaf, ...]:
+def store_spec(
+    capacity: int,
+    num_envs: int,
+    observation: SpaceLike,
+    action: SpaceLike,
+    stack: Mapping[str, StackSpec] | StackSpec | None = None,
+    extras: Mapping[str, SpaceLike] | None = None,
+    autoreset: Autoreset = "same_step",
+    codec: Codec | None = None,
+) -> StoreSpec:
+    """A store of these spaces; arguments as in :class:`~headrace.replay.ReplayBuffer`."""
+    return StoreSpec(
+        capacity=capacity,
+        num_envs=num_envs,
+        leaves=_observation_leaves(observation, stack),
+        action=_array_spec(action, "action"),
+        autoreset=autoreset,
+        codec=codec,
+        extras={name: _array_spec(space, f"extras[{name!r}]") for name, space in (extras or {}).items()},
+    )
+
+
+def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackSpec | None) -> tuple[Leaf, ...]:
     """The arrays of an observation space, in order, with their stacks.
 
     Args:
@@ -266,7 +277,7 @@ def observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackS
         path = tuple(key for key in leaf.path if isinstance(key, str))
         if len(path) < len(leaf.path):
             raise ConfigError(f"observation: expected arrays or dicts of arrays, got a tuple in {space!r}")
-        flat[leaf.name] = (array_spec(leaf.value, f"observation {leaf.name!r}" if leaf.name else "observation"), path)
+        flat[leaf.name] = (_array_spec(leaf.value, f"observation {leaf.name!r}" if leaf.name else "observation"), path)
     specs = {"": stack} if isinstance(stack, StackSpec) else dict(stack or {})
     unknown = sorted(set(specs) - set(flat))
     if unknown:

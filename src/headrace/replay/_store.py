@@ -5,41 +5,31 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
-from headrace._kernels.gather import Bools, Bytes, Int64s
-from headrace.buffers._pool import OutputPool
+from headrace._kernels.gather import Bytes
 from headrace.errors import LifecycleError
-from headrace.replay._batches import assemble
-from headrace.replay._checks import Transition
-from headrace.replay._compressed import CompressedRows
 from headrace.replay._disk import CommitRecord
 from headrace.replay._memory import COMMIT, FileMemory, Memory, ReadOnlyMemory
-from headrace.replay._pool import FramePool, Sourced, Written
-from headrace.replay._rows import MappedRows, Rows
-from headrace.replay._samplers import Picked
+from headrace.replay._pool import FramePool, Write, Written
+from headrace.replay._rows import MappedRows
+from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import StoreSpec
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _CUTS_TO_WARN = 64
 _ATTEMPTS = 1000
 
 
-class Index(Protocol):
+class Reader(Protocol):
     """Whoever must know what is stored."""
+
+    sampler: Sampler
+    """Told of every write, which counts when everybody knows it."""
 
     def attach(self) -> None:
         """Begin anew with what is stored."""
-        ...
-
-    def written(self, write: Written) -> None:
-        """More was stored; it counts when everybody knows it."""
         ...
 
 
@@ -53,27 +43,23 @@ class Store:
         self.spec = spec
         self.memory = memory
         self.lock = threading.RLock()
-        self._indices: list[weakref.ref[Index]] = []
+        self._readers: list[weakref.ref[Reader]] = []
         self.cuts = 0
         self._going_on = 0
         self._warned = False
         self.durable = isinstance(memory, FileMemory)
         self.follows = isinstance(memory, ReadOnlyMemory)
-
-        def make(name: str, row_bytes: int, rows: int) -> Rows:
-            if spec.codec is None:
-                return MappedRows(memory, name, row_bytes, rows)
-            return CompressedRows(spec.codec, row_bytes, memory, name)
-
-        self.pool = FramePool(spec.leaves, spec.num_envs, spec.length, memory, make)
+        self.pool = FramePool(spec, memory)
         slots = self.pool.first_side_row
+        self.column_specs = {"action": spec.action, **spec.extras}
+        """What is kept per transition besides frames and rewards: the action and the extras."""
         self.columns = {
             name: MappedRows(memory, f"column{i}", max(column.nbytes, 1), slots)
-            for i, (name, column) in enumerate(spec.columns.items())
+            for i, (name, column) in enumerate(self.column_specs.items())
         }
         self._reward_block = memory.allocate("rewards", slots * 4)
         self._flat_rewards = self._reward_block.view(np.float32)
-        self._rewards = self._flat_rewards.reshape(spec.num_envs, -1)
+        self.rewards = self._flat_rewards.reshape(spec.num_envs, -1)
         self._head_block = memory.allocate("heads", 2 * 8 * spec.num_envs)
         self.heads = self._head_block.view(np.int64).reshape(2, spec.num_envs)
         """Count at which the newest transition waits for its next frame, and the caller's id of its trajectory."""
@@ -110,62 +96,29 @@ class Store:
         if isinstance(self.memory, FileMemory) and not self.memory.release.alive:
             raise LifecycleError("extend: this buffer was closed; open the store again with ReplayBuffer.open")
 
-    def write_step(self, step: Transition, columns: Mapping[str, Tensor]) -> None:
-        """Store one transition of every active environment; everything was checked. Called with the lock held."""
-        ids = self.pool.everyone if step.active is None else step.active.nonzero()[0]
-        terminated, truncated, reward = step.terminated, step.truncated, step.reward.numpy()
-        if step.active is not None:
-            terminated, truncated, reward = terminated[ids], truncated[ids], reward[ids]
-        self.write(
-            step.obs, ids, ids, terminated, truncated, reward, columns,
-            lambda which: (step.final_obs, ids[which]),
-            lambda which: (step.next_obs, ids[which]),
-        )  # fmt: skip
-
-    def write(
-        self,
-        obs: Mapping[str, Tensor],
-        ids: Int64s,
-        source: Int64s,
-        terminated: Bools,
-        truncated: Bools,
-        reward: np.ndarray[tuple[int], np.dtype[np.float32]],
-        columns: Mapping[str, Tensor],
-        final_of: Callable[[Int64s], Sourced],
-        next_of: Callable[[Int64s], Sourced],
-        joined: Bools | None = None,
-        follows: Bools | None = None,
-        heads: Int64s | None = None,
-    ) -> None:
-        """Store n transitions: see :meth:`FramePool.write`. Rows of ``columns`` are numbered as those of ``obs``.
-
-        ``heads`` (N,), where the frames after the newest transitions are not known yet: the trajectories' ids.
-        """
+    def write(self, write: Write) -> None:
+        """Store transitions; called with the lock held."""
         pool = self.pool
-        write = pool.write(obs, ids, source, terminated, truncated, final_of, next_of, joined, follows)
-        self._flat_rewards[write.rows] = reward
-        for name, column in columns.items():
-            self.columns[name].write(write.rows, column, source)
-        if heads is not None:
-            self.heads[0, ids], self.heads[1] = pool.counts[ids], heads
-        for index in self._listening():
-            index.written(write)
-        self._count_cuts(write)
+        done = pool.write(write)
+        self._flat_rewards[done.rows] = write.reward
+        for name, column in write.columns.items():
+            self.columns[name].write(done.rows, column, write.source)
+        if write.heads is not None:
+            self.heads[0, write.ids], self.heads[1] = pool.counts[write.ids], write.heads
+        for reader in self._listening():
+            reader.sampler.written(done)
+        self._count_cuts(done)
         if self.durable:
             self.commit()
         pool.side.settle()
 
-    def read(self, picked: Picked, n_step: int, gamma: float, outputs: OutputPool) -> TensorDict | None:
-        """The batch of the picked transitions; None where a writer in another process overwrote some meanwhile."""
-        heads = self._head_flags() if self.follows else None
-        batch = assemble(self.spec, self.pool, self.columns, self._rewards, outputs, picked, n_step, gamma)
-        if heads is None:
-            return batch
+    def is_whole(self, picked: Picked, heads: Bytes) -> bool:
+        """Whether a writer in another process overwrote nothing that was picked since ``heads`` were read."""
         self.record.refresh()
         # what a write in progress touches is in no transition that counts, but for the flag that cuts the newest one
         oldest = np.maximum(self.record.read()[0] - self.spec.length, 0)
-        whole = (picked.positions.reshape(len(picked.envs), -1).min(1) >= oldest[picked.envs]).all()
-        return batch if whole and np.array_equal(heads, self._head_flags()) else None
+        stored = (picked.positions.reshape(len(picked.envs), -1).min(1) >= oldest[picked.envs]).all()
+        return bool(stored) and np.array_equal(heads, self.head_flags())
 
     def follow(self) -> None:
         """Take up what the writer in another process has committed, where there is one."""
@@ -186,18 +139,19 @@ class Store:
             counts = latest
         raise LifecycleError("sample: the writer overwrites the store faster than it can be indexed; make it larger")
 
-    def add(self, index: Index) -> None:
-        """Tell ``index`` of every write from now on, for as long as somebody else holds it."""
-        self._indices.append(weakref.ref(index))
+    def add(self, reader: Reader) -> None:
+        """Tell ``reader`` of every write from now on, for as long as somebody else holds it."""
+        self._readers.append(weakref.ref(reader))
 
-    def _listening(self) -> list[Index]:
-        return [index for reference in self._indices if (index := reference()) is not None]
+    def _listening(self) -> list[Reader]:
+        return [reader for reference in self._readers if (reader := reference()) is not None]
 
     def _attach(self) -> None:
-        for index in self._listening():
-            index.attach()
+        for reader in self._listening():
+            reader.attach()
 
-    def _head_flags(self) -> Bytes:
+    def head_flags(self) -> Bytes:
+        """Flags of the newest transitions, (N,), a copy."""
         return self.pool.flags[self.pool.everyone, (self.pool.counts - 1) % self.pool.slots]
 
     def _count_cuts(self, write: Written) -> None:
@@ -213,7 +167,7 @@ class Store:
                 "returns. extend() must get as obs exactly, bit for bit, what was step.obs in the call before: store "
                 "observations before a normalizer whose statistics drift, and the same dtype and rounding in both",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def clear(self) -> None:

@@ -14,8 +14,8 @@ from headrace._kernels.gather import Int64s
 from headrace.buffers._pool import OutputPool
 from headrace.errors import ConfigError, IdError, LifecycleError, ShapeError
 from headrace.replay._arithmetic import Float64s
-from headrace.replay._memory import Namespace, RamMemory
-from headrace.replay._pool import Written
+from headrace.replay._batches import assemble
+from headrace.replay._memory import Memory, Namespace
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import ViewSpec
@@ -54,38 +54,32 @@ class SamplerView:
     :class:`headrace.replay.ReplayBuffer` for the keys of a batch.
     """
 
-    def __init__(self, store: Store, name: str, sampler: Sampler, spec: ViewSpec, device: torch.device | str) -> None:
+    def __init__(
+        self, store: Store, name: str, sampler: Sampler, settings: ViewSpec, device: torch.device | str
+    ) -> None:
         if store.follows and isinstance(sampler, PrioritizedSampler):
             raise ConfigError("PrioritizedSampler: a buffer that was opened with read_only=True has no priorities")
-        self.name, self.sampler, self.spec = name, sampler, spec
+        self.name, self.sampler, self.settings = name, sampler, settings
         self.device = as_device(device)
-        self.store = store
-        self._memory = Namespace(RamMemory() if store.follows else store.memory, f"{name}.")
-        self._tickets = _Tickets(spec.seed)
+        self.memory = Namespace(Memory() if store.follows else store.memory, f"{name}.")
+        """What is saved with the store."""
+        self._store = store
+        self._tickets = _Tickets(settings.seed)
         self._outputs = OutputPool(pinned=self.device.type == "cuda")
         with store.lock:
-            self._draws = self._memory.allocate("draws", 8).view(np.int64)
+            self._draws = self.memory.allocate("draws", 8).view(np.int64)
             self.attach()
             store.add(self)
 
     def attach(self) -> None:
         """Let the sampler begin anew with what is stored; called by the store."""
-        self.sampler.attach(self.store.pool, self._memory, self.spec.seed)
-
-    def written(self, write: Written) -> None:
-        """Tell the sampler what was stored; called by the store."""
-        self.sampler.written(write)
-
-    @property
-    def memory(self) -> Namespace:
-        """What is saved with the store."""
-        return self._memory
+        self.sampler.attach(self._store.pool, self.memory, self.settings.seed)
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draw a batch: ``batch_size`` transitions, slices or trajectories, as the sampler says."""
         if batch_size < 1:
             raise ShapeError(f"batch_size: expected at least 1, got {batch_size}")
-        with self.store.lock:
+        with self._store.lock:
             tickets = self._tickets.of(int(self._draws[0]), batch_size)
             batch = self._read(lambda: self.sampler.draw(tickets))
             self._draws[0] += 1
@@ -98,11 +92,11 @@ class SamplerView:
         if not len(index):
             return self.at(torch.zeros(1, dtype=torch.int64))[:0]
         envs, positions = self._locate(index)
-        with self.store.lock:
+        with self._store.lock:
             return self._read(lambda: self._stored(envs, positions, index))
 
     def _stored(self, envs: Int64s, positions: Int64s, index: Tensor) -> Picked:
-        pool = self.store.pool
+        pool = self._store.pool
         stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs])
         if not stored.all():
             raise IdError(f"index: {index[torch.from_numpy(~stored)].tolist()[:8]} are not stored, or no longer")
@@ -110,7 +104,7 @@ class SamplerView:
 
     def at(self, place: Tensor) -> TensorDict:
         """The transitions at places 0 ≤ place < len, int64 (B,), counted by environment, oldest first."""
-        pool, where = self.store.pool, place.numpy()
+        pool, where = self._store.pool, place.numpy()
 
         def pick() -> Picked:
             ends = np.cumsum(pool.lengths())
@@ -119,13 +113,13 @@ class SamplerView:
             envs = np.searchsorted(ends, where, side="right")
             return Picked(envs=envs, positions=pool.oldest()[envs] + where - (ends - pool.lengths())[envs])
 
-        with self.store.lock:
+        with self._store.lock:
             return self._read(pick)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Give what was drawn new priorities, usually absolute TD errors; both (B,). Overwritten ones are passed over.
 
-        A :class:`PrioritizedSliceSampler` also takes both as (B, T), those of all transitions.
+        A :class:`PrioritizedSampler` of runs also takes both as (B, T), those of all transitions.
         """
         if not isinstance(self.sampler, PrioritizedSampler):
             raise ConfigError("update_priorities: the sampler has no priorities; use PrioritizedSampler()")
@@ -133,24 +127,35 @@ class SamplerView:
         values = priority.detach().to("cpu", torch.float64).numpy()
         if values.ndim == positions.ndim + 1 and values.shape[-1] == 1:
             values = values[..., 0]
-        with self.store.lock:
+        with self._store.lock:
             self.sampler.update(envs, positions, values)
 
     def _locate(self, index: Tensor) -> tuple[Int64s, Int64s]:
         if index.dtype != torch.int64 or (index < 0).any():
             raise IdError(f"index: expected int64, not negative, got {index.dtype} {tuple(index.shape)}")
-        positions, envs = np.divmod(index.cpu().numpy(), self.store.spec.num_envs)
+        positions, envs = np.divmod(index.cpu().numpy(), self._store.spec.num_envs)
         return envs, positions
 
     def _read(self, pick: Callable[[], Picked]) -> TensorDict:
-        """What was picked, whole; called with the lock held."""
+        """What was picked; called with the lock held."""
+        settings = self.settings
+        if self._store.follows:
+            batch = self._read_whole(pick)
+        else:
+            batch = assemble(self._store, self._outputs, pick(), settings.n_step, settings.gamma)
+        return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+
+    def _read_whole(self, pick: Callable[[], Picked]) -> TensorDict:
+        """The same where another process writes meanwhile: again, until nothing was overwritten."""
+        store, settings, blocks = self._store, self.settings, self.memory.blocks
         for _ in range(_ATTEMPTS):
-            before = {name: block.copy() for name, block in self._memory.blocks.items()} if self.store.follows else {}
-            self.store.follow()
-            batch = self.store.read(pick(), self.spec.n_step, self.spec.gamma, self._outputs)
-            if batch is not None:
-                return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+            before = {name: block.copy() for name, block in blocks.items()}
+            store.follow()
+            picked, heads = pick(), store.head_flags()
+            batch = assemble(store, self._outputs, picked, settings.n_step, settings.gamma)
+            if store.is_whole(picked, heads):
+                return batch
             for name, block in before.items():
-                self._memory.blocks[name][:] = block
+                blocks[name][:] = block
             self.attach()
         raise LifecycleError("sample: the writer overwrites transitions faster than they can be read; make it larger")

@@ -82,7 +82,8 @@ class StackOutput:
         source, target = _numbers(ids, count), _numbers(to, count)
         if plain:
             row_bytes = out[0].nbytes
-            scatter(np.array([out.data_ptr()]), _ONE_SHARD, row_bytes, target, data.data_ptr(), row_bytes, source)
+            space = (np.array([out.data_ptr()]), _ONE_SHARD, row_bytes)
+            scatter(space, target, (data.data_ptr(), row_bytes, source))
         else:
             # a plane of a channel-first picture is a picture with one channel
             normalize_rows(data.view(-1, *self._pictures), out.view(-1, *self._pictures), source, target)
