@@ -12,7 +12,7 @@ import headrace
 from headrace import errors
 from headrace.envs._batch_env import BatchEnv
 from headrace.rollout._actor_critic import NetworkCfg, Policy, load_actor_critic, save_actor_critic
-from headrace.rollout._encoder import ImageNormalizer, Normalizer
+from headrace.rollout._groups import ImageNormalizer, Normalizer
 from headrace.rollout._ppo import PPO, PPOCfg
 
 

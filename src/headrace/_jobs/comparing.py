@@ -265,7 +265,7 @@ def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
 
 
 def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
-    from headrace.bench._evaluations import evaluation_bundle
+    from headrace.bench._bundle_files import evaluation_bundle
 
     # evaluations are told by what they are not: torch is not imported to name their class
     whole = tuple(BUNDLES.values())

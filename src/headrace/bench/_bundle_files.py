@@ -1,24 +1,35 @@
-"""Bundles read back from JSON, in any version we know."""
+"""Bundles read back from JSON, in any version we know; evaluations as bundles of plays, to be compared like them.
+
+An evaluation keeps neither when it ran nor what it used, so its bundle has outcomes only: no rates, no resources.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from headrace.bench import _isaaclab_reader
-from headrace.bench._evaluations import EVALUATION_FILES, is_evaluation, read_evaluation
-from headrace.bench._schema import BUNDLES, SCHEMA_VERSION, Bundle
-from headrace.bench._statistic import Statistic
+from headrace.bench import _schema as schema
+from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import DataError
 
+if TYPE_CHECKING:
+    from headrace.rollout import Evaluation
+
+EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
+"""What evaluations and their journals are called where a directory is searched for them; any name will do otherwise."""
+_FORMAT = '"headrace-evaluation-'
+_STATUSES: dict[str, schema.Status] = {"completed": "completed", "interrupted": "interrupted", "failed": "crashed"}
+_NOT_PLAYING = ("source", "overrides", "seed", "policy")
 _BEFORE = "2.0"
 
 
-def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
+def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
     """A bundle from its JSON, upgraded from an older schema where needed.
 
     Args:
@@ -42,17 +53,17 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
             fields = _effective_rates(fields) if version == _BEFORE else _isaaclab_reader.upgrade(fields)
         except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # parts of another shape
             raise DataError(f"{source}: not a valid bundle of schema {version}: {error!r}") from error
-    elif version != SCHEMA_VERSION:
+    elif version != schema.SCHEMA_VERSION:
         raise DataError(
-            f"{source}: expected schema_version {SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
+            f"{source}: expected schema_version {schema.SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
             f"({', '.join(_isaaclab_reader.READ)}), got {version!r}; if a newer headrace wrote it: "
             "pip install -U headrace"
         )
     kind = fields.get("kind")
-    if not isinstance(kind, str) or kind not in BUNDLES:
-        raise DataError(f"{source}: expected kind to be one of {', '.join(BUNDLES)}; got {kind!r}")
+    if not isinstance(kind, str) or kind not in schema.BUNDLES:
+        raise DataError(f"{source}: expected kind to be one of {', '.join(schema.BUNDLES)}; got {kind!r}")
     try:
-        return BUNDLES[kind].model_validate(fields)
+        return schema.BUNDLES[kind].model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -62,7 +73,7 @@ def parse_bundle(text: str, *, source: str = "bundle") -> Bundle:
         ) from error
 
 
-def read_bundle(path: Path | str) -> Bundle:
+def read_bundle(path: Path | str) -> schema.Bundle:
     """A bundle from a file; an evaluation or its journal as the bundle of a play."""
     path = Path(path)
     try:
@@ -74,12 +85,12 @@ def read_bundle(path: Path | str) -> Bundle:
     return read_evaluation(path) if is_evaluation(text) else parse_bundle(text, source=str(path))
 
 
-def read_bundles(paths: Sequence[Path | str]) -> tuple[list[Bundle], list[str]]:
+def read_bundles(paths: Sequence[Path | str]) -> tuple[list[schema.Bundle], list[str]]:
     """The bundles of files and directories, and a note for each file in a directory that is not a valid bundle.
 
     A file that is named itself must be one.
     """
-    found: list[Bundle] = []
+    found: list[schema.Bundle] = []
     notes: list[str] = []
     for path in map(Path, paths):
         for file in bundle_paths(path):
@@ -101,7 +112,7 @@ def bundle_paths(path: Path | str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path}: expected a bundle file or a directory of them, got nothing there")
-    names = [f"{kind}.json" for kind in BUNDLES] + list(EVALUATION_FILES)
+    names = [f"{kind}.json" for kind in schema.BUNDLES] + list(EVALUATION_FILES)
     found = sorted(file for name in names for file in path.rglob(name))
     if not found:
         raise DataError(f"{path}: expected bundles in it ({', '.join(names)}), found none")
@@ -110,7 +121,7 @@ def bundle_paths(path: Path | str) -> list[Path]:
 
 def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
     """Schema 2.0 kept means of rates, which overstate: the rates are made of its frames and times."""
-    new: dict[str, Any] = {**old, "schema_version": SCHEMA_VERSION}
+    new: dict[str, Any] = {**old, "schema_version": schema.SCHEMA_VERSION}
     runtime = old.get("runtime")
     if not isinstance(runtime, dict):
         return new
@@ -134,3 +145,110 @@ def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
         spent = cast("dict[str, Any]", split).get("collection")
         changed["collection_fps"] = frames / spent if frames and spent else None
     return new | {"runtime": changed}
+
+
+def is_evaluation(text: str) -> bool:
+    """Whether a file's text begins as those of ``Evaluation.save`` and of journals do."""
+    return text[:40].replace(" ", "").lstrip("{\n").startswith(f'"format":{_FORMAT}')
+
+
+def read_evaluation(path: Path) -> schema.PlayBundle:
+    """The bundle of a saved evaluation or of a journal."""
+    from headrace.rollout import Evaluation
+
+    bundle = evaluation_bundle(Evaluation.load(path), str(path))
+    label = path.parent.name if path.name in EVALUATION_FILES else path.stem
+    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
+
+
+def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
+    """An evaluation as a bundle.
+
+    Args:
+        evaluation: with an identity: what was played, and by which policy.
+        name: tells it from others of the same policy; part of the run id.
+    """
+    about, where = evaluation.identity, evaluation.circumstances or {}
+    if about is None:
+        raise DataError(
+            f"{name}: expected an evaluation that says what was played, got one without an identity; pass policy_id= "
+            "(--policy-id), journal= or output= to evaluate"
+        )
+    rows = evaluation.episodes
+    measured = any(row.success is not None for row in rows)
+    known = [row.success for row in rows if row.success is not None]
+    status = _STATUSES[evaluation.status]
+    return schema.PlayBundle(
+        run=schema.RunIdentity(
+            run_id=f"evaluation {name}",
+            framework=None,
+            config=_config(about),
+            task=str(about["source"]),
+            seed=int(about["seed"]),
+            start_time_utc="",
+            end_time_utc="",
+            duration_s=evaluation.counters.seconds,
+            status=status,
+            num_envs=_one(where, "num_envs", int),
+            max_iterations=None,
+            status_reason=f"{evaluation.unfinished} episodes are unfinished" if evaluation.unfinished else None,
+        ),
+        versions=schema.Versions(
+            **{name: _one(where, name, str) for name in ("headrace", "python", "torch")},
+            **dict.fromkeys(("numpy", "mujoco", "gymnasium", "git_commit", "git_branch", "git_dirty")),
+            packages={},
+        ),
+        hardware=schema.Hardware(
+            hostname=None, gpu_devices=[], cpu_name=_one(where, "processor", str) or "", cpu_count=None, ram_gb=None
+        ),
+        runtime=schema.Runtime(
+            startup_time_s=schema.StartupTime(),
+            iterations_completed=evaluation.counters.batch_steps,
+            total_wall_time_s=evaluation.counters.seconds,
+            **dict.fromkeys(
+                (
+                    *("steps_per_iteration", "iteration_time_s", "collection_fps", "total_fps", "iterations_per_s"),
+                    "environment_step_timing",
+                )
+            ),
+            episodes=schema.EpisodeCounts(
+                completed=len(rows), diverged=sum(row.diverged for row in rows), unfinished=evaluation.unfinished
+            ),
+        ),
+        resources=schema.Resources(gpu_util_pct=None, gpu_mem_gb=None, cpu_util_pct=None, ram_gb=None),
+        success_rate=Proportion.of(sum(known), len(known)),
+        reward=Statistic.of((row.reward for row in rows), better="higher"),
+        ep_length=Statistic.of((float(row.length) for row in rows), unit="steps"),
+        checkpoint_path=None,
+        video_path=None,
+        policy=schema.PolicyDescriptor(kind="chunk", name=str(about["policy"]), deterministic=None),
+        plan=schema.EpisodePlan(
+            kind="episodes",
+            episodes_planned=evaluation.planned,
+            num_steps=None,
+            first_episode_id=min(evaluation.plan, default=None),
+            shorter_than_episode=False,
+        ),
+        per_episode=schema.PerEpisode(
+            episode_ids=[row.episode_id for row in rows],
+            rewards=[row.reward for row in rows],
+            lengths=[row.length for row in rows],
+            successes=[row.success for row in rows] if measured else None,
+        ),
+        extra={"counters": asdict(evaluation.counters)} if evaluation.counters.batch_steps else {},
+    )
+
+
+def _config(about: Mapping[str, Any]) -> schema.RunConfig:
+    return schema.RunConfig(
+        physics_backend="unknown",
+        rendering_backend=None,
+        overrides=dict(about.get("overrides") or {}),
+        playing={name: value for name, value in about.items() if name not in _NOT_PLAYING},
+    )
+
+
+def _one(where: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    """A circumstance; None where parts of a merged evaluation differ in it."""
+    value = where.get(name)
+    return value if isinstance(value, kind) else None

@@ -1,6 +1,6 @@
 """Two sets of runs, metric by metric: improved, regressed, unchanged or inconclusive.
 
-The design of the data (``_design``) arranges the values (``_samples``) and so chooses the test (``_verdicts``).
+The design of the data arranges the values (``_samples``) and so chooses the test (``_verdicts``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tests and intervals for two samples: of runs, of pairs of runs, of episodes. Pure functions, no scipy.
 
-Every function takes plain numbers, one per independent unit; which units are independent is decided in ``_design``.
+Every function takes plain numbers, one per independent unit; which units are independent is decided in ``_samples``.
 Intervals are 95 %. A "shift" is how far the second sample lies above the first.
 """
 
@@ -95,19 +95,16 @@ def signed_rank_shift(differences: Sequence[float]) -> Shift:
 
 def t_test_p(differences: Sequence[float]) -> float:
     """Two-sided p-value of the paired t-test."""
-    values = np.asarray(differences, dtype=np.float64)
-    spread = float(values.std(ddof=1))
-    mean = float(values.mean())
+    mean, spread, count = Moments.of(differences)
     if spread <= 1e-12 * abs(mean) or not spread:
         return 1.0 if not mean else 0.0
-    return t_tail(mean / (spread / math.sqrt(len(values))), len(values) - 1)
+    return t_tail(mean / (spread / math.sqrt(count)), count - 1)
 
 
 def t_shift(differences: Sequence[float]) -> Shift:
     """The mean difference with the interval of the t-test."""
-    values = np.asarray(differences, dtype=np.float64)
-    half = t_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    mean = float(values.mean())
+    mean, spread, count = Moments.of(differences)
+    half = t_quantile(count - 1) * spread / math.sqrt(count)
     return Shift(mean, mean - half, mean + half)
 
 

@@ -18,7 +18,7 @@ from headrace._published import published, published_file
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.files import hash_file, write_whole
 from headrace.learning import GRU, MinGRU
-from headrace.rollout._encoder import GroupEncoder, Normalizer
+from headrace.rollout._groups import GroupEncoder, Normalizer
 from headrace.types import Obs
 
 _FORMAT, _VERSION = "headrace-actor-critic", 2

@@ -22,8 +22,7 @@ from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.rl_games._env import RlGamesEnv
 from headrace.rollout import PPOCfg
-from headrace.rollout._encoder import GroupEncoder
-from headrace.rollout._groups import Shapes, is_image
+from headrace.rollout._groups import GroupEncoder, Shapes, is_image
 from headrace.types import Obs, StateDict
 
 _NETWORK = "headrace_groups"

@@ -10,8 +10,7 @@ from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from torch import Tensor
 
-from headrace.rollout._encoder import GroupEncoder, Normalizer
-from headrace.rollout._groups import Shapes
+from headrace.rollout._groups import GroupEncoder, Normalizer, Shapes
 
 
 class NormalizedVector(BaseFeaturesExtractor):

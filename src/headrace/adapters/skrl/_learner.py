@@ -20,7 +20,7 @@ from headrace.adapters._checkpoint import META_KEY, CheckpointMeta
 from headrace.adapters._learner import AnyEnv, InferencePolicy, Learner, Memory, Times
 from headrace.adapters.skrl._env import SkrlEnv
 from headrace.rollout import PPOCfg
-from headrace.rollout._encoder import GroupEncoder
+from headrace.rollout._groups import GroupEncoder
 from headrace.types import Obs, StateDict
 
 

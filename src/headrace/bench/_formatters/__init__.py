@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from headrace._named import load
-from headrace.bench._formatters._isaaclab import isaaclab_text
-from headrace.bench._formatters._measurements import json_text, omniperf_text, osmo_text
+from headrace.bench._formatters._isaaclab import isaaclab_text, json_text, omniperf_text, osmo_text
 from headrace.bench._formatters._summary import summary_text
 from headrace.bench._formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.bench._schema import Bundle, Kind, bundle_text
