@@ -174,19 +174,10 @@ class EpisodeTally:
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self._episodes: list[_Episode] = []
+        self.ended: list[_Episode] = []
+        """In order of time."""
         self.unfinished: int | None = None
         """Episodes that were running when the loop ended; whoever runs the loop sets it."""
-
-    @property
-    def rewards(self) -> list[float]:
-        """In the order in which the episodes ended."""
-        return [episode.reward for episode in self._episodes]
-
-    @property
-    def lengths(self) -> list[int]:
-        """In the order in which the episodes ended."""
-        return [episode.length for episode in self._episodes]
 
     def add(
         self,
@@ -200,7 +191,7 @@ class EpisodeTally:
         """An episode has ended in environment ``env_id``; with its id, plays can be compared episode by episode."""
         if not math.isfinite(reward):
             raise DataError(f"episode of environment {env_id}: expected a finite reward, got {reward}")
-        self._episodes.append(_Episode(env_id, reward, length, success, ended, episode_id))
+        self.ended.append(_Episode(env_id, reward, length, success, ended, episode_id))
 
     def add_step(self, step: Step) -> int:
         """Count the episodes that ended in a step, if any; returns how many."""
@@ -221,19 +212,19 @@ class EpisodeTally:
 
     def counts(self) -> schema.EpisodeCounts:
         """How the episodes ended."""
-        ended = Counter(episode.ended for episode in self._episodes)
+        ended = Counter(episode.ended for episode in self.ended)
         how = {name: ended[name] for name in get_args(Ended)}
-        return schema.EpisodeCounts(completed=len(self._episodes), unfinished=self.unfinished, **how)
+        return schema.EpisodeCounts(completed=len(self.ended), unfinished=self.unfinished, **how)
 
     def success_rate(self) -> Proportion | None:
         """Over completed episodes; None where the task has no success measure, or none was completed."""
-        known = [episode.success for episode in self._episodes if episode.success is not None]
+        known = [episode.success for episode in self.ended if episode.success is not None]
         return Proportion.of(sum(known), len(known))
 
     def per_env(self) -> schema.PerEnv:
         """The same, environment by environment."""
         by_env: list[list[_Episode]] = [[] for _ in range(self.num_envs)]
-        for episode in self._episodes:
+        for episode in self.ended:
             by_env[episode.env_id].append(episode)
         return schema.PerEnv(
             episodes=[len(rows) for rows in by_env],
@@ -244,8 +235,8 @@ class EpisodeTally:
 
     def per_episode(self) -> schema.PerEpisode | None:
         """The same, episode by episode in the order of their ids; None where an id is unknown, or came twice."""
-        by_id = {episode.episode_id: episode for episode in self._episodes}
-        if None in by_id or len(by_id) < len(self._episodes):
+        by_id = {episode.episode_id: episode for episode in self.ended}
+        if None in by_id or len(by_id) < len(self.ended):
             return None
         rows = [by_id[episode_id] for episode_id in sorted(cast("dict[int, _Episode]", by_id))]
         return schema.PerEpisode(
@@ -322,8 +313,8 @@ class PlayBuilder(RuntimeBuilder):
             **origin,
             runtime=self.runtime(),
             success_rate=episodes.success_rate(),
-            reward=Statistic.of(episodes.rewards, better="higher"),
-            ep_length=Statistic.of(map(float, episodes.lengths), unit="steps"),
+            reward=Statistic.of((episode.reward for episode in episodes.ended), better="higher"),
+            ep_length=Statistic.of((episode.length for episode in episodes.ended), unit="steps"),
             checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
             video_path=self.video_path,
             library=self.library,

@@ -164,11 +164,6 @@ class TrainingBuilder(Builder):
             f"after iteration {self._stopped_at}"
         )
 
-    @property
-    def iterations(self) -> int:
-        """Completed so far."""
-        return len(self._done)
-
     def build(self, origin: Provenance) -> schema.TrainingBundle:
         """The bundle of what has been collected so far.
 

@@ -14,16 +14,6 @@ from headrace.bench._schema import Bundle, Kind, bundle_text
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
 
-__all__ = [
-    "FORMATTERS",
-    "Form",
-    "checked_formatters",
-    "output_path",
-    "register_formatter",
-    "summary_text",
-    "write_formats",
-]
-
 
 class Form(NamedTuple):
     """How one form is written."""
