@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 
 from headrace.envs._viewer import png
-from headrace.sim import CameraSpec, GLCamera, NativeCamera, PoseReader
+from headrace.sim import CameraSpec, NativeCamera, PoseReader, make_camera
 
 SCENE = """
 <mujoco>
@@ -44,7 +44,7 @@ def main() -> None:
         NativeCamera(model, CameraSpec(**size)),
         NativeCamera(model, CameraSpec(**size, shadows=True)),
         NativeCamera(model, CameraSpec(**size, shadows=True, specular=True)),
-        GLCamera(model, CameraSpec(**size)),
+        make_camera("gl", model, CameraSpec(**size)),
     ]
     images = [camera.render(poses).rgb[0] for camera in panels]
     gap = np.full((240, 4, 3), 255, np.uint8)

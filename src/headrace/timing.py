@@ -20,16 +20,17 @@ class StageTimer:
         self._stage: str | None = None
         self._since = 0
 
-    def start(self, stage: str) -> None:
-        """End the running stage, if any, and begin ``stage``."""
-        now = time.perf_counter_ns()
-        self._close(now)
+    def start(self, stage: str | None) -> None:
+        """End the running stage, if any, and begin ``stage``; None begins none."""
+        now, ended = time.perf_counter_ns(), self._stage
+        if ended is not None:
+            self._total_ns[ended] = self._total_ns.get(ended, 0) + now - self._since
+            self._calls[ended] = self._calls.get(ended, 0) + 1
         self._stage, self._since = stage, now
 
     def stop(self) -> None:
         """End the running stage."""
-        self._close(time.perf_counter_ns())
-        self._stage = None
+        self.start(None)
 
     @contextmanager
     def measure(self, stage: str) -> Generator[None]:
@@ -53,9 +54,3 @@ class StageTimer:
         self._total_ns.clear()
         self._calls.clear()
         self._stage = None
-
-    def _close(self, now: int) -> None:
-        stage = self._stage
-        if stage is not None:
-            self._total_ns[stage] = self._total_ns.get(stage, 0) + now - self._since
-            self._calls[stage] = self._calls.get(stage, 0) + 1

@@ -45,8 +45,10 @@ def test_a_bundle_names_the_renderer_of_the_images(renderer: str, monkeypatch: p
     from headrace.sim import _camera_names
 
     # a camera of our own, since not every machine has another one; it draws as the native one does
-    monkeypatch.setattr(_camera_names, "_CAMERAS", dict(_camera_names._CAMERAS))
-    _camera_names._CAMERAS["drawn_by_hand"] = _camera_names._CAMERAS["native"]
+    monkeypatch.setattr(_camera_names, "_REGISTERED", {})
+    _camera_names.register_camera(
+        "drawn_by_hand", lambda model, spec, threads: _camera_names.make_camera("native", model, spec, threads=threads)
+    )
     overrides = {"images.policy.renderer": renderer}
     with closing(headrace.make("cartpole-camera-terms", threads=1, overrides=overrides)) as env:
         assert rendering_backend(env) == renderer

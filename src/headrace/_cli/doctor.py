@@ -148,12 +148,12 @@ def works() -> list[Finding]:
 
 
 def opengl() -> list[Finding]:
-    """The libraries that MuJoCo's own renderer loads; only ``GLCamera`` needs one."""
+    """The libraries that MuJoCo's own renderer loads; only the renderer ``gl`` needs one."""
     packages = {"EGL": "libegl1 libegl-mesa0 libgl1-mesa-dri", "OSMesa": "libosmesa6"}
     found: list[Finding] = []
     for name, debian in packages.items():
         library = ctypes.util.find_library(name)
-        remedy = "" if library else f"apt-get install {debian}  (only for GLCamera)"
+        remedy = "" if library else f"apt-get install {debian}  (only for the renderer gl)"
         found.append(Finding(f"OpenGL, {name}", "ok" if library else "absent", library or "not found", remedy))
     return found
 

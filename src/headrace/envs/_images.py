@@ -33,7 +33,7 @@ from headrace.sim._poses import SceneState
 from headrace.sim._warp_camera import WarpCamera
 from headrace.types import StateDict
 from headrace.vision import image_observation
-from headrace.vision._stack_output import StackOutput
+from headrace.vision._normalize import StackOutput
 
 _SPARSE = 1 << 18
 """Below this many bytes zeros are written: a process has a limited number of mappings, and callers may keep many."""
@@ -110,7 +110,7 @@ class EnvImages:
         self._head[rows] = head
         seen = self._state.take(ids)
         if self._stay:
-            self._flat.index_copy_(0, self._on_device(rows * self._length + head), seen)
+            self._rows.flatten(0, 1).index_copy_(0, self._on_device(rows * self._length + head), seen)
         else:
             self._rows.numpy()[rows, head] = seen.cpu().numpy()
         # the first frame of an episode makes the whole stack new
@@ -176,19 +176,16 @@ class EnvImages:
             self._rows = torch.from_numpy(self._state.widen(self._rows.cpu().numpy(), self._columns))
             self._columns, self._stay = self._state.columns, False
 
-    @property
-    def _flat(self) -> Tensor:
-        return self._rows.view(-1, self._rows.shape[-1])
-
     def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
         return to_device(torch.from_numpy(numbers), self._rows.device)
 
     def _render(self, places: NDArray[np.int64], episodes: EpisodeState) -> dict[str, Tensor]:
         """Frames of the rows at ``places`` (m,) of the ring, one tensor per group, in its layout."""
         if isinstance(self._camera, WarpCamera) and self._stay:
-            drawn = self._camera.draw(*self._state.positions(self._flat.index_select(0, self._on_device(places))))
+            seen = self._rows.flatten(0, 1).index_select(0, self._on_device(places))
+            drawn = self._camera.draw(*self._state.positions(seen))
             return {name: self._as_frame(spec, drawn[spec.kind]) for name, spec in self.specs.items()}
-        poses = self._state.poses(self._flat.numpy()[places])
+        poses = self._state.poses(self._rows.flatten(0, 1).numpy()[places])
         if self._looks_spec != AS_MODELLED:
             if self._looks is None or self._looks.seed != episodes.seed:
                 self._looks = Appearance(self._model, self._looks_spec, seed=episodes.seed)

@@ -9,14 +9,12 @@ from headrace.sim._camera import Camera, CameraFrames, CameraSpec
 from headrace.sim._camera_names import make_camera, register_camera
 from headrace.sim._mujoco_api import load_model
 from headrace.sim._mujoco_sim import MujocoSim
-from headrace.sim._poses import PoseReader, ScenePoses
+from headrace.sim._poses import PoseReader
 from headrace.sim._simulation import Simulation
 
 if TYPE_CHECKING:
     from headrace.sim._appearance import Appearance, AppearanceSpec
-    from headrace.sim._gl_camera import GLCamera
     from headrace.sim._native_camera import NativeCamera
-    from headrace.sim._warp_camera import WarpCamera
 
 __all__ = [
     "Appearance",
@@ -24,13 +22,10 @@ __all__ = [
     "Camera",
     "CameraFrames",
     "CameraSpec",
-    "GLCamera",
     "MujocoSim",
     "NativeCamera",
     "PoseReader",
-    "ScenePoses",
     "Simulation",
-    "WarpCamera",
     "load_model",
     "make_camera",
     "register_camera",
@@ -41,8 +36,6 @@ __getattr__, __dir__ = lazy_exports(
     __all__,
     {
         "._appearance": ("Appearance", "AppearanceSpec"),
-        "._gl_camera": ("GLCamera",),
         "._native_camera": ("NativeCamera",),
-        "._warp_camera": ("WarpCamera",),
     },
 )

@@ -1,7 +1,7 @@
 """Cameras: what one is asked for, and what it gives.
 
-A camera is a pure function of :class:`~headrace.sim.ScenePoses`, which follow from a few numbers per row: those can be
-kept and drawn later to the same bits.
+A camera is a pure function of :class:`~headrace.sim._poses.ScenePoses`, which follow from a few numbers per row: those
+can be kept and drawn later to the same bits.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def check_poses(whose: str, model: Model, poses: ScenePoses) -> None:
     """Poses must come from the model that they are used with; colors of their own are welcome."""
     raw: Any = model
     expected = (raw.nq + 7 * raw.nmocap, raw.ngeom, raw.nsite, raw.ncam, raw.nlight)
-    parts = (poses.state, poses.geom_pos, poses.site_pos, poses.camera_pos, poses.light_pos)
-    got = tuple([part.shape[1] for part in parts])
+    places = poses.geom_pos.shape[1], poses.site_pos.shape[1], poses.camera_pos.shape[1], poses.light_pos.shape[1]
+    got = (poses.state.shape[1], *places)
     if got != expected:
         raise ShapeError(
             f"{whose}: expected poses of the model that it was made for, with {expected} numbers of state, geoms, "

@@ -192,7 +192,7 @@ class Painter:
         transparent = 0 if static_only else int(places.transparent[:n].max(initial=0))
         if rgb is not None:
             _lay(under, kept.rgb, rgb)
-            shadows = self._shadows(buffers, rows)
+            shadows = None if buffers.shadow is None else self._shadows(buffers.shadow, rows)
             ones = np.ones(n, np.float32)
             _run(self._paint(buffers, rows, shadows, lines, ones, bare, z, ids, rgb))
             for turn in range(2 * transparent):
@@ -319,11 +319,8 @@ class Painter:
         alpha = np.where(there, places.alpha[np.arange(n), first], np.float32(0)).astype(np.float32)
         _run(self._paint(buffers, rows, shadows, lines, alpha, np.zeros(n, np.bool_), z, ids, rgb))
 
-    def _shadows(self, buffers: _Buffers, rows: RenderRows) -> ShadowMaps | None:
+    def _shadows(self, own: _ShadowBuffers, rows: RenderRows) -> ShadowMaps:
         """Depth maps from the lights that cast shadows."""
-        own = buffers.shadow
-        if own is None:
-            return None
         n, scene, frame = len(rows.camera_pos), self._scene, self._light_frame
         everything, nothing = np.full(n, len(scene.geom_types), np.int32), np.zeros(n, np.int32)
         cam = rows.camera_mat.reshape(n, 3, 3)
@@ -417,4 +414,4 @@ def _light_frame(model: Model, frame: RenderFrame) -> RenderFrame:
 def _lay(under: I32, layers: NDArray[Any] | None, out: NDArray[Any]) -> None:
     """Copy each row's layer, where it has one."""
     if layers is not None and len(layers):
-        copy_bytes(under, *(array.reshape(len(array), -1).view(np.uint8) for array in (layers, out)))
+        copy_bytes(under, layers.reshape(len(layers), -1).view(np.uint8), out.reshape(len(out), -1).view(np.uint8))

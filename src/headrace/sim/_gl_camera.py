@@ -152,8 +152,8 @@ def _context(backend: str, width: int, height: int) -> Any:
         return importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
     except (ImportError, AttributeError, RuntimeError) as error:
         raise ConfigError(
-            f"GLCamera: no {backend} context ({error}); on Debian run: apt-get install {_PACKAGES[backend]}, "
-            "or use NativeCamera, which needs no OpenGL"
+            f"the gl renderer: no {backend} context ({error}); on Debian run: apt-get install {_PACKAGES[backend]}, "
+            "or use the native renderer, which needs no OpenGL"
         ) from error
 
 

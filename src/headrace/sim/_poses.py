@@ -153,7 +153,8 @@ class PoseReader:
         for target, values in zip(self._state, given, strict=True):
             target[:n] = values
         if n:
-            self._place_fields(n, fields)
+            if fields or self._expanded:
+                self._place_fields(n, fields)
             self._batch.forward(np.arange(n, dtype=np.int32), stage=self._positions_only)
         parts: dict[str, F64] = {name: field[:n].copy() for name, field in self._derived.items()}
         if "geom_size" in fields:
@@ -272,5 +273,5 @@ class SceneState:
     def poses(self, rows: F64) -> ScenePoses:
         """The poses of rows (n, width)."""
         parts = {name: rows[:, self.columns[name]].reshape(len(rows), *shape) for name, shape in self._shapes.items()}
-        qpos, places, turns = (parts.pop(name) for name in _STATE)
+        qpos, places, turns = parts.pop("qpos"), parts.pop("mocap_pos"), parts.pop("mocap_quat")
         return self._reader.read(qpos, places, turns, fields=parts)

@@ -66,7 +66,7 @@ class WarpCamera:
         check_poses(f"camera {self.spec.name!r}", self.model, poses)
         if poses.geom_rgba is not None or poses.geom_size is not None:
             raise ConfigError(
-                "WarpCamera draws the model's colors, lights and sizes; use NativeCamera or GLCamera for looks"
+                "the warp renderer draws the model's colors, lights and sizes; use native or gl for looks"
             )
         n = len(poses)
         frames = frames_for(self.spec, n, out)

@@ -12,8 +12,7 @@ from headrace.buffers._storage import carried, carrier, lasting_zeros, load_tens
 from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, StackSpec, StateDict, as_device
-from headrace.vision._normalize import Channels, can_normalize, fresh, normalize_into
-from headrace.vision._stack_output import StackOutput
+from headrace.vision._normalize import Channels, StackOutput, can_normalize, fresh, normalize_into
 
 
 @dataclass(frozen=True, slots=True)
