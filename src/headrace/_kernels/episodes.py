@@ -5,7 +5,7 @@ The references in plain torch, which other devices run, stand in ``headrace.envs
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +63,6 @@ def post_rows(
 
 
 @kernel()
-def show_rows(ids: I64, groups: tuple[F64, ...], held: tuple[F32, ...]) -> None:
-    """Write rows ``ids`` (n,) of ``held``, (N, F) per group, from ``groups`` of (n, F)."""
-    for group in range(len(groups)):
-        for row in range(ids.shape[0]):
-            for column in range(groups[group].shape[1]):
-                held[group][ids[row], column] = groups[group][row, column]
-
-
-@kernel()
 def finish_rows(
     ids: I64,
     reward: F64,
@@ -108,33 +99,6 @@ def finish_rows(
             ended[count] = row
             count += 1
     return count
-
-
-@kernel()
-def collect_ends(
-    ids: I64,
-    episode_ids: I64,
-    returns: F64,
-    steps: I64,
-    out_episode_ids: I64,
-    out_returns: F64,
-    out_lengths: I64,
-    all_returns: F64,
-    all_lengths: I64,
-    mask: Flags,
-) -> None:
-    """Gather what is known of the episodes that ended in ``ids`` (m,): compact (m,) and scattered (N,).
-
-    The scattered outputs are zero where no row is written.
-    """
-    for row in range(ids.shape[0]):
-        env = ids[row]
-        out_episode_ids[row] = episode_ids[env]
-        out_returns[row] = returns[env]
-        out_lengths[row] = steps[env]
-        all_returns[env] = returns[env]
-        all_lengths[env] = steps[env]
-        mask[env] = True
 
 
 @kernel()
@@ -295,7 +259,7 @@ def gather_rows(ids: NDArray[np.int32], source: F64, target: F64) -> None:
 
 
 @kernel()
-def scatter_rows(ids: NDArray[np.int32], sources: tuple[F64, ...], targets: tuple[F64, ...]) -> None:
+def scatter_rows(ids: NDArray[Any], sources: tuple[F64, ...], targets: tuple[NDArray[Any], ...]) -> None:
     """Copy every array of ``sources``, (m, k), to the rows ``ids`` (m,) of its partner in ``targets``, (N, k)."""
     for part in range(len(sources)):
         for row in range(ids.shape[0]):

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.pendulum import F64, I64, Flags, act
 from headrace._rng_kernels import normal_from, start_of, uniform_from
 
-F64: TypeAlias = NDArray[np.float64]
-I64: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
+Weights: TypeAlias = tuple[float, float, float, float]
+"""Seconds per step, then the weights of speed, health and effort."""
 
 
 @inline
@@ -47,14 +44,11 @@ def _walk_reward(
     after: float,
     fallen: bool,
     actions: F64,
-    dt: float,
-    forward_weight: float,
-    healthy_reward: float,
-    effort_weight: float,
+    weights: Weights,
 ) -> float:
-    speed = (after - before) / dt
-    healthy = 0.0 if fallen else healthy_reward
-    return (forward_weight * speed + healthy) - effort_weight * sum_of_squares(actions)
+    speed = (after - before) / weights[0]
+    healthy = 0.0 if fallen else weights[2]
+    return (weights[1] * speed + healthy) - weights[3] * sum_of_squares(actions)
 
 
 @kernel()
@@ -63,10 +57,7 @@ def walk_rewards(
     after: F64,
     fallen: Flags,
     actions: F64,
-    dt: float,
-    forward_weight: float,
-    healthy_reward: float,
-    effort_weight: float,
+    weights: Weights,
     out: F64,
 ) -> None:
     """Forward speed from positions ``before`` and ``after`` (n,), a bonus for those not ``fallen`` (n,), less effort.
@@ -74,9 +65,7 @@ def walk_rewards(
     ``actions`` is (n, A), ``out`` (n,).
     """
     for row in range(out.shape[0]):
-        out[row] = _walk_reward(
-            before[row], after[row], fallen[row], actions[row], dt, forward_weight, healthy_reward, effort_weight
-        )
+        out[row] = _walk_reward(before[row], after[row], fallen[row], actions[row], weights)
 
 
 @inline
@@ -125,8 +114,7 @@ def act_ant(ids: I64, actions: F64, xpos: F64, torso: int, before: F64, ctrl: F6
     for row in range(ids.shape[0]):
         env = ids[row]
         before[env] = xpos[env, torso, 0]
-        for column in range(actions.shape[1]):
-            ctrl[env, column] = actions[row, column]
+    act(ids, actions, ctrl)
 
 
 @kernel()
@@ -151,28 +139,19 @@ def judge_ant(
     torso: int,
     before: F64,
     heights: tuple[float, float],
-    weights: tuple[float, float, float, float],
+    weights: Weights,
     obs: F64,
     reward: F64,
     terminated: Flags,
 ) -> None:
-    """Observation, reward and end of ``ids`` (n,); ``weights`` are those of ``walk_rewards``, dt first."""
+    """Observation, reward and end of ``ids`` (n,); see :data:`Weights`."""
     observe_ant(ids, qpos, qvel, obs)
     for row in range(ids.shape[0]):
         env = ids[row]
         # written so that NaN has fallen, too
         fallen = not (heights[0] <= qpos[env, 2] <= heights[1])
         terminated[row] = fallen
-        reward[row] = _walk_reward(
-            float(before[env]),
-            xpos[env, torso, 0],
-            fallen,
-            actions[row],
-            weights[0],
-            weights[1],
-            weights[2],
-            weights[3],
-        )
+        reward[row] = _walk_reward(float(before[env]), xpos[env, torso, 0], fallen, actions[row], weights)
 
 
 @kernel()
@@ -181,8 +160,7 @@ def act_humanoid(ids: I64, actions: F64, xipos: F64, mass: F64, total: float, be
     for row in range(ids.shape[0]):
         env = ids[row]
         before[env] = _mass_center(xipos[env], mass, total)
-        for column in range(actions.shape[1]):
-            ctrl[env, column] = actions[row, column]
+    act(ids, actions, ctrl)
 
 
 @kernel()
@@ -224,7 +202,7 @@ def judge_humanoid(
     total: float,
     before: F64,
     heights: tuple[float, float],
-    weights: tuple[float, float, float, float],
+    weights: Weights,
     obs: F64,
     reward: F64,
     terminated: Flags,
@@ -236,6 +214,4 @@ def judge_humanoid(
         fallen = not (heights[0] <= qpos[env, 2] <= heights[1])
         terminated[row] = fallen
         after = _mass_center(xipos[env], mass, total)
-        reward[row] = _walk_reward(
-            float(before[env]), after, fallen, actions[row], weights[0], weights[1], weights[2], weights[3]
-        )
+        reward[row] = _walk_reward(float(before[env]), after, fallen, actions[row], weights)

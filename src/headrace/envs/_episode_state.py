@@ -109,9 +109,23 @@ class EpisodeState:
             refused: bool (n,): rows whose action was not fit; None for none.
         """
         acted = self.everyone if ids is None else ids
-        if self._fused:
-            return self._finish_fused(acted, reward, terminated, diverged, limit, truncated)
-        return self.finish_reference(acted, reward, terminated, diverged, limit, truncated, refused)
+        if not self._fused:
+            return self.finish_reference(acted, reward, terminated, diverged, limit, truncated, refused)
+        rows = acted.numpy()
+        gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
+        ended = np.empty(len(rows), np.int64)
+        count = self._kernels.finish_rows(
+            rows,
+            reward.numpy(),
+            terminated.numpy(),
+            _NO_FLAGS if truncated is None else truncated.numpy(),
+            _NO_FLAGS if diverged is None else diverged.numpy(),
+            limit,
+            *self._arrays[2:],
+            *(gain, over, cut, ended),
+        )
+        gone = _NOTHING if diverged is None else np.flatnonzero(diverged.numpy())
+        return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count], gone)))
 
     def finish_reference(
         self,
@@ -149,7 +163,13 @@ class EpisodeState:
         """
         gone = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device) if diverged is None else diverged
         if self._fused:
-            compact, totals, mask = self._ends_fused(ids)
+            # numpy is quicker than torch on a handful of rows
+            rows, (episode_ids, _, steps, returns) = ids.numpy(), self._arrays
+            ending = np.zeros(self.num_envs, np.bool_)
+            ending[rows] = True
+            mask, compact = torch.from_numpy(ending), [torch.from_numpy(a[rows]) for a in (episode_ids, returns, steps)]
+            sums, lengths = np.where(ending, returns, 0.0), np.where(ending, steps, 0)
+            totals = {"r": torch.from_numpy(sums), "l": torch.from_numpy(lengths)}
         else:
             mask = self._scattered(ids, torch.ones_like(gone))
             compact = [values.index_select(0, ids) for values in (self.episode_ids, self.returns, self.steps)]
@@ -189,44 +209,6 @@ class EpisodeState:
         self.steps.index_fill_(0, ids, 0)
         for values in (self.returns, *self.memory.values()):
             values.index_fill_(0, ids, 0.0)
-
-    def _finish_fused(
-        self,
-        ids: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        diverged: Tensor | None,
-        limit: int,
-        truncated: Tensor | None,
-    ) -> StepOutcome:
-        rows = ids.numpy()
-        gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
-        ended = np.empty(len(rows), np.int64)
-        count = self._kernels.finish_rows(
-            rows,
-            reward.numpy(),
-            terminated.numpy(),
-            _NO_FLAGS if truncated is None else truncated.numpy(),
-            _NO_FLAGS if diverged is None else diverged.numpy(),
-            limit,
-            *self._arrays[2:],
-            *(gain, over, cut, ended),
-        )
-        gained, terminated, truncated, rows_ended = map(torch.from_numpy, (gain, over, cut, ended[:count]))
-        gone = torch.from_numpy(_NOTHING if diverged is None else np.flatnonzero(diverged.numpy()))
-        return StepOutcome(gained, terminated, truncated, rows_ended, gone)
-
-    def _ends_fused(self, ids: Tensor) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
-        rows = ids.numpy()
-        count, total = len(rows), self.num_envs
-        ended_ids, sums, lengths = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
-        all_sums, all_lengths, mask = np.zeros(total), np.zeros(total, np.int64), np.zeros(total, np.bool_)
-        episode_ids, _, steps, returns = self._arrays
-        self._kernels.collect_ends(
-            *(rows, episode_ids, returns, steps), *(ended_ids, sums, lengths), *(all_sums, all_lengths, mask)
-        )
-        totals = {"r": torch.from_numpy(all_sums), "l": torch.from_numpy(all_lengths)}
-        return [torch.from_numpy(array) for array in (ended_ids, sums, lengths)], totals, torch.from_numpy(mask)
 
     def _scattered(self, ids: Tensor, values: Tensor) -> Tensor:
         full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)

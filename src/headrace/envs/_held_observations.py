@@ -106,7 +106,7 @@ class HeldObservations:
     def show(self, ids: Tensor, obs: Obs) -> None:
         """Show the first observation of episodes that begin in ``ids`` (m,), groups of float64 (m, F); as ``post``."""
         if self._arrays:
-            self._kernels.show_rows(ids.numpy(), self._values(obs), self._lines)
+            self._kernels.scatter_rows(ids.numpy(), self._values(obs), self._lines)
         else:
             for name in self._numbers:
                 self._held[name][ids] = obs[name].to(self._held[name].dtype)

@@ -155,35 +155,21 @@ class EnvRecipe:
     def make(self, **changes: Any) -> AnyEnv:
         """Make the environments, with some fields of the recipe changed: ``recipe.make(num_envs=1)``."""
         recipe = self.replace(**changes)
-        shared: dict[str, Any] = {
-            name: getattr(recipe, name) for name in ("seed", "autoreset", "final_obs", "episode_stride")
-        }
-        if recipe.bridged:
-            from headrace.envs.bridges._make import bridge
+        names = ["num_envs", "seed", "autoreset", "final_obs", "episode_stride"]
+        names += ["workers"] if recipe.bridged else ["threads", "device", "sim", "overrides"]
+        shared: dict[str, Any] = {name: getattr(recipe, name) for name in names}
+        if not recipe.bridged:
+            from headrace.envs._registry import make
 
-            where: dict[str, Any] = {"source": recipe.source.removeprefix(GYMNASIUM), "executor": recipe.executor}
-            if recipe.python is not None:
-                where = {"python": recipe.python, "entry": recipe.source.removeprefix(ENTRY), "timeout": recipe.timeout}
-            elif recipe.source.startswith(FOREIGN):
-                where = {"address": recipe.source.split(","), "timeout": recipe.timeout}
-            return bridge(
-                num_envs=recipe.num_envs,
-                workers=recipe.workers,
-                **where,
-                env_kwargs=recipe.overrides,
-                **shared,
-            )
-        from headrace.envs._registry import make
+            return make(recipe.source, **shared)
+        from headrace.envs.bridges._make import bridge
 
-        return make(
-            recipe.source,
-            recipe.num_envs,
-            threads=recipe.threads,
-            device=recipe.device,
-            sim=recipe.sim,
-            overrides=recipe.overrides,
-            **shared,
-        )
+        where: dict[str, Any] = {"source": recipe.source.removeprefix(GYMNASIUM), "executor": recipe.executor}
+        if recipe.python is not None:
+            where = {"python": recipe.python, "entry": recipe.source.removeprefix(ENTRY), "timeout": recipe.timeout}
+        elif recipe.source.startswith(FOREIGN):
+            where = {"address": recipe.source.split(","), "timeout": recipe.timeout}
+        return bridge(**where, env_kwargs=recipe.overrides, **shared)
 
     def replace(self, **changes: Any) -> EnvRecipe:
         """A copy with some fields changed."""

@@ -43,8 +43,8 @@ def walk_reward(cfg: WalkCfg, dt: float, before: Tensor, after: Tensor, fallen: 
     if after.device.type != "cpu":
         return walk_reward_reference(cfg, dt, before, after, fallen, actions)
     out = np.empty(after.shape[0])
-    weights = cfg.forward_reward_weight, cfg.healthy_reward, cfg.ctrl_cost_weight
-    _kernels().walk_rewards(before.numpy(), after.numpy(), fallen.numpy(), actions.numpy(), dt, *weights, out)
+    rows = before.numpy(), after.numpy(), fallen.numpy(), actions.numpy()
+    _kernels().walk_rewards(*rows, walk_weights(cfg, dt), out)
     return torch.from_numpy(out)
 
 
