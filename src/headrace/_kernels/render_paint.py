@@ -227,20 +227,8 @@ def paint(
                                         v,
                                         rho2,
                                     )
-                            multiply_texture(
-                                cube,
-                                red,
-                                green,
-                                blue,
-                                u,
-                                v,
-                                work[2, at:end],
-                                rho2,
-                                textures.texels,
-                                levels,
-                                textures.corners,
-                                textures.packed,
-                            )
+                            corners, packed = textures.corners, textures.packed
+                            multiply_texture(cube, work, at, end, textures.texels, levels, corners, packed)
                         if plain and textures.sky >= 0 and sizes[g, 0] <= 0.0 and sizes[g, 1] <= 0.0:
                             _fade_into_haze(red, green, blue, z_line[at:end], xs[at:end], line, textures.haze)
                     if veil:
@@ -255,20 +243,9 @@ def paint(
                         if textures.sky >= 0:
                             levels = textures.levels[textures.sky]
                             _sky(camera_mat[i], lens, xs, at, end, work, levels)
-                            multiply_texture(
-                                textures.kinds[textures.sky] == TEXTURE_CUBE,
-                                red,
-                                green,
-                                blue,
-                                work[0, at:end],
-                                work[1, at:end],
-                                work[2, at:end],
-                                work[9, at:end],
-                                textures.texels,
-                                levels,
-                                textures.corners,
-                                textures.packed,
-                            )
+                            cube = textures.kinds[textures.sky] == TEXTURE_CUBE
+                            corners, packed = textures.corners, textures.packed
+                            multiply_texture(cube, work, at, end, textures.texels, levels, corners, packed)
                 at = end
             if bare:
                 write_colors(out[first:last], work[6, first:last], work[7, first:last], work[8, first:last])

@@ -110,25 +110,16 @@ def _find_faces(s: F32, t: F32, r: F32, faces: I32) -> None:
 
 @helper
 def multiply_texture(
-    cube: bool,
-    red: F32,
-    green: F32,
-    blue: F32,
-    u: F32,
-    v: F32,
-    w: F32,
-    rho2: F32,
-    texels: U64,
-    levels: I32,
-    index: I32,
-    packed: U64,
+    cube: bool, work: F32, start: int, stop: int, texels: U64, levels: I32, index: I32, packed: U64
 ) -> None:
-    """Multiply the colors of a run by a repeating texture at (u, v), or by a cube in the directions (u, v, w).
+    """Multiply the colors of columns start … stop by a repeating texture at (u, v), or a cube in directions (u, v, w).
 
-    A cube is read from its nearest level. u, v, w and rho2 are used up; ``index`` int32 (8, …) and ``packed`` uint64
-    (2, …) are scratch.
+    ``work`` as in :mod:`render_paint`: rows 0–2 are u, v and w, 6–8 the colors, 9 is ``rho2``. A cube is read from its
+    nearest level. u, v, w and rho2 are used up; ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
     """
-    n = red.shape[0]
+    n = stop - start
+    u, v, w, rho2 = work[0, start:stop], work[1, start:stop], work[2, start:stop], work[9, start:stop]
+    red, green, blue = work[6, start:stop], work[7, start:stop], work[8, start:stop]
     bits = rho2.view(np.int32)
     last = np.float32(levels.shape[0] - 1)
     codes, faces = index[6, :n], index[7, :n]

@@ -10,6 +10,7 @@ face in float64.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,11 @@ from headrace._kernels.render_scene import (
     RenderFrame,
 )
 
+Corner: TypeAlias = tuple[float, float, float]
+"""Column, line and 1/depth (depth if orthographic) of a vertex, in pixels."""
+Box: TypeAlias = tuple[int, int, int, int]
+"""First and last column, first and last line, both included."""
+
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _EDGE = 1e-6
@@ -32,26 +38,12 @@ _NARROW = 4
 
 
 @helper
-def _fill(
-    x_0: float,
-    y_0: float,
-    w_0: float,
-    x_1: float,
-    y_1: float,
-    w_1: float,
-    x_2: float,
-    y_2: float,
-    w_2: float,
-    left: int,
-    right: int,
-    top: int,
-    bottom: int,
-    deep: bool,
-    code: np.int32,
-    z: F32,
-    ids: I32,
-) -> None:
-    """One face, given in pixels, over the columns left … right and lines top … bottom, both included."""
+def _fill(a: Corner, b: Corner, c: Corner, box: Box, deep: bool, code: np.int32, z: F32, ids: I32) -> None:
+    """One face over the pixels of ``box``."""
+    x_0, y_0, w_0 = a
+    x_1, y_1, w_1 = b
+    x_2, y_2, w_2 = c
+    left, right, top, bottom = box
     ax, ay, bx, by = x_1 - x_0, y_1 - y_0, x_2 - x_0, y_2 - y_0
     area = ax * by - bx * ay
     if not area > 0.0:
@@ -163,37 +155,18 @@ def _clip_and_fill(
             polygon[a, 2] = inv
     for a in range(1, count - 1):
         # counterclockwise with y up is clockwise with y down
-        p, q = a + 1, a
-        side = (polygon[p, 0] - polygon[0, 0]) * (polygon[q, 1] - polygon[0, 1]) - (polygon[q, 0] - polygon[0, 0]) * (
-            polygon[p, 1] - polygon[0, 1]
-        )
-        if both_sides and side < 0.0:
+        o = polygon[0, 0], polygon[0, 1], polygon[0, 2]
+        p = polygon[a + 1, 0], polygon[a + 1, 1], polygon[a + 1, 2]
+        q = polygon[a, 0], polygon[a, 1], polygon[a, 2]
+        if both_sides and (p[0] - o[0]) * (q[1] - o[1]) - (q[0] - o[0]) * (p[1] - o[1]) < 0.0:
             p, q = q, p
-        x_min = min(polygon[0, 0], min(polygon[p, 0], polygon[q, 0]))
-        x_max = max(polygon[0, 0], max(polygon[p, 0], polygon[q, 0]))
-        y_min = min(polygon[0, 1], min(polygon[p, 1], polygon[q, 1]))
-        y_max = max(polygon[0, 1], max(polygon[p, 1], polygon[q, 1]))
+        x_min, x_max = min(o[0], min(p[0], q[0])), max(o[0], max(p[0], q[0]))
+        y_min, y_max = min(o[1], min(p[1], q[1])), max(o[1], max(p[1], q[1]))
         if not (x_max >= 0.0 and y_max >= 0.0 and x_min <= frame.width and y_min <= frame.height):
             continue
-        _fill(
-            polygon[0, 0],
-            polygon[0, 1],
-            polygon[0, 2],
-            polygon[p, 0],
-            polygon[p, 1],
-            polygon[p, 2],
-            polygon[q, 0],
-            polygon[q, 1],
-            polygon[q, 2],
-            math.ceil(max(x_min - _EDGE, 0.0)),
-            int(min(x_max + _EDGE, frame.width - 1.0)),
-            math.ceil(max(y_min - _EDGE, 0.0)),
-            int(min(y_max + _EDGE, frame.height - 1.0)),
-            deep,
-            code,
-            z,
-            ids,
-        )
+        left, right = math.ceil(max(x_min - _EDGE, 0.0)), int(min(x_max + _EDGE, frame.width - 1.0))
+        top, bottom = math.ceil(max(y_min - _EDGE, 0.0)), int(min(y_max + _EDGE, frame.height - 1.0))
+        _fill(o, p, q, (left, right, top, bottom), deep, code, z, ids)
 
 
 @helper
@@ -235,8 +208,9 @@ def _project(
 
 
 @helper
-def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: bool, out: U32) -> int:
-    """Write the faces that look at the camera, which is at q (or looks along q from afar); return how many."""
+def _facing(planes: F32, first: int, last: int, q: F64, deep: bool, every: bool, out: U32) -> int:
+    """Write which of faces first … last look at the camera, which is at q (or looks along q from afar); how many."""
+    p_x, p_y, p_z, p_d = planes[0, first:last], planes[1, first:last], planes[2, first:last], planes[3, first:last]
     sign, scale = (_ONE, _ONE) if deep else (-_ONE, _ZERO)
     q_x, q_y, q_z = sign * np.float32(q[0]), sign * np.float32(q[1]), sign * np.float32(q[2])
     count = np.uint64(0)
@@ -252,12 +226,10 @@ def _facing(p_x: F32, p_y: F32, p_z: F32, p_d: F32, q: F64, deep: bool, every: b
 
 @helper
 def _draw_shape(
-    first: U32,
-    second: U32,
-    third: U32,
-    x: F32,
-    y: F32,
-    w: F32,
+    corners: U32,
+    f_0: int,
+    f_1: int,
+    projected: F32,
     pixels: U32,
     faces: U32,
     count: int,
@@ -267,7 +239,9 @@ def _draw_shape(
     z: F32,
     ids: I32,
 ) -> None:
-    """Fill the ``count`` faces listed in ``faces`` of a shape whose vertices were projected."""
+    """Fill the ``count`` faces listed in ``faces`` of a shape, f_0 … f_1, whose vertices were projected."""
+    first, second, third = corners[0, f_0:f_1], corners[1, f_0:f_1], corners[2, f_0:f_1]
+    x, y, w = projected[0], projected[1], projected[2]
     left = np.uint64(0)
     for k in range(count):
         f = faces[k]
@@ -284,20 +258,13 @@ def _draw_shape(
         p_a, p_b, p_c = int(np.int64(pixels[a])), int(np.int64(pixels[b])), int(np.int64(pixels[c]))
         x_a, x_b, x_c = p_a >> 16, p_b >> 16, p_c >> 16
         y_a, y_b, y_c = p_a & 0xFFFF, p_b & 0xFFFF, p_c & 0xFFFF
+        left, right = min(x_a, min(x_b, x_c)), max(x_a, max(x_b, x_c)) - 1
+        top, bottom = min(y_a, min(y_b, y_c)), max(y_a, max(y_b, y_c)) - 1
         _fill(
-            np.float64(x[a]),
-            np.float64(y[a]),
-            np.float64(w[a]),
-            np.float64(x[b]),
-            np.float64(y[b]),
-            np.float64(w[b]),
-            np.float64(x[c]),
-            np.float64(y[c]),
-            np.float64(w[c]),
-            min(x_a, min(x_b, x_c)),
-            max(x_a, max(x_b, x_c)) - 1,
-            min(y_a, min(y_b, y_c)),
-            max(y_a, max(y_b, y_c)) - 1,
+            (np.float64(x[a]), np.float64(y[a]), np.float64(w[a])),
+            (np.float64(x[b]), np.float64(y[b]), np.float64(w[b])),
+            (np.float64(x[c]), np.float64(y[c]), np.float64(w[c])),
+            (left, right, top, bottom),
             deep,
             np.int32(code | np.int32(f)),
             z,
@@ -351,37 +318,14 @@ def cast_triangles(
                 continue
             v_0, v_1, f_0, f_1 = ranges[shape, 0], ranges[shape, 1], ranges[shape, 2], ranges[shape, 3]
             code = np.int32(g << face_bits)
-            count = _facing(
-                planes[0, f_0:f_1],
-                planes[1, f_0:f_1],
-                planes[2, f_0:f_1],
-                planes[3, f_0:f_1],
-                rays[i, g, 0:3] if deep else rays[i, g, 9:12],
-                deep,
-                both_sides,
-                faces,
-            )
+            eye = rays[i, g, 0:3] if deep else rays[i, g, 9:12]
+            count = _facing(planes, f_0, f_1, eye, deep, both_sides, faces)
             axes, center = all_axes[i, g], centers[i, g]
             if clipped[i, g] == 0:
                 width, height = np.float32(frame.width), np.float32(frame.height)
                 places = pixels[: v_1 - v_0]
                 _project(vertices, v_0, axes, center, deep, lens, width, height, projected, places)
-                _draw_shape(
-                    corners[0, f_0:f_1],
-                    corners[1, f_0:f_1],
-                    corners[2, f_0:f_1],
-                    projected[0],
-                    projected[1],
-                    projected[2],
-                    places,
-                    faces,
-                    count,
-                    deep,
-                    both_sides,
-                    code,
-                    z[i],
-                    ids[i],
-                )
+                _draw_shape(corners, f_0, f_1, projected, places, faces, count, deep, both_sides, code, z[i], ids[i])
                 continue
             for k in range(count):
                 f = faces[k]
