@@ -136,12 +136,8 @@ class BatchEnv(EpisodicEnv):
             if seed is not None:
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
             ids = self._episodes.everyone if request.ids is None else request.ids
-            if not len(ids):
-                obs = self._held.rows()
-            elif request.ids is not None and self._usable() is not None:
-                obs = self._begin_next(ids, ids.cpu(), request.episode_ids)
-            else:
-                obs = self._begin(ids, ids.cpu(), request.episode_ids, request.observe)
+            begin = len(ids) > 0
+            obs = self._begin(ids, ids.cpu(), request.episode_ids, request.observe) if begin else self._held.rows()
         finally:
             self._busy = False
         self._ready, self._failure = True, ""
@@ -186,7 +182,7 @@ class BatchEnv(EpisodicEnv):
         finally:
             # also when an observer raised: an ended episode must not go on
             if ended is not None and host is not None and restarts and not at_once:
-                step = step._replace(obs=self._begin_next(ended, host))
+                step = step._replace(obs=self._begin(ended, host))
             self.timer.stop()
         return step
 
@@ -394,54 +390,46 @@ class BatchEnv(EpisodicEnv):
         self._held.draw(shown, self._episodes)
         self.timer.start("task")
 
-    def _begin(self, everyone: Tensor, host: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> Obs:
-        """Start an episode in each of ``everyone`` (m,), with the given identities or their next ones.
+    def _begin(
+        self, ids: Tensor, host: Tensor, episode_ids: Tensor | None = None, observe: Tensor | None = None
+    ) -> Obs:
+        """Start an episode in each of ``ids`` (m,), with the given identities or their next ones.
 
-        ``host`` is ``everyone`` on the host. Cameras are drawn for those of them that ``observe`` (int64 (k,); None:
-        all) names. Returns all rows, fresh.
+        ``host`` is ``ids`` on the host. Cameras are drawn for those of them that ``observe`` (int64 (k,); None: all)
+        names. Returns all rows, fresh.
         """
         self.timer.start("reset")
-        ids = None if everyone is self._episodes.everyone else everyone
-        rows = Rows(self.sim, self._episodes, ids)
+        compiled = None if ids is self._episodes.everyone else self._usable()
         try:
-            self._episodes.begin(everyone, episode_ids)
-            self.sim.reset(ids)
-            self.task.reset(rows)
-            self.sim.forward(ids)
-            rows.renew()
-            self._instruct(host, self.task.instructions(rows))
-            self._held.show(everyone, self.task.observe(rows))
-            if self._held.has_cameras:
-                shown = host.numpy()
-                self._held.note_poses(shown, everyone, begins=True)
-                if observe is not None and not self._needs("frames"):
-                    shown = shown[np.isin(shown, observe.cpu().numpy())]
-                self._held.draw(shown, self._episodes)
-            self._active_set.unpark(host)
+            if compiled is None:
+                self._begin_rows(ids, host, episode_ids, observe)
+            obs = self._held.rows() if compiled is None else compiled.begin(ids, episode_ids)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        return self._show_beginning(everyone, self._held.rows())
-
-    def _begin_next(self, ids: Tensor, host: Tensor, episode_ids: Tensor | None = None) -> Obs:
-        """What :meth:`_begin` does to some, by the task's compiled form where it has one; all rows, fresh."""
-        compiled = self._usable()
-        if compiled is None:
-            return self._begin(ids, host, episode_ids, None)
-        self.timer.start("reset")
-        try:
-            obs = compiled.begin(ids, episode_ids)
-        except BaseException as error:  # also Ctrl-C; raised again
-            self._fail(error)
-            raise
-        return self._show_beginning(ids, obs)
-
-    def _show_beginning(self, ids: Tensor, obs: Obs) -> Obs:
-        """Let the observers see episodes that begin in ``ids`` (m,); returns ``obs``."""
         if self._observers:
-            self._show_reset(ids, obs, self._states_for_observers(ids))
+            self._show_reset(ids, host, obs, self._states_for_observers(ids))
         self.timer.stop()
         return obs
+
+    def _begin_rows(self, everyone: Tensor, host: Tensor, episode_ids: Tensor | None, observe: Tensor | None) -> None:
+        """:meth:`_begin` by the functions of the task."""
+        ids = None if everyone is self._episodes.everyone else everyone
+        rows = Rows(self.sim, self._episodes, ids)
+        self._episodes.begin(everyone, episode_ids)
+        self.sim.reset(ids)
+        self.task.reset(rows)
+        self.sim.forward(ids)
+        rows.renew()
+        self._instruct(host, self.task.instructions(rows))
+        self._held.show(everyone, self.task.observe(rows))
+        if self._held.has_cameras:
+            shown = host.numpy()
+            self._held.note_poses(shown, everyone, begins=True)
+            if observe is not None and not self._needs("frames"):
+                shown = shown[np.isin(shown, observe.cpu().numpy())]
+            self._held.draw(shown, self._episodes)
+        self._active_set.unpark(host)
 
     def _states_for_observers(self, ids: Tensor | None) -> Tensor | None:
         return self.sim.states(ids) if self._needs("states") else None

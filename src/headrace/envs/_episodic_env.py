@@ -217,15 +217,15 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         for observer in self._observers:
             observer.after_step(record)
 
-    def _show_reset(self, env_ids: Tensor, obs: Obs, states: Tensor | None) -> None:
-        """Let the observers see episodes that begin in ``env_ids`` (m,)."""
+    def _show_reset(self, env_ids: Tensor, host: Tensor, obs: Obs, states: Tensor | None) -> None:
+        """Let the observers see episodes that begin in ``env_ids`` (m,), on the host ``host``."""
         record = ResetRecord(
             env_ids=env_ids,
             episode_ids=self._episodes.episode_ids.index_select(0, env_ids),
             seed=self._episodes.seed,
             obs=obs,
             states=states,
-            instructions=tuple([self._instructions[env_id] for env_id in env_ids.tolist()]),
+            instructions=tuple([self._instructions[env_id] for env_id in host.tolist()]),
         )
         for observer in self._observers:
             observer.after_reset(record)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._kernels.render_scene import I32, RenderRows, pick_rows
-from headrace.sim._camera import FRAME_KINDS, CameraFrames, CameraSpec
+from headrace.sim._camera import CameraFrames, CameraSpec, DataType
 
 MOST_BYTES = 64 << 20
 """What the layers of one camera may hold; the one unused for longest makes room."""
@@ -28,11 +29,11 @@ class StaticLayers:
 
     def __init__(self, spec: CameraSpec, static: int) -> None:
         self._static = static
-        kinds = {"rgb" if kind == "gray" else kind for kind in spec.data_types} | {"depth"}
-        self._shapes = {k: ((spec.height, spec.width, *FRAME_KINDS[k][0]), FRAME_KINDS[k][1]) for k in sorted(kinds)}
-        per_layer = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self._shapes.values())
-        self._most = max(1, MOST_BYTES // per_layer)
-        self.frames = self._empty(0)
+        kinds: set[DataType] = {"rgb" if kind == "gray" else kind for kind in spec.data_types} | {"depth"}
+        self._spec = replace(spec, data_types=tuple(sorted(kinds)))
+        one = CameraFrames.empty(self._spec, 1)
+        self._most = max(1, MOST_BYTES // sum(getattr(one, kind).nbytes for kind in kinds))
+        self.frames = CameraFrames.empty(self._spec, 0)
         self.stamps = np.zeros(0, np.int64)
         """(P,): a number that changes when a layer is replaced."""
         self._places: OrderedDict[bytes, int] = OrderedDict()
@@ -86,7 +87,7 @@ class StaticLayers:
         picked = np.array([owners[key][0] for key in new], np.int64)
         if not len(picked):
             return
-        fresh = self._empty(len(new))
+        fresh = CameraFrames.empty(self._spec, len(new))
         draw(pick_rows(rows, picked), fresh)
         places: list[int] = []
         for key in new:
@@ -95,7 +96,7 @@ class StaticLayers:
             self._places[key] = place
             places.append(place)
         self._grow(max(places) + 1)
-        for kind in self._shapes:
+        for kind in self._spec.data_types:
             getattr(self.frames, kind)[places] = getattr(fresh, kind)
         self.stamps[places] = self._drawn + np.arange(len(places))
         self._drawn += len(places)
@@ -105,11 +106,7 @@ class StaticLayers:
             return
         count = len(self.stamps)
         size = min(self._most, max(size, 2 * count))
-        old, self.frames = self.frames, self._empty(size)
-        for kind in self._shapes:
+        old, self.frames = self.frames, CameraFrames.empty(self._spec, size)
+        for kind in self._spec.data_types:
             getattr(self.frames, kind)[:count] = getattr(old, kind)
         self.stamps = np.concatenate([self.stamps, np.full(size - count, -1)])
-
-    def _empty(self, count: int) -> CameraFrames:
-        arrays: dict[str, Any] = {k: np.empty((count, *shape), dtype) for k, (shape, dtype) in self._shapes.items()}
-        return CameraFrames(**arrays)

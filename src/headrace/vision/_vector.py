@@ -99,7 +99,9 @@ class FrameStackVector(_Wrapper):
         self._ended = torch.zeros_like(mask) if self._ended is None else self._ended & ~mask
         self._shown = mask.clone() if self._shown is None else self._shown | mask
         for name, frames in first.items():
-            stack = self._stack(name, frames)
+            if name not in self._stacks:
+                self._stacks[name] = self._new_stack(name, frames)
+            stack = self._stacks[name]
             stack.reset(mask)
             stack.append(frames, mask)
         return self._with_stacks(obs), info
@@ -154,9 +156,7 @@ class FrameStackVector(_Wrapper):
         for name, frames in self._frames(obs).items():
             self._stacks[name].append(frames[late], rows[late])
         self._shown = self._shown.index_fill(0, rows, True)
-        if _WHOLE in self._specs:
-            return _like(obs, self._stacks[_WHOLE].observe(rows))
-        return {**obs, **{name: _like(obs[name], stack.observe(rows)) for name, stack in self._stacks.items()}}
+        return self._with_stacks(obs, rows)
 
     def suspend(self, ids: Ids) -> None:
         """As ``suspend`` of the environment; the stacks of suspended environments stand still."""
@@ -231,11 +231,6 @@ class FrameStackVector(_Wrapper):
     def _frames(self, obs: Any) -> dict[str, Tensor]:
         return {name: _tensor(obs if name == _WHOLE else obs[name]) for name in self._specs}
 
-    def _stack(self, name: str, frames: Tensor) -> FrameStack:
-        if name not in self._stacks:
-            self._stacks[name] = self._new_stack(name, frames)
-        return self._stacks[name]
-
     def _new_stack(self, name: str, frames: Tensor) -> FrameStack:
         return FrameStack(
             self._specs[name],
@@ -247,11 +242,11 @@ class FrameStackVector(_Wrapper):
             normalize=self._normalize[name],
         )
 
-    def _with_stacks(self, obs: Any) -> _Obs:
-        """The observation with its frames replaced by stacks; other groups as they are."""
+    def _with_stacks(self, obs: Any, rows: Tensor | None = None) -> _Obs:
+        """An observation of ``rows`` (n,), or of all, with its frames replaced by stacks; other groups as they are."""
         if _WHOLE in self._specs:
-            return _like(obs, self._stacks[_WHOLE].observe())
-        return {**obs, **{name: _like(obs[name], stack.observe()) for name, stack in self._stacks.items()}}
+            return _like(obs, self._stacks[_WHOLE].observe(rows))
+        return {**obs, **{name: _like(obs[name], stack.observe(rows)) for name, stack in self._stacks.items()}}
 
     def _with_stacked_finals(self, info: dict[str, Any]) -> dict[str, Any]:
         """``info`` with final observations stacked on the frames before them; nothing else is touched."""

@@ -347,7 +347,7 @@ class BridgeEnv(EpisodicEnv):
         self._held.hold(ids)
         self._active_set.unpark(ids)
         if self._observers:
-            self._show_reset(ids, self._shown(), states=None)
+            self._show_reset(ids, ids, self._shown(), states=None)
 
     def _drop_resets(self) -> None:
         """Everything begins anew: wait for the resets that are under way, and forget them."""
