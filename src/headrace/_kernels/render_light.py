@@ -259,8 +259,7 @@ def add_highlights(
     specular: F32,
     shape: F32,
     lights: F32,
-    reflectance: np.float32,
-    exponent: np.float32,
+    gloss: F32,
     maps: I32,
     z: F32,
     xs: F32,
@@ -270,7 +269,7 @@ def add_highlights(
 ) -> None:
     """Blinn's highlights of a run that begins in column ``at``, with the viewer at the camera, as OpenGL has them.
 
-    ``maps`` int32 (L,): shadow map of each light, whose row of work says where its light arrives, or -1.
+    ``gloss`` float32 (2,): reflectance and exponent. ``maps`` int32 (L,): shadow map of each light, whose row of work says where its light arrives, or -1.
     """
     first_x, step_x, at_y, deep, flat = lens[0], lens[1], lens[2], lens[3], lens[4]
     for i in range(types.shape[0]):
@@ -298,7 +297,7 @@ def add_highlights(
             inv = _ONE / np.sqrt(px * px + py * py + pz * pz)
             hx, hy, hz = lx - px * inv, ly - py * inv, lz - pz * inv
             cosine = max((nx * hx + ny * hy + nz * hz) / np.sqrt(hx * hx + hy * hy + hz * hz), _ZERO)
-            strength *= reflectance * cosine**exponent
+            strength *= gloss[0] * cosine ** gloss[1]
             for a in range(3):
                 work[6 + a, at + k] += strength * specular[i, a]
 

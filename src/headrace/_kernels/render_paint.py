@@ -88,6 +88,9 @@ def paint(
     """
     bits = face_bits
     mask = np.int32((1 << bits) - 1)
+    # the fields of a named tuple are taken out once: each time costs a reference count, and time to compile
+    kinds, cones, maps = lighting.types, lighting.shape, lighting.maps
+    scattered, specular = lighting.ambient, lighting.specular
     step_y = (frame.top - frame.bottom) / frame.height
     lens = np.empty(5, np.float32)
     lens[0] = np.float32(frame.left + 0.5 * (frame.right - frame.left) / frame.width)
@@ -129,27 +132,15 @@ def paint(
                 for k in range(lit_first, lit_last):
                     work[6 + a, k] = ambient[a]
             if lit_first < lit_last:
-                illuminate(
-                    lighting.types,
-                    lighting.ambient,
-                    lighting.shape,
-                    lights,
-                    diffuse,
-                    z_line,
-                    xs,
-                    lit_first,
-                    lit_last,
-                    lens,
-                    work,
-                )
+                illuminate(kinds, scattered, cones, lights, diffuse, z_line, xs, lit_first, lit_last, lens, work)
                 if shadows is not None:
                     darken(
                         shadows.depth,
                         i,
-                        lighting.maps,
+                        maps,
                         shadows.basis[i],
                         shadows.half,
-                        lighting.ambient,
+                        scattered,
                         lights,
                         diffuse,
                         z_line,
@@ -173,13 +164,12 @@ def paint(
                     if gloss is not None:  # noqa: SIM102  # as above
                         if gloss[g, 0] > _ZERO:
                             add_highlights(
-                                lighting.types,
-                                lighting.specular,
-                                lighting.shape,
+                                kinds,
+                                specular,
+                                cones,
                                 lights,
-                                gloss[g, 0],
-                                gloss[g, 1],
-                                lighting.maps,
+                                gloss[g],
+                                maps,
                                 z_line[at:end],
                                 xs[at:end],
                                 lens,

@@ -276,17 +276,8 @@ class Painter:
         return paint, (
             *(scene.geom_types, scene.geom_shapes, scene.face_bits, scene.geom_emission, scene.lighting, self._frame),
             *(rows.sizes, rows.rgba, rows.diffuse, places.rays, places.axes, places.lights, places.ambient),
-            *(
-                self._tables.triangles,
-                buffers.textures,
-                self._wraps,
-                rows.camera_mat,
-                shadows,
-                self._gloss,
-                lines,
-                alpha,
-            ),
-            *(background, scratch.line, scratch.work, scratch.xs, z, ids, rgb),
+            *(self._tables.triangles, buffers.textures, self._wraps, rows.camera_mat, shadows, self._gloss),
+            *(lines, alpha, background, scratch.line, scratch.work, scratch.xs, z, ids, rgb),
         )
 
     def _find_normals(
