@@ -269,7 +269,8 @@ def add_highlights(
 ) -> None:
     """Blinn's highlights of a run that begins in column ``at``, with the viewer at the camera, as OpenGL has them.
 
-    ``gloss`` float32 (2,): reflectance and exponent. ``maps`` int32 (L,): shadow map of each light, whose row of work says where its light arrives, or -1.
+    ``gloss`` float32 (2,): reflectance and exponent. ``maps`` int32 (L,): shadow map of each light, whose row of work
+    says where its light arrives, or -1.
     """
     first_x, step_x, at_y, deep, flat = lens[0], lens[1], lens[2], lens[3], lens[4]
     for i in range(types.shape[0]):

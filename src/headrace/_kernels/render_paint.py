@@ -90,7 +90,7 @@ def paint(
     mask = np.int32((1 << bits) - 1)
     # the fields of a named tuple are taken out once: each time costs a reference count, and time to compile
     kinds, cones, maps = lighting.types, lighting.shape, lighting.maps
-    scattered, specular = lighting.ambient, lighting.specular
+    scattered, shine = lighting.ambient, lighting.specular
     step_y = (frame.top - frame.bottom) / frame.height
     lens = np.empty(5, np.float32)
     lens[0] = np.float32(frame.left + 0.5 * (frame.right - frame.left) / frame.width)
@@ -164,17 +164,7 @@ def paint(
                     if gloss is not None:  # noqa: SIM102  # as above
                         if gloss[g, 0] > _ZERO:
                             add_highlights(
-                                kinds,
-                                specular,
-                                cones,
-                                lights,
-                                gloss[g],
-                                maps,
-                                z_line[at:end],
-                                xs[at:end],
-                                lens,
-                                at,
-                                work,
+                                kinds, shine, cones, lights, gloss[g], maps, z_line[at:end], xs[at:end], lens, at, work
                             )
                     if textures is not None:
                         texture = textures.of_geom[g]
