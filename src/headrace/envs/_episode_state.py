@@ -64,6 +64,7 @@ class EpisodeState:
         }
         self.field_views: dict[str, NDArray[Any]] = {}
         """Where rows keep numpy views of the simulation's fields, on the CPU."""
+        # tests compare with the operations of torch by clearing it
         self._fused = device.type == "cpu"
         if self._fused:
             from headrace._kernels import episodes
@@ -108,36 +109,23 @@ class EpisodeState:
             truncated: bool (n,): episodes that were cut for another reason; None for none.
             refused: bool (n,): rows whose action was not fit; None for none.
         """
-        acted = self.everyone if ids is None else ids
-        if not self._fused:
-            return self.finish_reference(acted, reward, terminated, diverged, limit, truncated, refused)
-        rows = acted.numpy()
-        gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
-        ended = np.empty(len(rows), np.int64)
-        count = self._kernels.finish_rows(
-            rows,
-            reward.numpy(),
-            terminated.numpy(),
-            _NO_FLAGS if truncated is None else truncated.numpy(),
-            _NO_FLAGS if diverged is None else diverged.numpy(),
-            limit,
-            *self._arrays[2:],
-            *(gain, over, cut, ended),
-        )
-        gone = _NOTHING if diverged is None else np.flatnonzero(diverged.numpy())
-        return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count], gone)))
-
-    def finish_reference(
-        self,
-        ids: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        diverged: Tensor | None,
-        limit: int,
-        truncated: Tensor | None = None,
-        refused: Tensor | None = None,
-    ) -> StepOutcome:
-        """:meth:`finish` in torch operations. What the host must know comes in one copy: the one wait of a step."""
+        ids = self.everyone if ids is None else ids
+        if self._fused:
+            rows = ids.numpy()
+            gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
+            ended = np.empty(len(rows), np.int64)
+            count = self._kernels.finish_rows(
+                rows,
+                reward.numpy(),
+                terminated.numpy(),
+                _NO_FLAGS if truncated is None else truncated.numpy(),
+                _NO_FLAGS if diverged is None else diverged.numpy(),
+                limit,
+                *self._arrays[2:],
+                *(gain, over, cut, ended),
+            )
+            gone = _NOTHING if diverged is None else np.flatnonzero(diverged.numpy())
+            return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count], gone)))
         too_long = self.steps.index_select(0, ids) >= limit
         truncated = too_long if truncated is None else truncated | too_long
         if diverged is not None:
@@ -149,10 +137,11 @@ class EpisodeState:
         # a number times a bool would be eight bytes
         flags = flags if diverged is None else flags.add_(diverged.to(torch.uint8), alpha=2)
         flags = flags if refused is None else flags.add_(refused.to(torch.uint8), alpha=4)
-        gain, over, cut = (self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated))
+        results = [self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated)]
+        # what the host must know comes in one copy: the one wait of a step
         told = flags.cpu().numpy()
-        ended, gone = (torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2))
-        return StepOutcome(gain, over, cut, ended, gone, bool((told & 4).any()))
+        rows_told = [torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2)]
+        return StepOutcome(*results, *rows_told, refused=bool((told & 4).any()))
 
     def ends(
         self, ids: Tensor, success: Tensor | None, diverged: Tensor | None
@@ -197,11 +186,7 @@ class EpisodeState:
             self._kernels.begin_rows(rows, chosen, self.episode_stride, *self._arrays)
             for array in self._memory_arrays:
                 array[rows] = 0.0
-        else:
-            self.begin_reference(ids, episode_ids)
-
-    def begin_reference(self, ids: Tensor, episode_ids: Tensor | None) -> None:
-        """:meth:`begin` in torch operations."""
+            return
         if episode_ids is None:
             episode_ids = self.next_ids.index_select(0, ids)
         self.episode_ids.index_copy_(0, ids, episode_ids)

@@ -87,10 +87,6 @@ class HeldObservations:
             diverged = np.empty(len(rows), np.bool_)
             count = self._kernels.post_rows(rows, self._values(obs), self._lines, reward.numpy(), flags, diverged)
             return torch.from_numpy(diverged) if count else None
-        return self.post_reference(ids, obs, reward, failed)
-
-    def post_reference(self, ids: Tensor, obs: Obs, reward: Tensor, failed: Tensor | None) -> Tensor | None:
-        """:meth:`post` in torch operations."""
         fine = reward.abs() <= FLOAT32_MAX
         for name in self._numbers:
             fine &= (obs[name].abs() <= FLOAT32_MAX).all(dim=1)
