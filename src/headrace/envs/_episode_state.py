@@ -125,7 +125,8 @@ class EpisodeState:
                 *(gain, over, cut, ended),
             )
             gone = _NOTHING if diverged is None else np.flatnonzero(diverged.numpy())
-            return StepOutcome(*map(torch.from_numpy, (gain, over, cut, ended[:count], gone)))
+            told = [torch.from_numpy(array) for array in (gain, over, cut, ended[:count], gone)]
+            return StepOutcome(*told, refused=False)
         too_long = self.steps.index_select(0, ids) >= limit
         truncated = too_long if truncated is None else truncated | too_long
         if diverged is not None:

@@ -233,6 +233,7 @@ class Pixels:
         )
         self._length = spec.frames
         self._one = torch.ones(num_envs, dtype=torch.int64, device=device)
+        self._still, self._first = (torch.full((num_envs,), flag, device=device) for flag in (False, True))
 
     @property
     def data(self) -> Tensor:
@@ -262,9 +263,9 @@ class Pixels:
         where = EnvRows(len(self.data), self._there(ids), None)
         first, count = int(by[0]), len(self.data)
         alike = first in (1, self._length) and (by == first).all()
-        fill = torch.full_like(self._one, alike and first == self._length, dtype=torch.bool)
         if alike and np.array_equal(source, np.repeat(np.arange(len(ids)), by)):
             # one new frame each, as in every step that is read (moved and written in one pass), or in every slot
+            fill = self._first if first == self._length else self._still
             self._frames.push(new, where, by=self._one, fill=fill)
             return
         if len(envs) < by.sum():
@@ -273,7 +274,7 @@ class Pixels:
         if (by < self._length).any():
             steps = np.ones(count, np.int64)
             steps[ids] = by
-            self._frames.push(None, where, by=self._there(steps), fill=fill)
+            self._frames.push(None, where, by=self._there(steps), fill=self._still)
         self._frames.write(self._there(envs), self._there(slots), new, self._there(source))
 
     def observe(self, ids: Tensor | None) -> Tensor:

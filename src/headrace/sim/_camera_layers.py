@@ -29,10 +29,10 @@ class StaticLayers:
 
     def __init__(self, spec: CameraSpec, static: int) -> None:
         self._static = static
-        kinds: set[DataType] = {"rgb" if kind == "gray" else kind for kind in spec.data_types} | {"depth"}
-        self._spec = replace(spec, data_types=tuple(sorted(kinds)))
+        kinds: list[DataType] = ["depth", *("rgb" if kind == "gray" else kind for kind in spec.data_types)]
+        self._spec = replace(spec, data_types=tuple(dict.fromkeys(kinds)))
         one = CameraFrames.empty(self._spec, 1)
-        self._most = max(1, MOST_BYTES // sum(getattr(one, kind).nbytes for kind in kinds))
+        self._most = max(1, MOST_BYTES // sum(getattr(one, kind).nbytes for kind in self._spec.data_types))
         self.frames = CameraFrames.empty(self._spec, 0)
         self.stamps = np.zeros(0, np.int64)
         """(P,): a number that changes when a layer is replaced."""

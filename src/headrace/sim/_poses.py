@@ -267,8 +267,8 @@ class SceneState:
 
     def positions(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Joint positions (n, nq), mocap positions (n, m, 3) and quaternions (n, m, 4) of rows (n, width): views."""
-        qpos, places, turns = (rows[:, self.columns[name]].unflatten(1, shape) for name, shape in self._shapes.items())
-        return qpos, places, turns
+        qpos, places, turns = (rows[:, self.columns[name]] for name in _STATE)
+        return qpos, places.unflatten(1, self._shapes["mocap_pos"]), turns.unflatten(1, self._shapes["mocap_quat"])
 
     def poses(self, rows: F64) -> ScenePoses:
         """The poses of rows (n, width)."""
