@@ -95,7 +95,7 @@ def test_a_step_within_a_step_is_refused_and_the_outer_one_is_complete(source) -
 def test_a_bridge_whose_environment_raised_says_why_it_cannot_step() -> None:
     env = headrace.bridge("Pendulum-v1", 2)
     env.reset()
-    inner = env.backend._group._envs[1].unwrapped
+    inner = env.backend._group.envs[1].unwrapped
     inner.step = lambda _: 1 / 0
     with pytest.raises(EnvError, match="environment 1 raised"):
         env.step(torch.zeros(2, 1))
