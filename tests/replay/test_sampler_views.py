@@ -129,6 +129,13 @@ def test_an_epoch_without_replacement_has_every_transition_once():
     assert len(set(view.sample(len(buffer))["index"].tolist())) == len(buffer)
 
 
+def test_runs_of_a_prioritized_sampler_need_a_length():
+    for wrong in ({"burn_in": 2}, {"length": 0}, {"length": 3, "burn_in": -1}, {"length": 3, "eta": 1.5}):
+        with pytest.raises(ConfigError, match=r"expected|length"):
+            PrioritizedSampler(**wrong)
+    assert PrioritizedSampler(3, burn_in=1).config()["kind"] == "prioritized_slices"  # as stores on disk name it
+
+
 def test_prioritized_slices_follow_the_priorities_of_their_runs():
     buffer, store, _ = filled(steps=12, length=20)
     sampler = PrioritizedSampler(2, burn_in=1, alpha=1.0, beta=0.5, eps=1e-12, eta=0.75)

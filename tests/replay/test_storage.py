@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from killed_store import ACTION, LENGTH, NUM_ENVS, SPACES, STACK, bare, make_buf
 from replay_reference import NaiveStore, check_batch
 
 from headrace.errors import CapacityError, ConfigError, DataError
+from headrace.files import Manifest
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler, estimate
 from headrace.types import StackSpec, Step
 
@@ -144,6 +146,24 @@ def test_a_checkpoint_goes_on_like_the_buffer_it_was_made_of(sampler, tmp_path):
     check_batch(everything(loaded), store, 1, 0.99)
     # the checkpoint itself has not changed
     assert len(ReplayBuffer.load(tmp_path / "saved", verify=True)) == NUM_ENVS * LENGTH
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("views", {}, "sampler named 'main'"),
+        ("store", [], "a replay store with capacity"),
+        ("store", {"capacity": 1}, "a replay store with capacity"),
+        ("views", {"main": {"sampler": 3, "n_step": 1, "gamma": 0.9, "seed": 0}}, "a sampler's settings"),
+    ],
+)
+def test_a_manifest_that_describes_no_store_is_refused(entry, value, message, tmp_path):
+    path = tmp_path / "store"
+    make_buffer(path).close()
+    manifest = Manifest.read(path / "manifest.json", format="headrace-replay", version=2)
+    dataclasses.replace(manifest, about={**manifest.about, entry: value}).write(path / "manifest.json")
+    with pytest.raises(DataError, match=message):
+        ReplayBuffer.open(path)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

@@ -164,11 +164,6 @@ def read_pairs(
     return block.as_strided(shape, stride), block.as_strided(shape, stride, leaf.frames * hop)
 
 
-def read_observations(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
-    """Observations (B, …) of the rows (B, K) of their frames."""
-    return read_frames(rows, leaf, outputs, index).view(index.shape[0], *leaf.observed.shape)
-
-
 def read_frames(rows: Rows, leaf: Leaf, outputs: OutputPool, index: Int64s) -> Tensor:
     """Frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
     block = outputs.take((index.size * rows.row_bytes,), torch.uint8)

@@ -132,11 +132,9 @@ def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Ten
         raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
     if not array.is_contiguous():
         raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
-    return array if array.is_cpu else to_host(array)
-
-
-def to_host(array: Tensor) -> Tensor:
-    """A copy in CPU memory, pinned where a CUDA device is there to copy faster into it."""
+    if array.is_cpu:
+        return array
+    # pinned where a CUDA device is there to copy faster into it
     return torch.empty(array.shape, dtype=array.dtype, pin_memory=torch.cuda.is_available()).copy_(array)
 
 

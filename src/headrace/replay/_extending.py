@@ -27,13 +27,11 @@ _FLAG = ArraySpec((), torch.bool)
 _ID = ArraySpec((), torch.int64)
 
 
-def extend_batch(store: Store, batch: TensorDict, fill_value: float | None) -> None:
-    """Store a batch (N, T); called with the lock held. See :meth:`headrace.replay.ReplayBuffer.extend`."""
-    _Rollout(store, batch, fill_value).write()
+class Batch:
+    """A batch (N, T) as rows e · T + t, checked; see :meth:`headrace.replay.ReplayBuffer.extend`.
 
-
-class _Rollout:
-    """A batch as rows e · T + t, checked. Tensors are borrowed from the caller."""
+    Tensors are borrowed from the caller.
+    """
 
     def __init__(self, store: Store, batch: TensorDict, fill_value: float | None) -> None:
         spec = store.spec
@@ -80,7 +78,7 @@ class _Rollout:
         return check_array(array.contiguous(), spec, name, self._count)
 
     def write(self) -> None:
-        """Store everything, in order of time."""
+        """Store everything, in order of time; called with the lock held."""
         store, steps = self._store, self._steps
         before = self._previous()
         joined = self._joined(before)

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, ShapeError
 from headrace.replay._arithmetic import Float64s
 from headrace.replay._memory import Memory, Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, attachable, attached, refuse_if_empty, register_sampler
+from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler
 from headrace.replay._slices import check_fits, check_run, new_starts, stored_starts
 from headrace.replay._spec import Json
 
@@ -116,7 +116,7 @@ class SumTree:
         return out
 
 
-class PrioritizedSampler:
+class PrioritizedSampler(PoolSampler):
     """Transitions, or runs of them, in proportion to priority^alpha, with replacement, with weights that undo the bias.
 
     A new item has the largest priority given so far. ``beta`` may be changed between draws, as schedules do.
@@ -129,6 +129,8 @@ class PrioritizedSampler:
     run, (B,), or ``index`` and TD errors of all transitions, (B, T), of which it makes eta · max + (1 − eta) · mean
     over what is learned from, as in R2D2 (Kapturowski et al., 2019).
     """
+
+    kind = "prioritized"
 
     def __init__(
         self,
@@ -153,7 +155,6 @@ class PrioritizedSampler:
         """Transitions in an item."""
         self.alpha = alpha
         self.eps = eps
-        self._pool: FramePool | None = None
         self._tree: SumTree | None = None
         self._state: Float64s = np.array([1.0, beta])
 
@@ -173,9 +174,8 @@ class PrioritizedSampler:
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`~headrace.replay.Sampler`. Priorities on disk or in a checkpoint are taken up."""
-        del seed
         check_fits(self.run, pool)
-        self._pool = attachable(self._pool, pool)
+        super().attach(pool, memory, seed)
         tree = self._tree = SumTree(pool.first_side_row, memory)
         before, self._state = self._state, memory.allocate("priority_state", 16).view(np.float64)
         if self._state[0] <= 0:
@@ -235,7 +235,7 @@ class PrioritizedSampler:
 
     def config(self) -> dict[str, Json]:
         """See :class:`~headrace.replay.Sampler`."""
-        config: dict[str, Json] = {"kind": "prioritized", "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
+        config: dict[str, Json] = {**super().config(), "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
         if self.length is not None:
             config |= {"kind": "prioritized_slices", "length": self.length, "burn_in": self.burn_in, "eta": self.eta}
         return config

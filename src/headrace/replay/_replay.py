@@ -19,7 +19,7 @@ from headrace.replay._batches import RESERVED
 from headrace.replay._checks import NestedObs, check_sizes, check_transition
 from headrace.replay._disk import MAIN
 from headrace.replay._estimate import estimate_store, refuse_unless_fits
-from headrace.replay._extending import extend_batch
+from headrace.replay._extending import Batch
 from headrace.replay._memory import CheckpointMemory, FileMemory, Memory, ReadOnlyMemory
 from headrace.replay._samplers import Sampler, UniformSampler, make_sampler, stored_positions
 from headrace.replay._spec import Autoreset, Codec, SpaceLike, StoreSpec, ViewSpec, store_spec
@@ -353,7 +353,7 @@ class ReplayBuffer(SamplerView):
             if extras is not None or active is not None or isinstance(obs, Tensor):
                 raise ShapeError("extend: expected (obs, action, step), or one TensorDict (N, T) with everything in it")
             with store.lock:
-                extend_batch(store, obs, fill_value)  # pyright: ignore[reportArgumentType]  # checked there
+                Batch(store, obs, fill_value).write()  # pyright: ignore[reportArgumentType]  # checked there
             return
         checked = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:

@@ -16,7 +16,7 @@ from headrace.buffers._pool import OutputPool
 from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import CUT, ENDED
-from headrace.replay._batches import Branch, put_leaf, read_observations, tree
+from headrace.replay._batches import Branch, put_leaf, read_frames, tree
 from headrace.replay._checks import NestedObs, check_transition
 from headrace.replay._memory import Memory
 from headrace.replay._pool import FramePool
@@ -279,4 +279,5 @@ class RolloutBuffer:
 
     def _read(self, leaf: Leaf, rows: Int64s) -> Tensor:
         """Observations (M, …) of rows (M, K)."""
-        return read_observations(self._pool.rows[leaf.name], leaf, self._outputs, np.ascontiguousarray(rows))
+        frames = read_frames(self._pool.rows[leaf.name], leaf, self._outputs, np.ascontiguousarray(rows))
+        return frames.view(rows.shape[0], *leaf.observed.shape)

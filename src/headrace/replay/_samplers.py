@@ -7,7 +7,7 @@ A sampler keeps its index up to date at every write, so a draw costs the same ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -98,19 +98,36 @@ def make_sampler(config: Mapping[str, Json]) -> Sampler:
     return _SAMPLERS[kind](**settings)
 
 
-class UniformSampler:
-    """Every stored transition equally likely, with replacement, also where environments hold different numbers."""
+class PoolSampler:
+    """A sampler of one pool, without an index and without state; those that have some add it."""
 
-    def __init__(self) -> None:
-        self._pool: FramePool | None = None
+    kind: ClassVar[str]
+    _pool: FramePool | None = None
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`Sampler`."""
         del memory, seed
-        self._pool = attachable(self._pool, pool)
+        if self._pool is not None and self._pool is not pool:
+            raise ConfigError("sampler: it serves another buffer already; make a new one")
+        self._pool = pool
 
     def written(self, write: Written) -> None:
-        """The pool's own counters are the index."""
+        """See :class:`Sampler`; the pool's own counters are the index."""
+
+    def config(self) -> dict[str, Json]:
+        """See :class:`Sampler`."""
+        return {"kind": self.kind}
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Sampler`."""
+        return 0
+
+
+class UniformSampler(PoolSampler):
+    """Every stored transition equally likely, with replacement, also where environments hold different numbers."""
+
+    kind = "uniform"
 
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`Sampler`."""
@@ -120,37 +137,27 @@ class UniformSampler:
             refuse_if_empty(0, "transitions", "extend() it first")
         return Picked(envs=envs, positions=positions)
 
-    def config(self) -> dict[str, Json]:
-        """See :class:`Sampler`."""
-        return {"kind": "uniform"}
 
-    @property
-    def nbytes(self) -> int:
-        """Nothing is kept."""
-        return 0
-
-
-class SamplerWithoutReplacement:
+class SamplerWithoutReplacement(PoolSampler):
     """Every stored transition once, in random order, before any comes again.
 
     An epoch is over what is stored when it begins. What is overwritten meanwhile is passed over, what is written
     meanwhile comes in the next epoch. A batch may span two epochs.
     """
 
+    kind = "without_replacement"
+
     def __init__(self) -> None:
-        self._pool: FramePool | None = None
         self._seed = 0
         self._order = np.empty(0, np.int64)
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`Sampler`. An epoch that was under way goes on."""
-        self._pool, self._seed = attachable(self._pool, pool), seed
+        super().attach(pool, memory, seed)
+        self._seed = seed
         # epoch, place in its order, then what was stored when it began, per environment: from and to
         self._state = memory.allocate("epoch", 8 * (2 + 2 * pool.num_envs)).view(np.int64)
         self._shuffle()
-
-    def written(self, write: Written) -> None:
-        """The epoch goes on as it began."""
 
     @property
     def epoch(self) -> int:
@@ -186,10 +193,6 @@ class SamplerWithoutReplacement:
         bits = rng.random_bits(self._seed, torch.from_numpy(items), "replay-epoch", self.epoch, 1)
         self._order = items[bits[:, 0].argsort(stable=True).numpy()]
 
-    def config(self) -> dict[str, Json]:
-        """See :class:`Sampler`."""
-        return {"kind": "without_replacement"}
-
     @property
     def nbytes(self) -> int:
         """Eight bytes per transition."""
@@ -205,13 +208,6 @@ def refuse_if_empty(stored: int, what: str, advice: str) -> None:
     """Raise unless there is something to draw; draws are with replacement, so one item is enough for any number."""
     if stored < 1:
         raise LifecycleError(f"sample: expected {what} in the buffer, got none; {advice}")
-
-
-def attachable(current: FramePool | None, pool: FramePool) -> FramePool:
-    """The pool to work on; a sampler that has one already refuses a second."""
-    if current is not None and current is not pool:
-        raise ConfigError("sampler: it serves another buffer already; make a new one")
-    return pool
 
 
 def attached(value: _T | None) -> _T:

@@ -13,7 +13,7 @@ from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import ENDED, Float64s, Int32s
 from headrace.replay._memory import Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, attachable, attached, refuse_if_empty, register_sampler, stored_positions
+from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler, stored_positions
 from headrace.replay._spec import Json
 
 
@@ -82,12 +82,14 @@ class _Queues:
 Span = bool | int | Sequence[bool | int]
 
 
-class SliceSampler:
+class SliceSampler(PoolSampler):
     """Runs of ``burn_in + length`` transitions of one trajectory; every possible start equally likely.
 
     A run never crosses an end, a cut or the write head. The batch is (B, burn_in + length); ``sample(batch_size)``
     counts runs.
     """
+
+    kind = "slices"
 
     def __init__(self, length: int, *, burn_in: int = 0, strict: bool = True, span: Span = False) -> None:
         """Choose the runs.
@@ -109,15 +111,14 @@ class SliceSampler:
         if not all(0 <= part < self.run for part in self.span):
             raise ConfigError(f"SliceSampler: expected span below the run of {self.run} transitions, got {span}")
         self._padded = not strict or any(self.span)
-        self._pool: FramePool | None = None
         self._starts: _Queues | None = None
         self._pieces: tuple[bytes, Int64s] | None = None
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`~headrace.replay.Sampler`."""
-        del memory, seed
         check_fits(self.run, pool)
-        self._pool, self._pieces = attachable(self._pool, pool), None
+        super().attach(pool, memory, seed)
+        self._pieces = None
         if not self._padded:
             self._starts = _Queues(pool)
             self._starts.push(*stored_starts(pool, self.run))
@@ -164,7 +165,7 @@ class SliceSampler:
     def config(self) -> dict[str, Json]:
         """See :class:`~headrace.replay.Sampler`."""
         settings: dict[str, Json] = {"length": self.length, "burn_in": self.burn_in, "strict": self.strict}
-        return {"kind": "slices", **settings, "span": list(self.span)}
+        return {**super().config(), **settings, "span": list(self.span)}
 
     @property
     def nbytes(self) -> int:
@@ -215,22 +216,22 @@ def new_starts(pool: FramePool, write: Written, run: int) -> tuple[Int64s, Int64
     return write.env_ids[complete], starts[complete]
 
 
-class TrajectorySampler:
+class TrajectorySampler(PoolSampler):
     """Whole trajectories, from their first transition to their end or cut, each equally likely.
 
     ``sample(batch_size)`` counts trajectories; the batch is flat, one trajectory after another, told apart by
     ``("collector", "traj_ids")``. A trajectory whose beginning was overwritten, or that still goes on, is not whole.
     """
 
+    kind = "trajectories"
+
     def __init__(self) -> None:
-        self._pool: FramePool | None = None
         self._starts: _Queues | None = None
         self._sizes = np.zeros((0, 0), np.int32)
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`~headrace.replay.Sampler`."""
-        del memory, seed
-        self._pool = attachable(self._pool, pool)
+        super().attach(pool, memory, seed)
         self._starts = _Queues(pool)
         # length of the trajectory that starts in a slot
         self._sizes = np.zeros((pool.num_envs, pool.slots), np.int32)
@@ -266,10 +267,6 @@ class TrajectorySampler:
         sizes = self._sizes[envs, first % pool.slots].astype(np.int64)
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return Picked(envs=np.repeat(envs, sizes), positions=np.repeat(first, sizes) + within)
-
-    def config(self) -> dict[str, Json]:
-        """See :class:`~headrace.replay.Sampler`."""
-        return {"kind": "trajectories"}
 
     @property
     def nbytes(self) -> int:
