@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -107,13 +109,19 @@ def tree(content: Branch, size: torch.Size) -> TensorDict:
 
     The checks of the public constructor take as long as the gather of a small batch; shapes are right by construction.
     """
-    from tensordict import TensorDict
-
     source: dict[str, Any] = content
     for name, value in content.items():
         if isinstance(value, dict):
             source[name] = tree(value, size)
-    return TensorDict._new_unsafe(source=source, batch_size=size)  # pyright: ignore[reportPrivateUsage]  # see above
+    return _new_tensordict()(source=source, batch_size=size)
+
+
+@functools.cache
+def _new_tensordict() -> Callable[..., TensorDict]:
+    """Found once: an import inside a function that is called for every branch costs more than the branch."""
+    from tensordict import TensorDict
+
+    return TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see :func:`tree`
 
 
 def put_leaf(branch: Branch, leaf: Leaf, value: Tensor) -> None:
