@@ -86,12 +86,23 @@ def checked_actions(
         fine = torch.isfinite(actions)
         wish = "finite numbers"
     if not fine.all():
-        _refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+        refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
     return actions
 
 
 def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
     """The actions without a gradient, once it is known that they are a tensor of the right shape, device and dtype."""
+    actions = checked_rows(actions, space, num_envs, device)
+    if isinstance(space, spaces.Discrete):
+        if actions.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
+    elif actions.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
+    return actions
+
+
+def checked_rows(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
+    """The actions without a gradient, once it is known that they are a tensor of the right shape and device."""
     if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
         raise DtypeError(
             f"actions: expected a torch tensor, got {type(actions).__name__}; "
@@ -107,15 +118,10 @@ def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, 
         )
     if actions.device != device:
         raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
-    if isinstance(space, spaces.Discrete):
-        if actions.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
-    elif actions.dtype not in (torch.float32, torch.float64):
-        raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
     return actions
 
 
-def _refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, wish: str) -> None:
+def refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, wish: str) -> None:
     bad = (~fine).nonzero().squeeze(1)
     if active_ids is not None:
         bad = bad[torch.isin(bad, active_ids)]

@@ -200,21 +200,14 @@ def _merge(requests: Sequence[Request]) -> Request:
     tensors = {name: torch.cat([getattr(context, name) for context in contexts]) for name in TENSOR_FIELDS}
     obs: Obs = {name: torch.cat([request.obs[name] for request in requests]) for name in requests[0].obs}
     texts = tuple(text for context in contexts for text in context.instructions)
-    ended = [request.ended for request in requests if request.ended is not None]
-    return Request(
-        obs=obs,
-        context=ChunkContext(instructions=texts, **tensors),
-        ended=_merge_ended(ended) if ended else None,
-    )
-
-
-def _merge_ended(ended: Sequence[EpisodeRows]) -> EpisodeRows:
-    return replace(
-        ended[0],
-        seeds=torch.cat([rows.seeds for rows in ended]),
-        episode_ids=torch.cat([rows.episode_ids for rows in ended]),
-        instructions=tuple(text for rows in ended for text in rows.instructions),
-    )
+    ended: EpisodeRows | None = None
+    if over := [request.ended for request in requests if request.ended is not None]:
+        ended = EpisodeRows(
+            seeds=torch.cat([rows.seeds for rows in over]),
+            episode_ids=torch.cat([rows.episode_ids for rows in over]),
+            instructions=tuple(text for rows in over for text in rows.instructions),
+        )
+    return Request(obs=obs, context=ChunkContext(instructions=texts, **tensors), ended=ended)
 
 
 def _as_policy_error(error: BaseException) -> BaseException:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from headrace.envs.bridges._executors import Fidelity
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo
-
-Fidelity: TypeAlias = Literal["native", "restore", "hold"]
 
 
 class ContractEnv(Protocol):

@@ -6,18 +6,16 @@ import math
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs.bridges import BridgeEnv
+from headrace.envs._recipe import AnyEnv
 from headrace.testing._contract import CheckResult
 from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
 
 Meta = TypeVar("Meta", contravariant=True)
-AnyEnv: TypeAlias = BatchEnv | BridgeEnv
 
 
 class ActingPolicy(Protocol):

@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs._actions import checked_actions
+from headrace.envs._actions import checked_actions, checked_rows, refuse_bad_rows
 from headrace.envs.bridges import child
 from headrace.envs.bridges._exchange import Array, ExchangeLayout, group_leaves
-from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
+from headrace.errors import ConfigError, DtypeError
 
 ActionSpace: TypeAlias = "spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -50,29 +50,14 @@ def checked_bridge_actions(
     limits = _limits(space)
     if limits is None:
         return checked_actions(actions, space, active_ids, num_envs, device)
-    if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
-        raise DtypeError(f"actions: expected a torch tensor, got {type(actions).__name__}; use torch.as_tensor")
-    expected = (num_envs, *(space.shape or ()))
-    if tuple(actions.shape) != expected:
-        raise ShapeError(
-            f"actions: expected {expected}, got {tuple(actions.shape)}; "
-            "pass one row per environment, suspended ones included (their rows are ignored)"
-        )
-    if actions.device != device:
-        raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
+    actions = checked_rows(actions, space, num_envs, device)
     if actions.dtype not in _INTEGERS and not (actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)):
         raise DtypeError(f"actions: expected integers for {space}, got {actions.dtype}; use actions.long()")
     low, high = (limit.to(device) for limit in limits)
     wide = actions.to(torch.int64)
     fine = ((wide >= low) & (wide <= high)).flatten(1).all(dim=1)
-    if active_ids is not None:
-        fine = fine | ~torch.isin(torch.arange(num_envs, device=device), active_ids)
     if not bool(fine.all()):
-        first = int((~fine).nonzero()[0])
-        raise ActionError(
-            f"actions: expected values in [{low.tolist()}, {high.tolist()}], got {actions[first].tolist()} "
-            f"for environment {first}; nothing was stepped"
-        )
+        refuse_bad_rows(actions, fine, active_ids, f"values in [{low.tolist()}, {high.tolist()}]")
     return actions
 
 

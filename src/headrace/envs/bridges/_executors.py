@@ -32,20 +32,12 @@ class Backend(Protocol):
         """What crosses between the environments and the bridge."""
         ...
 
-    @property
-    def fidelity(self) -> Fidelity:
-        """How environments that do not act are kept."""
-        ...
-
-    @property
-    def reseeds(self) -> bool:
-        """Whether an episode is a function of the seed that its reset gets."""
-        ...
-
-    @property
-    def resets_some(self) -> bool:
-        """Whether some environments can be reset without the others."""
-        ...
+    fidelity: Fidelity
+    """How environments that do not act are kept."""
+    reseeds: bool
+    """Whether an episode is a function of the seed that its reset gets."""
+    resets_some: bool
+    """Whether some environments can be reset without the others."""
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment (ascending) from its seed; its instruction, "" where there is none."""

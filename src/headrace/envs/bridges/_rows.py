@@ -138,11 +138,13 @@ class RowBackend:
 
     def save(self) -> list[object]:
         """The state of all rows; arrays of numpy as tensors, which a file may hold without being unpickled."""
-        return [_tensors_of(_refused("state_dict", self._rows.save))]
+        return [
+            _mapped(_refused("state_dict", self._rows.save), np.ndarray, lambda array: torch.from_numpy(array.copy()))
+        ]
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every row back."""
-        state = states[0] if self._takes_tensors else _arrays_of(states[0])
+        state = states[0] if self._takes_tensors else _mapped(states[0], Tensor, Tensor.numpy)
         self._called("restore_rows", lambda: self._rows.restore(cast("dict[str, Any]", state)))
 
     def render(self, env_ids: Sequence[int]) -> list[object]:
@@ -182,14 +184,6 @@ def _refused(call: str, function: Callable[[], _T]) -> _T:
         raise UnsupportedError(str(error)) from error
     except RefusedError as error:
         raise ConfigError(f"{call}: {error}") from error
-
-
-def _tensors_of(value: Any) -> Any:
-    return _mapped(value, np.ndarray, lambda array: torch.from_numpy(array.copy()))
-
-
-def _arrays_of(value: Any) -> Any:
-    return _mapped(value, Tensor, lambda tensor: tensor.numpy())
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

@@ -51,8 +51,9 @@ class VectorBackend:
         self._idle_action = idle_action
         self._save, self._restore = save, restore
         self._wants_final_obs = wants_final_obs
-        self._reseeds = resets_some(vector)
-        if not self._reseeds and self.mode != AutoresetMode.SAME_STEP:
+        self.fidelity: Fidelity = "hold" if save is None else "restore"
+        self.resets_some = self.reseeds = resets_some(vector)
+        if not self.reseeds and self.mode != AutoresetMode.SAME_STEP:
             raise ConfigError(
                 f"bridge: {vector} resets in mode {self.mode.name} and does not say that it can reset some "
                 'environments (metadata["reset_mask"] = True, if its reset takes options={"reset_mask": …}); '
@@ -72,26 +73,11 @@ class VectorBackend:
         self._texts: dict[int, str] = {}
         self._autoreset: set[int] = set()
 
-    @property
-    def fidelity(self) -> Fidelity:
-        """``restore`` or ``hold``."""
-        return "hold" if self._save is None else "restore"
-
-    @property
-    def reseeds(self) -> bool:
-        """Whether an episode is a function of the seed that its reset gets."""
-        return self._reseeds
-
-    @property
-    def resets_some(self) -> bool:
-        """Whether some environments can be reset without the others."""
-        return self._reseeds
-
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment."""
         rows = np.asarray(env_ids, dtype=np.int64)
         self._seeds[rows] = seeds
-        if self._reseeds:
+        if self.reseeds:
             obs, infos = self._reset_rows(rows)
         elif len(rows) == len(self._seeds):
             obs, infos = self._called("reset", lambda: self._vector.reset(seed=int(seeds[0])))
@@ -157,7 +143,7 @@ class VectorBackend:
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
         assert self._restore is not None
-        if self._reseeds:
+        if self.reseeds:
             # also clears what the vector environment itself remembers of ended episodes
             self._reset_rows(np.arange(len(self._seeds)))
         else:
@@ -199,7 +185,7 @@ class VectorBackend:
     def _settle_idle(self, idle: NDArray[np.bool_], done: NDArray[np.bool_]) -> None:
         """Undo what the step did to those that rest, as far as that can be done."""
         cut = np.flatnonzero(idle & done & ~self._over)
-        if len(cut) and self._reseeds:
+        if len(cut) and self.reseeds:
             # from its own seed: held, it starts its episode again; put back, its pending automatic reset is cleared
             self._reset_rows(cut)
         if self._restore is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from headrace.envs.bridges._exchange import Exchange
 from headrace.envs.bridges._executors import Fidelity
@@ -202,16 +202,13 @@ class WorkerBackend:
         try:
             yield
         except WorkerLostError as lost:
-            self._give_up(lost)
+            # rows of the lost worker are gone, and their neighbors' are half written
+            self.close()
+            raise EnvError(f"{lost}; the other workers were closed: make a new environment") from lost
         except KeyboardInterrupt:
             # an answer that is under way would be taken for that of the next command
             self.close()
             raise
-
-    def _give_up(self, lost: WorkerLostError) -> NoReturn:
-        """End everything: rows of the lost worker are gone, and their neighbors' are half written."""
-        self.close()
-        raise EnvError(f"{lost}; the other workers were closed: make a new environment") from lost
 
 
 def dealt(num_envs: int, workers: int) -> list[range]:
