@@ -232,3 +232,14 @@ def test_a_chunk_policy_is_not_run_but_the_error_says_how_to_see_it(tmp_path: Pa
     save_policy(ActPolicy(ActCfg(obs_dim=4, action_dim=1, horizon=8)), file, task="cartpole")
     with pytest.raises(ConfigError, match=r"plans chunks; 'headrace evaluate cartpole --policy .* --video"):
         headrace.run("cartpole", policy=str(file))
+
+
+def test_a_policy_that_cannot_be_imported_is_refused_before_environments_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an environment was made")
+
+    monkeypatch.setattr("headrace.EnvRecipe.make", refuse)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        headrace.evaluate("cartpole", "no_such_module:Policy", episodes=2)

@@ -11,7 +11,7 @@ import headrace
 from adapters.group_envs import Reach
 from headrace.bench import SuccessRule, read_bundle
 from headrace.bench._schema import TrainingBundle
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DeviceError
 from headrace.rollout import PPOCfg
 
 QUICK = PPOCfg(steps=8, epochs=1, minibatches=2, hidden=(8,))
@@ -113,3 +113,10 @@ def test_early_stop_ends_the_training() -> None:
     assert result.bundle.runtime.iterations_completed == 1
     assert result.bundle.early_stop is not None
     assert result.bundle.early_stop.reached
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_refused_before_a_directory_is_made(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="torch sees no GPU"):
+        headrace.train("cartpole", sim="warp", device="cuda", output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_the_held_out_loss_falls_when_there_is_something_to_learn(state_dataset:
         attempted=demos.attempted,
     )
     cfg = CloneCfg(updates=90, batch=32, held_out=0.34, check_every=30, average=0.9)
-    training = CloneTraining(demos, cfg, act_cfg(demos, TINY))
+    training = CloneTraining(demos, cfg, replace(act_cfg(demos), **TINY))
     before = training.held_out_loss()
     losses = training.run()
     assert [loss.updates for loss in losses] == [30, 60, 90]
@@ -150,7 +151,7 @@ def test_the_held_out_loss_falls_when_there_is_something_to_learn(state_dataset:
 def test_a_stopped_training_goes_on_to_the_same_weights(image_dataset: Path, tmp_path: Path) -> None:
     demos = load_demonstrations(image_dataset, keep="all")
     cfg = CloneCfg(updates=6, batch=4, held_out=0.25, check_every=2)
-    act = act_cfg(demos, TINY)
+    act = replace(act_cfg(demos), **TINY)
     whole = CloneTraining(demos, cfg, act)
     whole.run()
 

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headrace._cli.printing import say
 
 if TYPE_CHECKING:
     from headrace.types import Need, ResetRecord, StepRecord
@@ -20,43 +23,23 @@ _PATIENCE_S = 0.5
 """Compiling that is over sooner is not worth a line."""
 
 
-class _Notice(logging.Handler):
-    """Prints one line when compiling takes longer than a user likes to wait without a word."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._began: float | None = None
-        self._said = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        del record
-        now = time.monotonic()
-        self._began = now if self._began is None else self._began
-        if not self._said and now - self._began > _PATIENCE_S:
-            self._said = True
-            words = "compiling kernels, once on this machine: up to two minutes where there are cameras"
-            Console(stderr=True).print(words, style="dim", highlight=False, soft_wrap=True)
-
-
-class _Bar(logging.Handler):
-    """Moves a bar with every kernel."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-        self._task = progress.add_task("starting", total=None)
-        self._count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._count += 1
-        shown = f"{record.getMessage()} ({self._count}, once on this machine)"
-        self._progress.update(self._task, description=shown)
-
-
 @contextmanager
 def compile_notice() -> Generator[None]:
     """Let a user who waits for the compiler know it, in one line on standard error."""
-    with _listening(_Notice()):
+    began: float | None = None
+    said = False
+
+    def hear(record: logging.LogRecord) -> None:
+        nonlocal began, said
+        del record
+        now = time.monotonic()
+        began = now if began is None else began
+        if not said and now - began > _PATIENCE_S:
+            said = True
+            words = "compiling kernels, once on this machine: up to two minutes where there are cameras"
+            say(words, "dim", stderr=True)
+
+    with _listening(hear):
         yield
 
 
@@ -64,8 +47,15 @@ def compile_notice() -> Generator[None]:
 def compile_bar() -> Generator[None]:
     """Show a bar in this block, and on it the kernels that are compiled: which one, how many so far, for how long."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress, _listening(_Bar(progress)):
-        yield
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, numbers = progress.add_task("starting", total=None), count(1)
+
+        def hear(record: logging.LogRecord) -> None:
+            shown = f"{record.getMessage()} ({next(numbers)}, once on this machine)"
+            progress.update(task, description=shown)
+
+        with _listening(hear):
+            yield
 
 
 def compile_everything() -> str:
@@ -86,22 +76,14 @@ def compile_everything() -> str:
     start = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("compiling", total=len(jobs))
-        counter = _Count()
-        with _listening(counter):
+        heard: list[logging.LogRecord] = []
+        with _listening(heard.append):
             for name, job in jobs.items():
                 progress.update(task, description=f"compiling: {name}")
                 job()
                 progress.advance(task)
-    return f"{counter.count} kernels compiled in {time.monotonic() - start:.0f} s; they are kept in {cache_directory()}"
-
-
-class _Count(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.count += record.levelno == logging.INFO
+    compiled = sum(record.levelno == logging.INFO for record in heard)
+    return f"{compiled} kernels compiled in {time.monotonic() - start:.0f} s; they are kept in {cache_directory()}"
 
 
 def _play(name: str) -> None:
@@ -238,8 +220,10 @@ def _record() -> None:
 
 
 @contextmanager
-def _listening(handler: logging.Handler) -> Generator[None]:
+def _listening(hear: Callable[[logging.LogRecord], object]) -> Generator[None]:
     """Hear what is compiled, instead of whoever listened before."""
+    handler = logging.Handler()
+    handler.emit = hear  # type: ignore[method-assign]  # all that a handler does here
     level, others = _LOG.level, list(_LOG.handlers)
     _LOG.setLevel(logging.INFO)
     for other in others:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace._jobs.request import check_video, film_env, recipe_of
+from headrace._jobs.request import check_new, check_video, film_env, recipe_of
 from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable
@@ -129,9 +129,16 @@ def evaluate(
         ConfigError: the request cannot be met.
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
-    from headrace.distributed._opening import EvaluationSettings, check_remote, named_policy, open_evaluator
+    from headrace.distributed._opening import (
+        EvaluationSettings,
+        check_remote,
+        named_policy,
+        open_evaluator,
+        remote_address,
+    )
     from headrace.rollout._episode_plan import EpisodePlan
     from headrace.rollout._evaluate import play_plan
+    from headrace.rollout._policy_source import load_policy_source
 
     recipe = _recipe(env, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
     settings = EvaluationSettings(
@@ -156,6 +163,8 @@ def evaluate(
     file = None if recipe is None else named_policy(policy, recipe)
     if recipe is not None and file is not None:  # with the settings that it was trained with, as play does
         recipe = recipe.replace(overrides=file.overrides | dict(recipe.overrides))
+    if workers is None and file is None and isinstance(policy, str) and remote_address(policy) is None:
+        policy = load_policy_source(policy)  # what cannot be loaded is an error before environments are made
     if resume and journal is None:
         raise ConfigError("resume: expected a journal to go on with; pass journal=")
     whole = None if video is None else Path(video)
@@ -167,8 +176,7 @@ def evaluate(
         _check_films(wanted, Path(films), plan, replayed)
     saved = None if output is None else Path(output)
     if saved is not None:
-        if saved.exists():
-            raise ConfigError(f"output (--output): {saved} already exists, and nothing is ever overwritten")
+        check_new(saved, "output")
         check_writable(saved.parent)
     book = None if journal is None else Path(journal)
 
@@ -279,7 +287,7 @@ def _recipe(env: str | EnvRecipe | AnyEnv, **settings: object) -> EnvRecipe | No
         **settings: fields of the recipe; None where nothing was said.
     """
     if isinstance(env, (str, EnvRecipe)):
-        return recipe_of(env, _NUM_ENVS, **settings).resolve()
+        return recipe_of(env, _NUM_ENVS, **settings)
     for name, value in settings.items():
         if value is not None and name != "seed":  # of the episodes, which are begun here
             raise ConfigError(f"{name}: expected none with an environment that is made already, got {value!r}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from headrace._jobs.request import recipe_of
+from headrace._jobs.request import check_counts, check_seed_of_run, recipe_of
 from headrace.envs._recipe import EnvRecipe
 from headrace.envs._sources import check_told
 from headrace.errors import ConfigError, UnknownNameError
@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, UnknownNameError
 if TYPE_CHECKING:
     from headrace.chunking import ChunkPolicy
     from headrace.envs._recipe import AnyEnv
-    from headrace.rollout import CloneCfg, Demonstrations, Evaluation
+    from headrace.rollout import Demonstrations, Evaluation
     from headrace.rollout._act_policy import ActCfg, ActPolicy
     from headrace.rollout._cloning import CloneLoss, CloneTraining
 
@@ -112,14 +112,17 @@ def imitate(
         ``path`` and ``sha256`` of the policy, ``policy``, ``demonstrations``, ``attempted``, ``held_out``, ``losses``,
         and ``evaluations`` by name.
     """
+    from headrace.envs._overrides import with_overrides
     from headrace.rollout import CloneCfg
-    from headrace.rollout._cloning import CloneTraining
+    from headrace.rollout._cloning import CloneTraining, act_cfg
 
     path = _checked_path(output)
     share = (0.0 if dataset is None else 0.1) if held_out is None else held_out
     act, more = _settings(settings or {})
-    _check_counts(execute, act, demos=demos, updates=updates, num_envs=num_envs, episodes=episodes + 1)
-    cfg = _replaced(CloneCfg(updates=updates, held_out=share, seed=seed), more)
+    check_counts(demos=demos, updates=updates, num_envs=num_envs)
+    check_seed_of_run(seed)
+    _check_lengths(execute, act, episodes)
+    cfg = with_overrides(CloneCfg(updates=updates, held_out=share, seed=seed), more)
     recipe = _recipe(task, dataset, overrides or {})
     if dataset is None:
         _check_expert(recipe, groups, keep)
@@ -134,7 +137,7 @@ def imitate(
         if not found.images:
             # model and rows are small: more threads would only wait for each other
             stack.enter_context(_torch_threads(1))
-        training = CloneTraining(found, cfg, _sizes(found, act))
+        training = CloneTraining(found, cfg, with_overrides(act_cfg(found), act))
         if env is not None and episodes:
             _check_fits(env, training.policy.cfg)
         if resume:
@@ -187,7 +190,7 @@ def _recipe(
     if task is None and dataset is None:
         raise ConfigError("imitate: expected a task with an expert, or a dataset (--dataset), got neither")
     if task is not None:
-        return recipe_of(task, 1, overrides=overrides or None).resolve()
+        return recipe_of(task, 1, overrides=overrides or None)
     said = _recorded_recipe(Path(str(dataset)))
     if not said:
         if overrides:
@@ -261,19 +264,6 @@ def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     return chosen[0], chosen[1]
 
 
-def _replaced(cfg: CloneCfg, settings: Mapping[str, object]) -> CloneCfg:
-    from headrace.envs._overrides import with_overrides
-
-    return with_overrides(cfg, settings)
-
-
-def _sizes(demos: Demonstrations, settings: Mapping[str, object]) -> ActCfg:
-    from headrace.envs._overrides import with_overrides
-    from headrace.rollout._cloning import act_cfg
-
-    return with_overrides(act_cfg(demos), settings)
-
-
 def _checked_path(output: str | Path | None) -> Path:
     """What would fail only after minutes of work."""
     if output is None:
@@ -288,15 +278,14 @@ def _checked_path(output: str | Path | None) -> Path:
     return path
 
 
-def _check_counts(execute: int | None, act: Mapping[str, object], **counts: int) -> None:
+def _check_lengths(execute: int | None, act: Mapping[str, object], episodes: int) -> None:
     from headrace.rollout._act_policy import ActCfg
 
     horizon = act.get("horizon", ActCfg.horizon)
     if execute is not None and isinstance(horizon, int) and not 1 <= execute <= horizon:
         raise ConfigError(f"execute (--execute): expected 1 to {horizon} actions of a chunk, got {execute}")
-    for name, count in counts.items():
-        if count <= 0:
-            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected more than 0, got {count}")
+    if episodes < 0:
+        raise ConfigError(f"episodes (--episodes): expected 0 or more, got {episodes}")
 
 
 def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:

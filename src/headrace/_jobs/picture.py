@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._jobs.request import recipe_of
+from headrace._jobs.request import check_new, recipe_of
 from headrace._jobs.view import check_draws, drawn_recipe
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.envs.bridges._bridge_env import BridgeEnv
-    from headrace.sim import CameraFrames
     from headrace.sim._camera import DataType
 
 _SUFFIXES = (".png", ".npy")
@@ -79,14 +78,13 @@ def picture(
     path = None if output is None else Path(output)
     if path is not None and path.suffix not in _SUFFIXES:
         raise ConfigError(f"output (--output): expected a file that ends in .png or .npy, got {path}")
-    if path is not None and path.exists():
-        raise ConfigError(f"output (--output): {path} already exists, and nothing is ever overwritten")
+    check_new(path, "output")
     if num_steps < 0:
         raise ConfigError(f"num_steps (--num-steps): expected 0 or more, got {num_steps}")
     # refuses a kind, a renderer or a size that is not there before anything is made
     wanted = CameraSpec(name=camera or "", width=width, height=height, data_types=(kind,))
     ImageSpec(camera=wanted, kind=kind, renderer=renderer)
-    recipe = recipe_of(task, 1, seed=seed, overrides=overrides).resolve()
+    recipe = recipe_of(task, 1, seed=seed, overrides=overrides)
     if recipe.bridged:
         return _bridged_picture(recipe, camera, kind, renderer, path, num_steps)
     with closing(cast("BatchEnv", recipe.make(num_envs=1))) as env:
@@ -101,7 +99,7 @@ def picture(
         spec = replace(wanted, name=camera or names[0], groups=shown_groups(env.task.images))
         with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
             _rest(env, num_steps)
-            values = _values(viewer.frames(), kind)
+            values = getattr(viewer.frames(), kind)[0]
         raw: Any = model
         far = float(raw.vis.map.zfar * raw.stat.extent)
     image = _for_people(values, kind, far)
@@ -138,10 +136,6 @@ def _bridged_picture(
     if path is not None:
         _write(path, image, image)
     return PictureResult(values=image, image=image, path=path)
-
-
-def _values(frames: CameraFrames, kind: str) -> NDArray[Any]:
-    return getattr(frames, kind)[0]
 
 
 def _for_people(values: NDArray[Any], kind: str, far: float) -> NDArray[np.uint8]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from headrace._jobs.request import (
     RunOptions,
     RunRequest,
     RunResult,
+    check_counts,
+    check_device,
     check_video,
     film_env,
-    imports_phase,
     rendering_backend,
+    time_imports,
 )
 from headrace.errors import ConfigError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.adapters._finding import FoundCheckpoint
     from headrace.adapters._policies import PolicyFile
     from headrace.bench import PlayBuilder
-    from headrace.bench._schema import PlayBundle
+    from headrace.bench._schema import PlayBundle  # noqa: F401  # the base of the result names it
     from headrace.bench._stepping import WarmupRule
     from headrace.chunking import ChunkPolicy
     from headrace.envs._recipe import AnyEnv, EnvRecipe
@@ -83,12 +84,14 @@ def play(
             that the policy was trained with.
     """
     from headrace.adapters import library as library_of
-    from headrace.bench import Benchmark, PlayBuilder
+    from headrace.bench import PlayBuilder
     from headrace.bench._schema import EpisodePlan
     from headrace.bench._stepping import WarmupRule
 
     request = RunRequest.of(task, **options)
-    _check_amounts(episodes, num_steps)
+    check_counts(episodes=episodes, num_steps=num_steps)
+    if episodes is not None and num_steps is not None:
+        raise ConfigError("episodes and num_steps: expected one of them, got both")
     rule = WarmupRule(steps=warmup_steps)
     if library is not None:
         library_of(library)
@@ -96,7 +99,6 @@ def play(
     notes = on_note or _ignore
     recipe = request.recipe
     name = None if policy is None else str(policy)
-    directory, forms = request.checked_output("play")
     wanted = None if num_steps is not None else episodes or recipe.num_envs
     plan = EpisodePlan(
         kind="episodes" if num_steps is None else "steps",
@@ -106,9 +108,9 @@ def play(
         shorter_than_episode=False,
     )
     builder = PlayBuilder(recipe.num_envs, plan=plan)
-    with Benchmark(builder, request.settings(recipe), output=directory, formatters=forms) as run:
-        with imports_phase(builder.startup, recipe):
-            importlib.import_module(recipe.maker)
+    check_device(builder.startup, recipe)
+    with request.measured(builder) as run:
+        time_imports(builder.startup, recipe)
         check_video(film, renderer)
         found, file = _find(recipe.source, name, library, trust_checkpoint, notes)
         if file is not None:
@@ -147,12 +149,7 @@ def play(
             f"{builder.episodes.unfinished} episodes were still running after {num_steps} steps and are counted "
             "nowhere, so that short episodes weigh more; play whole ones with episodes= (--episodes)"
         )
-    return PlayResult(
-        directory=directory,
-        bundle=cast("PlayBundle", run.bundle),
-        paths=tuple(run.paths),
-        frames_drawn=env.frames_drawn,
-    )
+    return PlayResult.of(run, frames_drawn=env.frames_drawn)
 
 
 def roll(
@@ -254,14 +251,6 @@ def _loop(
 
 def _ignore(note: str) -> None:
     del note
-
-
-def _check_amounts(episodes: int | None, num_steps: int | None) -> None:
-    for name, given in (("episodes", episodes), ("num_steps", num_steps)):
-        if given is not None and given < 1:
-            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected at least 1, got {given}")
-    if episodes is not None and num_steps is not None:
-        raise ConfigError("episodes and num_steps: expected one of them, got both")
 
 
 def _find(

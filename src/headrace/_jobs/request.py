@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from headrace._gymnasium_ids import FOREIGN
 from headrace._interrupts import delayed
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from headrace.bench import RunSettings
-    from headrace.bench._builders import StartupClock
-    from headrace.bench._schema import Actions, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
+    from headrace.bench._benchmark import Benchmark
+    from headrace.bench._builders import Builder, StartupClock
+    from headrace.bench._schema import Actions, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
     from headrace.envs._recipe import AnyEnv
     from headrace.recording import VideoObserver
 
 B = TypeVar("B", "PlayBundle", "RuntimeBundle", "StartupBundle", "TrainingBundle")
+MeasuredBy = TypeVar("MeasuredBy", bound="Builder")
 USUAL_ENVS = 64
 """Environments in a batch where nobody says how many."""
 
@@ -69,6 +72,11 @@ class RunResult(Generic[B]):
     paths: tuple[Path, ...]
     """The files that the bundle was written to."""
 
+    @classmethod
+    def of(cls, run: Benchmark[Any], **more: Any) -> Self:
+        """Of a run that has ended; ``more`` are the fields of a subclass."""
+        return cls(directory=run.output, bundle=cast("B", run.bundle), paths=tuple(run.paths), **more)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -99,7 +107,7 @@ class RunRequest:
             if name not in RunOptions.__annotations__:
                 raise UnknownNameError("argument", name, RunOptions.__annotations__)
         names = ("num_envs", "seed", "overrides", "threads", "device", "sim")
-        recipe = recipe_of(task, USUAL_ENVS, **{name: options.get(name) for name in names}).resolve()
+        recipe = recipe_of(task, USUAL_ENVS, **{name: options.get(name) for name in names})
         plain = EnvRecipe("usual")
         for name in ("autoreset", "final_obs", "episode_stride"):
             if getattr(recipe, name) != getattr(plain, name):
@@ -162,24 +170,32 @@ class RunRequest:
         """For results: what computes it."""
         return "gymnasium" if self.recipe.bridged else self.recipe.sim
 
-    def checked_output(self, kind: Kind, *, framework: str | None = None) -> tuple[Path, tuple[str, ...]]:
-        """Where the result goes and in which forms; raises an error if it could not be written there."""
-        from headrace.bench._benchmark import check_output, run_id
+    def measured(self, builder: MeasuredBy, *, framework: str | None = None, **known: Any) -> Benchmark[MeasuredBy]:
+        """What writes the result, also after a failure; raises an error if it could not be written.
+
+        Args:
+            builder: of the result.
+            framework: the RL library.
+            **known: further arguments of :meth:`settings`.
+        """
+        from headrace.bench import Benchmark
+        from headrace.bench._benchmark import run_id
 
         recipe = self.recipe
         name = run_id(
-            framework=framework or kind,
+            framework=framework or builder.kind,
             physics=self.physics,
             task=recipe.source,
             seed=recipe.seed,
             began=datetime.now(UTC),
         )
         directory = Path("runs") / name if self.output is None else self.output
-        return directory, check_output(directory, kind, self.formatters)
+        settings = self.settings(recipe, framework=framework, **known)
+        return Benchmark(builder, settings, output=directory, formatters=self.formatters)
 
 
 def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvRecipe:
-    """What to make: the recipe given, or one of a name, or of a file, and what was said.
+    """What to make: the recipe given, or one of a name, or of a file, and what was said; its source exists.
 
     A recipe says everything, so that a setting that says something else is refused; what was said changes a recipe
     file's.
@@ -190,6 +206,7 @@ def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvR
         **settings: fields of a recipe; None where nothing was said.
     """
     said = {name: value for name, value in settings.items() if value is not None}
+    check_seed_of_run(said.get("seed", 0))
     if isinstance(source, str):
         named = EnvRecipe.load(source) if is_recipe_file(source) else EnvRecipe(source, num_envs=usual_envs)
         threads = said.pop("threads", None) if named.bridged else None
@@ -199,25 +216,53 @@ def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvR
                 said["executor"] = "threads"
         if "overrides" in said:
             said["overrides"] = {**named.overrides, **said["overrides"]}
-        return named.replace(**said)
+        return named.replace(**said).resolve()
     for name, value in said.items():
         if source.replace(**{name: value}) != source:
             raise ConfigError(
                 f"{name}: expected that of the recipe, {getattr(source, name)!r}, got {value!r}; "
                 f"use recipe.replace({name}=…)"
             )
-    return source
+    return source.resolve()
 
 
-@contextmanager
-def imports_phase(startup: StartupClock, recipe: EnvRecipe) -> Generator[None]:
-    """Time the imports of ``recipe``; not, and null in the bundle, where this process has done them before.
+def time_imports(startup: StartupClock, recipe: EnvRecipe, *more: str) -> None:
+    """Do the imports of ``recipe``, and ``more`` modules; timed unless this process has done them before.
 
     A signal takes effect when they are whole: what is half imported, torch above all, cannot be imported again.
     """
     timed = nullcontext() if recipe.maker in sys.modules else startup.phase("python_imports")
     with delayed(), timed:
-        yield
+        for module in (recipe.maker, *more):
+            importlib.import_module(module)
+
+
+def check_device(startup: StartupClock, recipe: EnvRecipe) -> None:
+    """Refuse a device that is not there before anything is written; on a CPU, torch is not imported for it."""
+    if recipe.device != "cpu":
+        time_imports(startup, recipe)
+        from headrace.types import as_device
+
+        as_device(recipe.device)
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse a count, by its argument's name, that is less than 1; None is as if nothing were said."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected at least 1, got {count}")
+
+
+def check_seed_of_run(seed: int) -> None:
+    """Refuse what not every library and generator takes for a seed."""
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed (--seed): expected a number from 0 to 2**63 - 1, got {seed}; pass 0, 1, 2, …")
+
+
+def check_new(path: Path | None, name: str) -> None:
+    """Refuse a file or directory, given by the argument ``name``, that is there already; None is none."""
+    if path is not None and path.exists():
+        raise ConfigError(f"{name} (--{name}): {path} already exists, and nothing is ever overwritten")
 
 
 def rendering_backend(env: AnyEnv) -> str | None:
@@ -237,8 +282,7 @@ def check_video(path: Path | None, renderer: str = "native") -> None:
     if path is None:
         return
     require_extra("av", extra="record", purpose="video (--video)")
-    if path.exists():
-        raise ConfigError(f"video (--video): {path} already exists, and nothing is ever overwritten")
+    check_new(path, "video")
 
 
 def film_env(env: AnyEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from headrace._jobs.request import USUAL_ENVS, recipe_of
+from headrace._jobs.request import USUAL_ENVS, check_counts, recipe_of
 from headrace._named import load
 from headrace.errors import ConfigError
 
@@ -104,9 +104,8 @@ def run(
         raise ConfigError(
             f"suspend_fraction (--suspend-fraction): expected a share from 0 to 1, got {suspend_fraction}"
         )
-    if num_steps < 1:
-        raise ConfigError(f"num_steps (--num-steps): expected at least 1, got {num_steps}")
-    recipe = recipe_of(task, USUAL_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides).resolve()
+    check_counts(num_steps=num_steps)
+    recipe = recipe_of(task, USUAL_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=overrides)
     if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
         raise ConfigError(
             f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"

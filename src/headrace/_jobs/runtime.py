@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack
 
-from headrace._jobs.request import RunOptions, RunRequest, RunResult, imports_phase, rendering_backend
-from headrace.errors import ConfigError
+from headrace._jobs.request import RunOptions, RunRequest, RunResult, check_counts, rendering_backend, time_imports
 
 if TYPE_CHECKING:
     from headrace.bench import RuntimeBuilder
@@ -43,21 +41,17 @@ def runtime(
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
-    from headrace.bench import Benchmark, RuntimeBuilder
+    from headrace.bench import RuntimeBuilder
     from headrace.bench._stepping import WarmupRule
 
     # everything that can be refused without importing torch comes first
     request = RunRequest.of(task, **options)
     recipe = request.recipe
-    if num_steps < 1:
-        raise ConfigError(f"--num-steps: expected at least 1, got {num_steps}")
+    check_counts(num_steps=num_steps)
     rule = WarmupRule(steps=warmup_steps)
-    directory, forms = request.checked_output("runtime")
     builder = RuntimeBuilder(recipe.num_envs, mode=timing)
-    settings = request.settings(recipe, actions=actions)
-    with Benchmark(builder, settings, output=directory, formatters=forms) as run:
-        with imports_phase(builder.startup, recipe):
-            importlib.import_module(recipe.maker)
+    with request.measured(builder, actions=actions) as run:
+        time_imports(builder.startup, recipe)
         with builder.startup.phase("task_config"):
             recipe.cfg()
         with builder.startup.phase("env_creation"):
@@ -65,7 +59,7 @@ def runtime(
         run.name_renderer(rendering_backend(env))
         with closing(env):
             _measure(env, builder, actions, recipe.seed, rule, num_steps, progress or _no_bar)
-    return RunResult(directory=directory, bundle=cast("RuntimeBundle", run.bundle), paths=tuple(run.paths))
+    return RunResult["RuntimeBundle"].of(run)
 
 
 def startup(
@@ -87,15 +81,13 @@ def startup(
         progress: draws progress; None for nothing.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
-    from headrace.bench import Benchmark
     from headrace.bench._builders import StartupBuilder
     from headrace.bench._profiling import checked_whitelist, profile_startup, read_whitelist
     from headrace.bench._schema import StartupConfig
 
     request = RunRequest.of(task, **options)
     recipe = request.recipe
-    if top_n < 1:
-        raise ConfigError(f"--top-n: expected at least 1, got {top_n}")
+    check_counts(top_n=top_n)
     patterns = None
     if whitelist is not None:
         patterns = (
@@ -103,23 +95,13 @@ def startup(
             if isinstance(whitelist, Mapping)
             else read_whitelist(Path(whitelist))
         )
-    directory, forms = request.checked_output("startup")
+    builder = StartupBuilder(StartupConfig(top_n=top_n, whitelist=patterns))
+    measured = request.measured(builder)
     if recipe.overrides:
         recipe.cfg()  # a wrong path is an error before three processes find it
-    builder = StartupBuilder(StartupConfig(top_n=top_n, whitelist=patterns))
-    settings = request.settings(recipe)
-    with (
-        Benchmark(builder, settings, output=directory, formatters=forms) as run,
-        (progress or _no_bar)("starting processes", 3) as update,
-    ):
-        profile_startup(
-            recipe,
-            builder,
-            top_n=top_n,
-            whitelist=patterns,
-            progress=update,
-        )
-    return RunResult(directory=directory, bundle=cast("StartupBundle", run.bundle), paths=tuple(run.paths))
+    with measured as run, (progress or _no_bar)("starting processes", 3) as update:
+        profile_startup(recipe, builder, top_n=top_n, whitelist=patterns, progress=update)
+    return RunResult["StartupBundle"].of(run)
 
 
 def _no_bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace._jobs.evaluate import evaluate
-from headrace._jobs.request import recipe_of
+from headrace._jobs.request import check_new, recipe_of
 from headrace.envs._recipe import check_count
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.rollout import EpisodeResult, Evaluation
@@ -158,8 +158,7 @@ def evaluate_suite(
     """
     tasks = suite if isinstance(suite, tuple) else read_suite(suite)
     saved = None if output is None else Path(output)
-    if saved is not None and saved.exists():
-        raise ConfigError(f"output (--output): {saved} already exists, and nothing is ever overwritten")
+    check_new(saved, "output")
     if journal is not None:
         Path(journal).mkdir(parents=True, exist_ok=True)
     parts: dict[tuple[str, int], Evaluation] = {}

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from headrace._jobs.request import (
     RunOptions,
     RunRequest,
     RunResult,
+    check_counts,
+    check_device,
     check_video,
     film_env,
-    imports_phase,
     rendering_backend,
+    time_imports,
 )
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
     from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
     from headrace.bench import SuccessRule, TrainingBuilder
-    from headrace.bench._schema import TrainingBundle
+    from headrace.bench._schema import TrainingBundle  # noqa: F401  # the base of the result names it
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.recording import VideoObserver
     from headrace.rollout import PPOCfg
@@ -81,29 +82,26 @@ def train(
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.adapters import library as library_of
-    from headrace.bench import Benchmark, TrainingBuilder, describe_library
+    from headrace.bench import TrainingBuilder, describe_library
     from headrace.bench._schema import ResumedFrom
     from headrace.bench._stepping import first_step
 
     request = RunRequest.of(task, **options)
     recipe = request.recipe
-    if iterations < 1:
-        raise ConfigError(f"iterations (--iterations): expected at least 1, got {iterations}")
+    check_counts(iterations=iterations, video_interval=video_interval)
     film = None if video is None else Path(video)
-    if video_interval < 1:
-        raise ConfigError(f"video_interval (--video-interval): expected at least 1 iteration, got {video_interval}")
     if film is not None and recipe.bridged:
         raise ConfigError(f"video (--video): expected a task of ours to film, got {recipe.source!r}")
     builder = TrainingBuilder(ema_alpha=ema_alpha, series=series, rule=stop)
     spec = library_of(library)
     spec.require()
-    directory, forms = request.checked_output("training", framework=spec.name)
-    described = request.settings(recipe, framework=spec.name, max_iterations=iterations)
-    with Benchmark(builder, described, output=directory, formatters=forms) as run:
-        with imports_phase(builder.startup, recipe):
-            importlib.import_module(recipe.maker)
-            from headrace.adapters._checkpoint import plain_settings
-            from headrace.adapters._training import INDEX, resumable
+    check_device(builder.startup, recipe)
+    with request.measured(builder, framework=spec.name, max_iterations=iterations) as run:
+        directory = run.output
+        time_imports(builder.startup, recipe, "headrace.adapters._checkpoint", "headrace.adapters._training")
+        from headrace.adapters._checkpoint import plain_settings
+        from headrace.adapters._training import INDEX, resumable
+
         check_video(film, renderer)
         with builder.startup.phase("task_config"):
             recipe.cfg()
@@ -135,13 +133,7 @@ def train(
             keeper = training.run(directory, recipe, iterations, resumption)
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
-    return TrainingResult(
-        directory=directory,
-        bundle=cast("TrainingBundle", run.bundle),
-        paths=tuple(run.paths),
-        last=keeper.last,
-        best=keeper.best,
-    )
+    return TrainingResult.of(run, last=keeper.last, best=keeper.best)
 
 
 def _checked_settings(spec: LibrarySpec, settings: PPOCfg | Mapping[str, object] | None, recipe: EnvRecipe) -> PPOCfg:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace._jobs.view_page import Screen
     from headrace.envs._batch_env import BatchEnv
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.envs.bridges._bridge_env import BridgeEnv
@@ -71,7 +70,7 @@ def view(
     check_camera_name(renderer)
     if not 0 <= port <= 65535:
         raise ConfigError(f"port (--port): expected 0 to 65535, got {port}")
-    recipe = drawn_recipe(recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, overrides=overrides).resolve())
+    recipe = drawn_recipe(recipe_of(task, _NUM_ENVS, num_envs=num_envs, seed=seed, overrides=overrides))
     if recipe.bridged and (window or renderer != "native"):
         raise ConfigError(
             f"window, renderer (--window, --renderer): expected a task of ours with them, got {recipe.source!r}, which "
@@ -124,6 +123,7 @@ def _page(
     dt: float,
     on_url: Callable[[str], None],
 ) -> None:
+    """Step in real time; draw only while somebody looks."""
     from headrace._jobs.view_page import Screen, serve
 
     screen = Screen(title=title, num_envs=env.num_envs)
@@ -132,34 +132,22 @@ def _page(
     thread.start()
     on_url(server.url)
     try:
-        _steps(env, act, num_steps, screen, draw, dt)
+        obs, _ = env.reset()
+        due, done = time.monotonic(), 0
+        while num_steps is None or done < num_steps:
+            for number in screen.take_clicks():
+                (env.resume if bool(env.suspended[number]) else env.suspend)([number])
+            obs = env.step(act(obs)).obs
+            done += 1
+            if screen.watched:
+                screen.show(draw(), env.suspended.cpu().numpy(), done)
+            due = max(due + dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
+            time.sleep(max(0.0, due - time.monotonic()))
     finally:
         screen.close()
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _steps(
-    env: AnyEnv,
-    act: StepFunction,
-    num_steps: int | None,
-    screen: Screen,
-    draw: Callable[[], Sequence[Picture]],
-    dt: float,
-) -> None:
-    """Step in real time; draw only while somebody looks."""
-    obs, _ = env.reset()
-    due, done = time.monotonic(), 0
-    while num_steps is None or done < num_steps:
-        for number in screen.take_clicks():
-            (env.resume if bool(env.suspended[number]) else env.suspend)([number])
-        obs = env.step(act(obs)).obs
-        done += 1
-        if screen.watched:
-            screen.show(draw(), env.suspended.cpu().numpy(), done)
-        due = max(due + dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
-        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _window(env: BatchEnv, act: StepFunction, num_steps: int | None) -> None:

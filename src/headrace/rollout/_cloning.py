@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import pickle
 from collections.abc import Callable
@@ -217,16 +216,15 @@ class CloneTraining:
         return {**asdict(self.cfg), **asdict(self.policy.cfg), "demonstrations": self._demos.fingerprint()}
 
 
-def act_cfg(demos: Demonstrations, settings: dict[str, Any] | None = None) -> ActCfg:
-    """Sizes of a policy for demonstrations, with some of them set."""
-    cfg = ActCfg(
+def act_cfg(demos: Demonstrations) -> ActCfg:
+    """Sizes of a policy for demonstrations."""
+    return ActCfg(
         obs_dim=demos.obs.shape[1],
         action_dim=demos.actions.shape[1],
         vectors=demos.vectors,
         images=tuple((name, tuple(images.shape)) for name, images in demos.images.items()),
         instructions=demos.instructions,
     )
-    return dataclasses.replace(cfg, **(settings or {}))
 
 
 def untrained(demos: Demonstrations, *, seed: int, act: ActCfg | None = None, steps: Tensor | None = None) -> ActPolicy:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from headrace import rng
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.recording import EpisodeDataset, LeRobotDataset
-from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._fields import Array, Field, is_image
-from headrace.recording._lerobot_dataset import is_lerobot
+from headrace.recording._dataset import Episode
+from headrace.recording._fields import Array, is_image
+from headrace.recording._lerobot_dataset import LeRobotEpisode, is_lerobot
 from headrace.rollout._act_policy import PolicyInputs
 
 _OBS = "obs/"
@@ -25,39 +25,8 @@ _CRITIC = "critic"
 Kept = Literal["all", "succeeded"]
 
 
-class ReadEpisode(Protocol):
-    """An episode on disk, of our own format or of LeRobot's."""
-
-    @property
-    def meta(self) -> EpisodeMeta:
-        """Identity, length and outcome."""
-        ...
-
-    @property
-    def names(self) -> list[str]:
-        """Paths of its arrays."""
-        ...
-
-    def field(self, name: str) -> Field:
-        """Dtype and row shape of an array."""
-        ...
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows of one array."""
-        ...
-
-
-class ImageRows(Protocol):
-    """The images of M steps, end to end."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one image."""
-        ...
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Images of steps ``index`` (n,): (n, …), owned by the caller."""
-        ...
+ReadEpisode: TypeAlias = Episode | LeRobotEpisode
+"""An episode on disk, of our own format or of LeRobot's."""
 
 
 class EpisodeImages:
@@ -103,7 +72,7 @@ class Demonstrations:
     """Episodes that there were to choose from."""
     vectors: tuple[str, ...] = ("policy",)
     """Observation groups in :attr:`obs`."""
-    images: Mapping[str, ImageRows] = field(default_factory=dict[str, ImageRows])
+    images: Mapping[str, EpisodeImages] = field(default_factory=dict[str, EpisodeImages])
     """Observation groups that are images."""
     instructions: tuple[str, ...] = ()
     """What there is to follow; empty where every episode has the same."""
