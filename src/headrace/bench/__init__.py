@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from headrace.bench._formatters import Form, register_formatter, summary_text
     from headrace.bench._metrics import Metric, metrics, register_metrics
     from headrace.bench._report._page import Film, Saving, Story
-    from headrace.bench._schema import EpisodePlan, RunConfig
+    from headrace.bench._schema import (
+        EpisodePlan,
+        PlayBundle,
+        RunConfig,
+        RuntimeBundle,
+        StartupBundle,
+        TrainingBundle,
+    )
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
 
 __all__ = [
@@ -24,13 +31,17 @@ __all__ = [
     "Form",
     "Metric",
     "PlayBuilder",
+    "PlayBundle",
     "RunConfig",
     "RunSettings",
     "RuntimeBuilder",
+    "RuntimeBundle",
     "Saving",
+    "StartupBundle",
     "Story",
     "SuccessRule",
     "TrainingBuilder",
+    "TrainingBundle",
     "describe_library",
     "metrics",
     "read_bundle",
@@ -49,7 +60,7 @@ __getattr__, __dir__ = lazy_exports(
         "._formatters": ("Form", "register_formatter", "summary_text"),
         "._capture": ("describe_library",),
         "._metrics": ("Metric", "metrics", "register_metrics"),
-        "._schema": ("EpisodePlan", "RunConfig"),
+        "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
         "._report._page": ("Film", "Saving", "Story"),
         "._training_builder": ("SuccessRule", "TrainingBuilder"),
     },
