@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -407,7 +408,8 @@ def test_a_closed_recorder_refuses_steps(tmp_path):
         env.step()
 
 
-def test_any_vector_environment_can_be_fed(tmp_path):
+@pytest.mark.parametrize("gives", [("tensors",), ("arrays",), ("tensors", "arrays")], ids=" and ".join)
+def test_any_vector_environment_can_be_fed(tmp_path, gives):
     import gymnasium
 
     env = gymnasium.make_vec(
@@ -417,10 +419,15 @@ def test_any_vector_environment_can_be_fed(tmp_path):
         vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
     )
     finals: list[np.ndarray] = []
+    kinds = itertools.cycle(gives)
+
+    def given(values: np.ndarray) -> np.ndarray | torch.Tensor:
+        return torch.from_numpy(values) if next(kinds) == "tensors" else values
+
     with EpisodeRecorder(tmp_path / "d") as recorder:
         feed = StepFeed([recorder], 3)
         obs, _ = env.reset(seed=5)
-        feed.reset({"policy": torch.from_numpy(obs)}, seed=5)
+        feed.reset({"policy": given(obs)}, seed=5)
         for _ in range(60):
             actions = np.ones(3, np.int64)
             obs, reward, terminated, truncated, info = env.step(actions)
@@ -429,9 +436,9 @@ def test_any_vector_environment_can_be_fed(tmp_path):
                 mask = info["_final_obs"]
                 finals += [info["final_obs"][slot] for slot in np.flatnonzero(mask)]
                 full = np.stack([row if row is not None else np.zeros(4, np.float32) for row in info["final_obs"]])
-                extra = {"final_obs": {"policy": torch.from_numpy(full)}, "_final_obs": torch.from_numpy(mask)}
-            tensors = [torch.from_numpy(x) for x in (reward, terminated, truncated)]
-            feed.step(torch.from_numpy(actions), Step({"policy": torch.from_numpy(obs)}, *tensors, extra))
+                extra = {"final_obs": {"policy": given(full)}, "_final_obs": given(mask)}
+            tensors = [given(x) for x in (reward, terminated, truncated)]
+            feed.step(given(actions), Step({"policy": given(obs)}, *tensors, extra))
     env.close()
     episodes = list(EpisodeDataset(tmp_path / "d"))
     assert len(episodes) == len(finals) > 6

@@ -64,7 +64,7 @@ class StepFeed:
         for observer in self._observers:
             observer.after_step(record)
         self._obs = step.obs
-        ended = env_ids[(step.terminated | step.truncated)[env_ids]]
+        ended = env_ids[(torch.as_tensor(step.terminated) | torch.as_tensor(step.truncated))[env_ids]]
         if len(ended):
             self._episodes[ended] += self._num_envs
             self._begin(ended, first_states)

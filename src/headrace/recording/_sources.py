@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from headrace._device import to_host
 from headrace._leaves import Path as LeafPath
 from headrace._leaves import leaves
 from headrace.errors import DataError
-from headrace.recording._fields import Array, choose_observations
+from headrace.recording._fields import Array, as_array, choose_observations
 from headrace.types import Obs, ResetRecord, StepRecord
 
 Sources: TypeAlias = "Mapping[str, Tensor | Array]"
@@ -56,8 +57,7 @@ class FieldSources:
         if mask is not None and final is not None and final is not step.obs:
             # an environment that is not ours shows the new episode already
             for name, path in self._observations:
-                shown, last = found[name], _leaf(final, path)
-                found[name] = torch.where(mask.view(-1, *[1] * (shown.ndim - 1)), last.to(shown.dtype), shown)
+                found[name] = _merged(name, found[name], _leaf(final, path), mask)
         if "actions" in choice:
             found["actions"] = record.actions
         if "rewards" in choice:
@@ -71,9 +71,10 @@ class FieldSources:
         told = {
             "env_ids": record.env_ids,
             "episode_ids": record.episode_ids,
-            "rewards": step.reward,
-            "terminated": step.terminated,
-            "truncated": step.truncated,
+            # an environment that is not ours may give arrays
+            "rewards": torch.as_tensor(step.reward),
+            "terminated": torch.as_tensor(step.terminated),
+            "truncated": torch.as_tensor(step.truncated),
         }
         if ends is not None:
             told |= {"ended": ends.env_ids, "diverged": ends.diverged}
@@ -81,19 +82,33 @@ class FieldSources:
                 told["success"] = ends.success
         return _on_host(found, told)
 
-    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> dict[str, Tensor]:
-        found = {name: _leaf(obs, path) for name, path in self._observations}
+    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> dict[str, Tensor | Array]:
+        found: dict[str, Tensor | Array] = {name: _leaf(obs, path) for name, path in self._observations}
         if "states" in self._choice:
             found["states"] = _given("states", states, advice)
         return found
 
 
-def _on_host(found: dict[str, Tensor], told: Told) -> tuple[Sources, Told]:
+def _on_host(found: dict[str, Tensor | Array], told: Told) -> tuple[Sources, Told]:
     """Both on the CPU: one copy from a GPU."""
     if all(values.is_cpu for values in told.values()):
         return found, told
-    host = to_host({**found, **told})
-    return {name: host[name] for name in found}, {name: host[name] for name in told}
+    host = to_host({**{name: values for name, values in found.items() if isinstance(values, Tensor)}, **told})
+    return {name: host.get(name, values) for name, values in found.items()}, {name: host[name] for name in told}
+
+
+def _merged(name: str, shown: Tensor | Array, last: Tensor | Array, mask: Tensor | Array) -> Tensor | Array:
+    """``shown`` (N, …) with the rows of ``last`` where ``mask`` is set; fresh. Each may be a tensor or an array."""
+    if (
+        isinstance(shown, Tensor)
+        and isinstance(last, Tensor)
+        and isinstance(mask, Tensor)
+        and shown.device == last.device == mask.device
+    ):
+        return torch.where(mask.bool().view(-1, *[1] * (shown.ndim - 1)), last.to(shown.dtype), shown)
+    merged, ended = as_array(shown, name).copy(), as_array(mask, "_final_obs").astype(np.bool_)
+    merged[ended] = as_array(last, name)[ended]
+    return merged
 
 
 def _leaf(obs: Any, path: LeafPath) -> Any:
