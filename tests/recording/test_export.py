@@ -208,6 +208,8 @@ def test_an_export_cut_short_goes_on_and_gives_the_same(recorded, tmp_path, to, 
         export_dataset(recorded, target, to, progress=cut)
     assert not target.exists()
     partial = target.with_name(f"{target.name}.partial")
+    # as versions before wrote it: theirs go on, too
+    assert json.loads((partial / "plan.json").read_text())["start"] == {"unit": 0, "episode": 0, "step": 0}
     stamps = {unit: unit.stat().st_mtime_ns for unit in partial.glob("unit-*/*")}
     assert len({file.parent for file in stamps}) == 2
     place = export_module.put_in_place

@@ -260,7 +260,9 @@ def _plan(dataset: EpisodeDataset, to: Format, exporter: Exporter, options: Expo
     """What an export is made of; a partial one goes on only if this is the same."""
     digest = hashlib.sha256("".join(entry.sha256 for entry in dataset.entries).encode()).hexdigest()
     plan = {"to": to, "unit_bytes": exporter.unit_bytes, "episodes": len(dataset), "sha256": digest}
-    plan |= {"options": asdict(options), "start": asdict(exporter.start)}
+    start = exporter.start
+    counted = {"unit": start.index, "episode": start.first_episode, "step": start.first_step}
+    plan |= {"options": asdict(options), "start": counted}
     return json.dumps(plan).encode()
 
 
