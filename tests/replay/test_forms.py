@@ -142,6 +142,18 @@ def test_groups_may_have_deltas_of_their_own_dtype():
     assert (from_delta(small)["next", "observation"] == full["next", "observation"]).all()
 
 
+def test_what_is_nested_in_a_group_has_the_dtype_of_the_group():
+    full = batch_of([0, 0], [0, 1])
+    pictures = {"left": torch.tensor([[3], [4]], dtype=torch.uint8), "right": torch.zeros((2, 1), dtype=torch.uint8)}
+    full["observation"] = TensorDict({"state": full["observation"], "cam": pictures}, [2])
+    full["next", "observation"] = full["observation"].apply(lambda values: values + 9)
+    small = to_delta(full, delta_dtype={"cam": torch.int16})
+    assert small["next", "delta", "cam", "left"].dtype == torch.int16
+    assert (from_delta(small)["next", "observation"] == full["next", "observation"]).all()
+    with pytest.raises(DtypeError, match="'cam/left' is uint8"):
+        to_delta(full, delta_dtype={"left": torch.int16})
+
+
 def test_changes_too_large_for_the_delta_are_refused():
     full = batch_of([0], [0])
     full["next", "observation"] = torch.tensor([[1e6]])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from headrace._leaves import SEPARATOR
 from headrace.errors import ConfigError, DataError, DtypeError
 from headrace.replay._compact import drop_next, node
 
@@ -27,9 +28,9 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
     """Replace ``("next", "observation")`` by ``("next", "delta")`` = next − observation, in a smaller dtype.
 
     Args:
-        batch: with ``observation`` and ``("next", "observation")``, tensors or one level of groups.
-        delta_dtype: dtype of the differences, or one per group. uint8 observations take int16, which is exact;
-            anything else is refused for them.
+        batch: with ``observation`` and ``("next", "observation")``, tensors or groups of them.
+        delta_dtype: dtype of the differences, or one per group, also for what is nested in it. uint8 observations take
+            int16, which is exact; anything else is refused for them.
 
     Returns:
         A batch that shares everything else with the given one; :func:`from_delta` undoes it. See
@@ -43,11 +44,12 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
         out["next", "delta"] = difference(obs, following, delta_dtype, "observation")
         return out
 
-    def group(name: str, here: Tensor, there: Tensor) -> Tensor:
-        dtype = delta_dtype.get(name, torch.float16) if isinstance(delta_dtype, Mapping) else delta_dtype
-        return difference(here, there, dtype, name)
+    def group(name: str | tuple[str, ...], here: Tensor, there: Tensor) -> Tensor:
+        path = (name,) if isinstance(name, str) else name
+        dtype = delta_dtype.get(path[0], torch.float16) if isinstance(delta_dtype, Mapping) else delta_dtype
+        return difference(here, there, dtype, SEPARATOR.join(path))
 
-    out["next", "delta"] = obs.named_apply(group, following)
+    out["next", "delta"] = obs.named_apply(group, following, nested_keys=True)
     return out
 
 
