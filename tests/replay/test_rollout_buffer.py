@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_reference import Stream
 
-from headrace.errors import LifecycleError, ShapeError
+from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import ArraySpec, RolloutBuffer
 from headrace.types import StackSpec
 
@@ -104,6 +104,8 @@ def check(buffer, given_, autoreset):
 def test_a_full_buffer_and_wrong_extras_are_refused():
     spaces = {"policy": ArraySpec((3,), torch.float32)}
     buffer = RolloutBuffer(1, 2, spaces, ACTION, extras={"value": ArraySpec((), torch.float32)})
+    with pytest.raises(ConfigError, match="extras: action"):
+        RolloutBuffer(1, 2, spaces, ACTION, extras={"action": ArraySpec((), torch.float32)})
     stream = Stream(0, 2, spaces, {}, "same_step")
     obs, action, step, active = stream.step(ACTION)
     with pytest.raises(LifecycleError, match="nothing is stored"):

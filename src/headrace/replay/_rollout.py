@@ -95,6 +95,8 @@ class RolloutBuffer:
         """Make an empty buffer for ``steps`` steps; other arguments as in :class:`~headrace.replay.ReplayBuffer`."""
         if steps < 1 or num_envs < 1:
             raise ConfigError(f"RolloutBuffer: expected steps >= 1 and num_envs >= 1, got {steps} and {num_envs}")
+        if extras and "action" in extras:
+            raise ConfigError("extras: action is a key of every rollout; choose another name")
         self.steps, self.num_envs = steps, num_envs
         self.spec = store_spec(steps * num_envs, num_envs, observation, action, stack, extras, autoreset)
         self._pool = FramePool(self.spec, Memory())
