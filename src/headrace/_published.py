@@ -1,10 +1,13 @@
-"""The trained policies that ship with headrace: what they are, and their files, checked."""
+"""Files of trained policies, checked: those that ship with headrace, and those that headrace saved."""
 
 from __future__ import annotations
 
+import pickle
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
+
+import torch
 
 from headrace.errors import DataError
 from headrace.files import FileHash, Manifest, link_or_copy
@@ -27,6 +30,21 @@ def published_file(name: str) -> Path:
     except DataError as error:
         raise DataError(f"{file}: the checkpoint is not the one in manifest.json; reinstall headrace") from error
     return _folder() / file
+
+
+def read_form(path: Path, what: str, form: str, *, trust: bool = False) -> dict[str, Any]:
+    """The dictionary in a torch file whose entry ``format`` is ``form``, on the CPU; ``what`` names it in errors.
+
+    ``trust`` unpickles whatever is in it, which can execute arbitrary code; load only files you trust.
+    """
+    try:
+        content: object = torch.load(path, map_location="cpu", weights_only=not trust)
+    # torch reports a file that was cut short as a seek that failed
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise DataError(f"{path}: expected {what}, got {error}") from error
+    if not isinstance(content, dict) or cast("dict[str, Any]", content).get("format") != form:
+        raise DataError(f"{path}: expected {what}, of format {form!r}, got another file")
+    return cast("dict[str, Any]", content)
 
 
 def publish(path: Path, name: str, entry: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 
@@ -64,10 +64,13 @@ class UnknownNameError(ConfigError):
     """A name that nothing answers to. The message suggests the nearest known names."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        choices = sorted(known)
-        near = difflib.get_close_matches(str(name), choices, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(choices)}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"unknown {kind} {name!r}; {nearest(str(name), sorted(known))}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What a message says after an unknown name: the nearest known ones, or all."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(known)}"
 
 
 class LifecycleError(HeadraceError, RuntimeError):

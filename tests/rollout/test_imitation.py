@@ -224,8 +224,8 @@ def other_sizes(path: Path) -> None:
     ("damage", "error", "message"),
     [
         (no_file, ConfigError, "no such file"),
-        (garbage, DataError, "expected a checkpoint written by"),
-        (cut_short, DataError, "expected a checkpoint written by"),
+        (garbage, DataError, "expected a chunk policy that 'headrace imitate' wrote, got"),
+        (cut_short, DataError, "expected a chunk policy that 'headrace imitate' wrote, got"),
         (something_else, DataError, "expected a chunk policy that .headrace imitate. wrote"),
         (other_sizes, DataError, "do not match"),
     ],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-_NEAREST = 3
+from headrace.errors import nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse what is not among an argument's choices."""
         if action.choices is None or value in action.choices:
             return
-        hint = _hint(str(value), action.choices)
+        hint = nearest(str(value), [str(choice) for choice in action.choices])
         if isinstance(action.choices, Mapping):  # of names to the parsers of commands
             raise argparse.ArgumentError(None, f"unknown command {value!r}; {hint}")
         raise argparse.ArgumentError(action, f"unknown value {value!r}; {hint}")
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
             self.error(f"expected no further argument, got {' '.join(unknown)!r}")
-        near = difflib.get_close_matches(word, options, n=_NEAREST)
+        near = difflib.get_close_matches(word, options, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
         self.error(f"unknown option {word}; {hint}")
 
@@ -50,9 +50,3 @@ def helping(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], i
         return 2
 
     return show
-
-
-def _hint(word: str, choices: Iterable[object]) -> str:
-    names = [str(choice) for choice in choices]
-    near = difflib.get_close_matches(word, names, n=_NEAREST)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(names)}"

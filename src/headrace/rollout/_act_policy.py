@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -19,7 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from headrace._published import published, published_file
+from headrace._published import published, published_file, read_form
 from headrace.chunking import ChunkContext
 from headrace.chunking._context import PADDING
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
@@ -185,17 +184,7 @@ class ActPolicy(nn.Module):
             return PolicyInputs(vectors, images)
         if context is None:
             raise ConfigError("policy: expected a context with instructions, since it was trained to follow them")
-        filler = (context.episode_ids == PADDING).tolist()
-        chosen = [0 if fills else self._number(text) for text, fills in zip(context.instructions, filler, strict=True)]
-        return PolicyInputs(vectors, images, torch.tensor(chosen, dtype=torch.int64, device=device))
-
-    def _number(self, text: str) -> int:
-        if text not in self.cfg.instructions:
-            raise ConfigError(
-                f"policy: expected one of the instructions {list(self.cfg.instructions)} that it was trained on, got "
-                f"{text!r}"
-            )
-        return self.cfg.instructions.index(text)
+        return PolicyInputs(vectors, images, instruction_numbers(context, self.cfg.instructions).to(device))
 
 
 class _ImageTokens(nn.Module):
@@ -273,14 +262,22 @@ def shipped_policies() -> dict[str, dict[str, object]]:
     return {str(entry["task"]): {"name": name, **entry} for name, entry in entries if entry["library"] == _LIBRARY}
 
 
+def instruction_numbers(context: ChunkContext, known: Sequence[str]) -> Tensor:
+    """int64 (n,): where in ``known`` the instruction of each row stands; 0 for padding rows."""
+    numbers = torch.zeros(len(context.instructions), dtype=torch.int64)
+    for row, text in enumerate(context.instructions):
+        if context.episode_ids[row] == PADDING:
+            continue
+        if text not in known:
+            raise ConfigError(
+                f"policy: expected one of the instructions {list(known)} that it was trained on, got {text!r}"
+            )
+        numbers[row] = known.index(text)
+    return numbers
+
+
 def _read(path: Path) -> ActPolicy:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    # torch reports a file that was cut short as a seek that failed
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path}: expected a checkpoint written by 'headrace imitate', got {error}") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise DataError(f"{path}: expected a chunk policy that 'headrace imitate' wrote, got another file")
+    content = read_form(path, "a chunk policy that 'headrace imitate' wrote", _FORMAT)
     try:
         policy = ActPolicy(ActCfg(**content["cfg"]))
     except (TypeError, ConfigError) as error:

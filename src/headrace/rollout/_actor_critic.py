@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headrace._published import published, published_file
+from headrace._published import published, published_file, read_form
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.files import hash_file, write_whole
 from headrace.learning import GRU, MinGRU
@@ -199,12 +198,7 @@ def shipped_actor_critics() -> dict[str, dict[str, Any]]:
 
 
 def _read(path: Path, device: torch.device | str, *, trust: bool = False) -> SavedPolicy:
-    try:
-        data: Any = torch.load(path, map_location=device, weights_only=not trust)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise DataError(f"{path}: expected a file written by save_actor_critic, got {error}") from error
-    if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise DataError(f"{path}: expected a file written by save_actor_critic, of format {_FORMAT!r}")
+    data = read_form(path, "a file written by save_actor_critic", _FORMAT, trust=trust)
     if data.get("version") != _VERSION:
         raise DataError(
             f"{path}: expected version {_VERSION} of the format, got {data.get('version')}; upgrade headrace"

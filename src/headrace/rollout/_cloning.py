@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headrace._interrupts import delayed
+from headrace._published import read_form
 from headrace.chunking import ChunkContext
-from headrace.errors import ConfigError, DataError
+from headrace.errors import ConfigError
 from headrace.files import write_whole
 from headrace.rollout._act_policy import ActCfg, ActPolicy
 from headrace.rollout._demonstrations import Demonstrations
@@ -190,14 +190,7 @@ class CloneTraining:
 
     def load(self, path: Path) -> None:
         """Go on from a file of :meth:`save`; one of other settings or demonstrations is refused."""
-        try:
-            content: Any = torch.load(path, map_location="cpu", weights_only=True)
-        # torch reports a file that was cut short as a seek that failed
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-            raise DataError(f"{path}: expected the state of a training by 'headrace imitate', got {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise DataError(f"{path}: expected the state of a training by 'headrace imitate'; train without --resume")
-        saved = cast("dict[str, Any]", content)
+        saved = read_form(path, "the state of a training by 'headrace imitate' (train without --resume)", _FORMAT)
         for name, value in self._identity().items():
             if saved["identity"].get(name) != value:
                 raise ConfigError(

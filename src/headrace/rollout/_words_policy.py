@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from headrace.chunking import ChunkContext
-from headrace.chunking._context import PADDING
 from headrace.envs import make_task
 from headrace.envs.tasks.pusher_words import INSTRUCTIONS, PusherWordsCfg, goal_offsets
-from headrace.errors import ConfigError
-from headrace.rollout._act_policy import load_chunk_policy
+from headrace.rollout._act_policy import instruction_numbers, load_chunk_policy
 from headrace.types import Obs
 
 
@@ -36,13 +34,5 @@ class PusherWordsPolicy(nn.Module):
 
     def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
         """Plan float32 (n, horizon, action_dim) of ``policy`` (n, 20) and the instructions."""
-        filler = (context.episode_ids == PADDING).tolist()
-        chosen = [0 if fills else _number(text) for text, fills in zip(context.instructions, filler, strict=True)]
-        rows, goals = obs["policy"], self.get_buffer("goals")[torch.tensor(chosen, dtype=torch.int64)]
+        rows, goals = obs["policy"], self.get_buffer("goals")[instruction_numbers(context, INSTRUCTIONS)]
         return self.act({"policy": torch.cat((rows, goals.to(rows)), dim=1)})
-
-
-def _number(text: str) -> int:
-    if text not in INSTRUCTIONS:
-        raise ConfigError(f"pusher-words: expected one of {', '.join(map(repr, INSTRUCTIONS))}, got {text!r}")
-    return INSTRUCTIONS.index(text)
