@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -239,6 +240,17 @@ def test_a_process_makes_its_policy_once() -> None:
         answers.append(float(reply.answer.actions[0, 0, 0]))
     engine.close()
     assert answers == [1.0, 2.0], "calls of the same policy"
+
+
+def test_an_observation_that_cannot_be_sent_leaves_nothing_under_way() -> None:
+    engine = ProcessEngine(partial(Broken, "none"), Batching())
+    request = _request()
+    with pytest.raises(TypeError, match="BFloat16"):
+        engine.submit(replace(request, obs={name: rows.bfloat16() for name, rows in request.obs.items()}))
+    assert not engine.busy
+    engine.submit(request)
+    assert engine.poll(wait=True) is not None
+    engine.close()
 
 
 def _answer(engine: ProcessEngine) -> None:

@@ -134,6 +134,21 @@ def test_bridged_environments_say_what_to_do_in_texts_of_observation_or_info(kin
     env.close()
 
 
+@pytest.mark.parametrize("kind", ["inline", "processes"])
+def test_a_bridge_goes_on_from_a_snapshot_of_an_episode_with_another_instruction(kind: str) -> None:
+    env = _bridged(kind, "obs")
+    env.reset()
+    saved, told = env.state_dict(), env.instructions()
+    env.reset(options={"episode_ids": torch.arange(40, 44)})
+    assert env.instructions() != told
+    fresh = _bridged(kind, "obs")
+    for each in (env, fresh):
+        each.load_state_dict(saved)
+        assert each.instructions() == told
+        each.step(torch.zeros(4, 2))
+        each.close()
+
+
 @pytest.mark.parametrize("kind", ["single", "vector"])
 def test_a_bridged_text_that_changes_within_an_episode_is_an_error(kind: str) -> None:
     factories = [functools.partial(ToldEnv, fickle=True)] * 2

@@ -173,7 +173,11 @@ class _OneRequest(ABC):
             )
         self._request = request
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._send(request)
+        try:
+            self._send(request)
+        except Exception:  # an observation that cannot be sent leaves nothing under way; raised again
+            self._request = None
+            raise
 
     def poll(self, *, wait: bool) -> Reply | None:
         """The reply, if it is there or waited for."""

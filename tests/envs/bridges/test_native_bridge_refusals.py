@@ -88,6 +88,46 @@ def test_an_observation_that_is_not_what_the_space_says_is_refused() -> None:
             env.step(torch.zeros(1, dtype=torch.int64))
 
 
+def test_answers_may_be_lists_and_flags_whatever_is_true_or_false() -> None:
+    class Flag:
+        def __bool__(self) -> bool:
+            return True
+
+        def __array__(self, *_: object, **__: object) -> Any:
+            raise TypeError("on another device")
+
+    class Lists(PlainEnv):
+        def reset(self, **settings: Any) -> Any:
+            return list(super().reset(**settings))
+
+        def step(self, action: Any) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return [obs, reward, Flag(), False, info]
+
+    env = bridge([Lists])
+    env.reset()
+    step = env.step(torch.zeros(1, dtype=torch.int64))
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True], [False])
+
+
+def test_an_environment_that_cannot_be_closed_says_so_after_the_others_were_closed() -> None:
+    closed: list[str] = []
+
+    class Fine(PlainEnv):
+        def close(self) -> None:
+            closed.append("fine")
+
+    class Full(PlainEnv):
+        def close(self) -> None:
+            closed.append("full")
+            raise OSError("no space left for the last frame")
+
+    env = bridge([Full, Fine])
+    with pytest.raises(OSError, match="no space left for the last frame"):
+        env.close()
+    assert closed == ["full", "fine"]
+
+
 def test_a_damaged_snapshot_is_refused_before_anything_is_changed() -> None:
     env = bridge("CartPole-v1", 2)
     env.reset()

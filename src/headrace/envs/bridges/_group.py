@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -51,3 +52,9 @@ class EnvGroup(Group):
     def restore(self, env_id: int, state: bytes) -> None:
         """Put one environment back into a saved state."""
         restored_env(self.envs[env_id], state)
+
+    def close(self) -> None:
+        """Close every environment, also after one that cannot be closed, whose error is raised then."""
+        with ExitStack() as stack:
+            for env in reversed(self.envs.values()):
+                stack.callback(env.close)

@@ -256,6 +256,7 @@ class Group:
         elif name == "restore":
             for env_id, state in zip(env_ids, more):  # noqa: B905  (strict= is not in Python 3.8)
                 self.restore(env_id, state)
+                self.texts.pop(env_id, None)  # that of another episode; the next step has the right one
         else:
             raise RefusedError(f"expected a call of protocol {PROTOCOL}, got {name!r}")
         return []
@@ -267,7 +268,7 @@ class Group:
             with np.errstate(over="ignore"):
                 for env_id, seed in zip(env_ids, seeds):  # noqa: B905  (strict= is not in Python 3.8)
                     answer = self.envs[env_id].reset(seed=seed)
-                    if not isinstance(answer, tuple) or len(answer) != 2:
+                    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
                         raise RefusedError(
                             f"environment {env_id}: expected reset() to give (obs, info), got {type(answer)}"
                         )
@@ -294,18 +295,19 @@ class Group:
                 for env_id in env_ids:
                     # a copy: an environment may keep its action, and the row is written again
                     answer = envs[env_id].step(actions[env_id].copy())
-                    if not isinstance(answer, tuple) or len(answer) != 5:
+                    if not isinstance(answer, (tuple, list)) or len(answer) != 5:
                         raise RefusedError(
                             f"environment {env_id}: expected step() to give (obs, reward, terminated, truncated, "
-                            f"info), got {len(answer) if isinstance(answer, tuple) else type(answer)}"
+                            f"info), got {len(answer) if isinstance(answer, (tuple, list)) else type(answer)}"
                         )
                     obs, reward, ended, cut, info = answer
                     write_row(leaves, env_id, obs)
-                    if path is not None and str(_at(obs, path)) != texts[env_id]:
-                        raise RefusedError(changed_text(env_id, texts[env_id], str(_at(obs, path))))
+                    if path is not None:
+                        now = str(_at(obs, path))
+                        if texts.setdefault(env_id, now) != now:
+                            raise RefusedError(changed_text(env_id, texts[env_id], now))
                     rewards[env_id] = float(reward)
-                    terminated[env_id] = ended
-                    truncated[env_id] = cut
+                    terminated[env_id], truncated[env_id] = bool(ended), bool(cut)
                     success[env_id] = _success(info) if ended or cut else NO_SUCCESS_MEASURE
         except RefusedError:
             raise
@@ -544,7 +546,7 @@ class RowGroup(Group):
         """Start an episode in each of some rows; its instruction, "" where there is none."""
         places = [self.row_of[env_id] for env_id in env_ids]
         answer = self.rows.reset(places, seeds)
-        if not isinstance(answer, tuple) or len(answer) != 2:
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
             raise RefusedError(f"expected reset_rows() to give (obs, info), got {type(answer)}")
         obs, info = answer
         self.write_rows(env_ids, places, obs)
@@ -562,7 +564,7 @@ class RowGroup(Group):
         actions = self.arrays["actions"][self.env_ids]
         actions[~active] = self.idle_action
         answer = self.rows.step(actions, active)
-        if not isinstance(answer, tuple) or len(answer) != 5:
+        if not isinstance(answer, (tuple, list)) or len(answer) != 5:
             raise RefusedError("expected step() to give (obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = answer
         self.write_rows(env_ids, places, obs)
