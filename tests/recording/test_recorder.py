@@ -358,6 +358,33 @@ def test_an_interrupt_inside_a_step_leaves_no_episode_with_a_gap(tmp_path, monke
         np.testing.assert_array_equal(episode.read("obs/policy")[:, 1], np.arange(episode.meta.length + 1))
 
 
+@pytest.mark.parametrize("moment", range(3))
+def test_an_interrupt_inside_the_first_step_leaves_no_episode_without_some_fields(tmp_path, monkeypatch, moment):
+    moments = iter(range(100))
+    join = np.concatenate
+
+    def interrupted(arrays):
+        if next(moments) == moment:
+            raise KeyboardInterrupt
+        return join(arrays)
+
+    with EpisodeRecorder(tmp_path / "d") as recorder:
+        env = CountingEnv(4, [recorder])
+        env.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr("headrace.recording._running.np.concatenate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step()
+        for _ in range(40):
+            env.step()
+    episodes = list(EpisodeDataset(tmp_path / "d"))
+    assert episodes
+    for episode in episodes:
+        assert {"actions", "rewards", "terminated", "truncated"} < set(episode.names)
+        np.testing.assert_array_equal(episode.read("obs/policy")[:, 1], np.arange(episode.meta.length + 1))
+        np.testing.assert_allclose(episode.read("actions")[:, 1], np.arange(episode.meta.length) * 0.1, rtol=1e-6)
+
+
 def test_a_recorder_that_nobody_closed_is_finished_at_exit(tmp_path):
     import subprocess
     import sys

@@ -181,6 +181,8 @@ class EpisodeRecorder:
             # an interrupt came in the middle of a step that the caller survived: running episodes have a gap
             self._in_step = False
             self._drop_running()
+            if not self._planned:
+                self._rows = None  # it may have some fields of a step and not the others
         if self._rows is None or self._sources is None:
             # attached in the middle of everything: no episode's beginning was seen yet
             done = record.step.terminated | record.step.truncated
