@@ -136,6 +136,39 @@ def test_gymnasium_environments_are_bridged() -> None:
     assert not Path("film.mp4").exists()
 
 
+class _OfTheContract:
+    """An environment that somebody else wrote: no more than what is played with."""
+
+    _USED = (
+        "num_envs device timer autoreset fidelity single_action_space reset step observe instructions suspend resume"
+    )
+
+    def __init__(self, env: headrace.BatchEnv) -> None:
+        for name in self._USED.split():
+            setattr(self, name, getattr(env, name))
+
+
+def test_an_environment_needs_no_more_than_the_contract(tmp_path: Path) -> None:
+    env = headrace.make("cartpole", 2, threads=1, overrides=SHORT, autoreset="disabled")
+    lean = _OfTheContract(env)
+    settings = {"episodes": 5, "progress": False}
+    told = {"instruction": "stand", "journal": tmp_path / "rows.jsonl", "policy_id": "shove"}
+    rows = headrace.evaluate(lean, f"{__name__}:Shove", **settings).episodes  # type: ignore[arg-type]
+    assert rows == headrace.evaluate(env, Shove(), **settings).episodes  # type: ignore[arg-type]
+    result = headrace.evaluate(lean, Shove(), **settings, **told)  # type: ignore[arg-type]
+    assert (result.seeded, result.counters.frames_drawn) == (True, 0)
+    assert {row.instruction for row in result.episodes} == {"stand"}
+    env.close()
+
+
+def test_negative_seeds_are_seeds() -> None:
+    below, usual = _quick(Shove(), seed=-1), _quick(Shove())
+    assert {row.seed for row in below.episodes} == {-1}
+    assert [row.reward for row in below.episodes] != [row.reward for row in usual.episodes]
+    with pytest.raises(ConfigError, match="a number of 64 bits"):
+        _quick(Shove(), seed=-(2**63) - 1)
+
+
 def _still(obs: Obs) -> Tensor:
     return torch.zeros(len(next(iter(obs.values()))), 4, 1)
 

@@ -32,6 +32,12 @@ def test_a_recipe_is_measured_as_it_says_and_nothing_else_is_heard(tmp_path: Pat
     assert headrace.EnvRecipe.from_json(run.recipe) == recipe, "the bundle says how to make the environments again"
 
 
+def test_without_forms_nothing_is_written(tmp_path: Path) -> None:
+    result = headrace.runtime("cartpole", num_envs=2, formatters=(), output=tmp_path / "out", **QUICK)
+    assert result.paths == ()
+    assert list(tmp_path.glob("out/*.json")) == []
+
+
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_the_workers_of_a_bridges_recipe_step_it(tmp_path: Path, executor: str) -> None:
     recipe = headrace.EnvRecipe("gym:CartPole-v1", num_envs=2, executor=executor, workers=2)  # pyright: ignore[reportArgumentType]  # a literal

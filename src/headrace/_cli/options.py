@@ -26,7 +26,10 @@ _SHARED = {
     "episodes": ("N", "episodes to play, with ids from 0, each counted once"),
     "formatters": ("FORM", f"form of the result, repeatable: {FORMS} (default: schema, the bundle)"),
     "label": ("", "a name for this run in comparisons and reports"),
-    "library": ("", "RL library: headrace, rl_games, rsl_rl, sb3, skrl, or one that an installed package adds"),
+    "library": (
+        "",
+        "RL library: headrace (our own small PPO), rl_games, rsl_rl, sb3, skrl, or one that an installed package adds",
+    ),
     "num_envs": ("N", "environments in the batch"),
     "num_steps": ("N", "steps of the batch"),
     "output": ("PATH", "where to write the result"),
@@ -101,7 +104,7 @@ def add_options(
         if default not in (None, ()) and default is not False:
             shown = str(default)
         given = _kind(getattr(annotation, "__forward_arg__", annotation), metavar)
-        if given.get("action") == "append":
+        if given.get("action") == "append" and known is not None:
             default = list(default or ())
         if required:
             given["required"] = True
@@ -128,7 +131,7 @@ def arguments_of(parsed: argparse.Namespace, job: Callable[..., object]) -> dict
     if "overrides" in found:
         from headrace.envs._overrides import parse_assignments
 
-        found["overrides"] = parse_assignments(found["overrides"])
+        found["overrides"] = parse_assignments(found["overrides"] or ())
     return found
 
 

@@ -219,7 +219,7 @@ def evaluate(
             raise ConfigError("ray_address (--ray-address): expected a number of workers with it")
         if recipe is None:
             made = cast("AnyEnv", env)
-            played_seed = made.seed if seed is None else seed
+            played_seed = cast("int", getattr(made, "seed", 0)) if seed is None else seed
         else:
             made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
             played_seed = recipe.seed

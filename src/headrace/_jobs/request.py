@@ -56,7 +56,7 @@ class RunOptions(TypedDict, total=False):
     output: str | Path | None
     """Directory of the result, which is never overwritten (``runs/<run id>``)."""
     formatters: Sequence[str] | None
-    """Forms of the result (``schema``, the bundle)."""
+    """Forms of the result (``schema``, the bundle); none, ``()``, writes no file."""
     label: str | None
     """A name for this run in comparisons and reports."""
 
@@ -119,12 +119,12 @@ class RunRequest:
         preset_settings: dict[str, object] = {}
         for preset in presets:
             preset_settings |= read_preset(preset)
-        output = options.get("output")
+        output, forms = options.get("output"), options.get("formatters")
         return cls(
             recipe=recipe.replace(overrides=preset_settings | dict(recipe.overrides)),
             presets=tuple(preset.stem for preset in presets),
             output=None if output is None else Path(output),
-            formatters=options.get("formatters") or ("schema",),
+            formatters=("schema",) if forms is None else forms,
             label=options.get("label"),
         )
 
@@ -255,8 +255,8 @@ def check_counts(**counts: int | None) -> None:
 
 def check_seed_of_run(seed: int) -> None:
     """Refuse what not every library and generator takes for a seed."""
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed (--seed): expected a number from 0 to 2**63 - 1, got {seed}; pass 0, 1, 2, …")
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed (--seed): expected a number of 64 bits, got {seed}; pass 0, 1, 2, …")
 
 
 def check_new(path: Path | None, name: str) -> None:

@@ -98,8 +98,13 @@ def named_policy(policy: PolicySource, env: EnvRecipe | AnyEnv) -> PolicyFile | 
         if not known and not Path(policy).exists():
             raise missing_policy(str(policy))
 
-    recipe = env if isinstance(env, EnvRecipe) else env.recipe
+    recipe = env if isinstance(env, EnvRecipe) else _recipe_of(env)
     return None if recipe is None else policy_file(policy, recipe.source)
+
+
+def _recipe_of(env: AnyEnv) -> EnvRecipe | None:
+    """None of an environment that was made by hand, or that is somebody else's."""
+    return cast("EnvRecipe | None", getattr(env, "recipe", None))
 
 
 @contextmanager
@@ -124,7 +129,8 @@ def _rule(admission: Admission | str) -> Admission:
 
 def _fitted(policy: PolicySource, env: AnyEnv, horizon: int | None, action_dim: int) -> ChunkPolicy:
     if policy is None or isinstance(policy, (str, Path)):
-        task = None if env.recipe is None else env.recipe.source
+        recipe = _recipe_of(env)
+        task = None if recipe is None else recipe.source
         policy = load_policy_source(None if policy is None else str(policy), task=task)
     return as_chunk_policy(policy, horizon=horizon, action_dim=action_dim)
 

@@ -123,13 +123,13 @@ class ChunkLoop:
         self._policy_seconds = self._wait_seconds = 0.0
         self._begun = time.perf_counter()
         self._stages_before = env.timer.seconds()
-        self._frames_before = env.frames_drawn
+        self._frames_before = _frames_drawn(env)
 
     def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
         """What is finished so far."""
         counters = self._counters
         counters.seconds = time.perf_counter() - self._begun
-        counters.frames_drawn = self._env.frames_drawn - self._frames_before
+        counters.frames_drawn = _frames_drawn(self._env) - self._frames_before
         before = self._stages_before
         stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
@@ -140,7 +140,7 @@ class ChunkLoop:
             counters=counters,
             strict_size=self._engine.strict_size,
             fidelity=self._env.fidelity,
-            seeded=self._env.reseeds,
+            seeded=reseeds(self._env),
             interrupt=self._interrupt,
         )
 
@@ -488,3 +488,13 @@ class ChunkLoop:
 
     def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask).to(self._env.device)
+
+
+def reseeds(env: AnyEnv) -> bool:
+    """Whether an episode is a function of (seed, episode id, actions); an environment that does not say keeps to it."""
+    return bool(getattr(env, "reseeds", True))
+
+
+def _frames_drawn(env: AnyEnv) -> int:
+    """Camera frames so far; none of an environment that does not count them."""
+    return int(getattr(env, "frames_drawn", 0))

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast
 
 from gymnasium import spaces
 from torch import nn
@@ -21,7 +21,7 @@ from headrace.envs._recipe import AnyEnv
 from headrace.envs.bridges._bridge_env import BridgeEnv
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.rollout._background_resets import BackgroundResets
-from headrace.rollout._chunk_loop import ChunkLoop
+from headrace.rollout._chunk_loop import ChunkLoop, reseeds
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._hold_action import HoldAction
@@ -156,11 +156,11 @@ class Evaluator:
             )
         formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
         strict_size = formed.strict_size if isinstance(engine, str) else engine.strict_size
-        if not env.reseeds and strict_size is not None:
+        if not reseeds(env) and strict_size is not None:
             raise ConfigError(
                 "evaluate: expected environments whose episodes are functions of (seed, episode id), which strict "
                 "batches "
-                f"promise, got a bridge without: {env.no_identity or 'its reseeds is False'}. Pass "
+                f"promise, got a bridge without: {getattr(env, 'no_identity', '') or 'its reseeds is False'}. Pass "
                 "batching='fast': the rows are then a sample of episodes, numbered in order, that no other run repeats"
             )
         if not -(2**63) <= seed < 2**63:
@@ -177,7 +177,7 @@ class Evaluator:
     @property
     def header(self) -> Header:
         """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
-        if not self._env.reseeds:
+        if not reseeds(self._env):
             raise ConfigError(
                 "journal, policy_id: expected environments whose episodes are functions of (seed, episode id); the "
                 "rows of "
@@ -242,9 +242,9 @@ class Evaluator:
     def _background_resets(self) -> BackgroundResets | None:
         """Where some environments can be reset while others step, and every row is the same whenever that is done."""
         # who is in a batch must not decide a row where it depends on when a reset is done
-        if self._rule.holds or self._engine.strict_size is None or not isinstance(self._env, BridgeEnv):
+        if self._rule.holds or self._engine.strict_size is None or not getattr(self._env, "overlaps_resets", False):
             return None
-        return BackgroundResets(self._env) if self._env.overlaps_resets else None
+        return BackgroundResets(cast("BridgeEnv", self._env))
 
     def close(self) -> None:
         """End an engine that was made here."""
