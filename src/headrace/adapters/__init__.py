@@ -13,7 +13,7 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.adapters._checkpoint import CheckpointMeta
     from headrace.adapters._learner import InferencePolicy, Learner, LearnerEnv
-    from headrace.adapters._library import CurveTags, LibrarySpec, library, make_learner, read_curves
+    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, make_learner, read_curves
     from headrace.adapters._torch_state import library_run
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Learner",
     "LearnerEnv",
     "LibrarySpec",
+    "libraries",
     "library",
     "library_run",
     "make_learner",
@@ -35,7 +36,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "._checkpoint": ("CheckpointMeta",),
         "._learner": ("InferencePolicy", "Learner", "LearnerEnv"),
-        "._library": ("CurveTags", "LibrarySpec", "library", "make_learner", "read_curves"),
+        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "make_learner", "read_curves"),
         "._torch_state": ("library_run",),
     },
 )
