@@ -170,18 +170,18 @@ def every_kernel():
     out.append(linear_scan(numbers[0].sigmoid(), numbers[1], numbers[2, 0]))
     rows, size = 512, 40_000
     memory = np.random.default_rng(0).integers(0, 256, (rows, size), dtype=np.uint8)
-    shards, shift = np.array([memory.ctypes.data], np.int64), 9
+    space = (np.array([memory.ctypes.data], np.int64), 9, size)
     order = np.random.default_rng(1).permutation(rows)
     for outer in (1, 4):
         copy = np.empty(rows * size, np.uint8)
-        gather.gather(shards, shift, size, order[:, None], outer, copy)
+        gather.gather(space, order[:, None], outer, copy)
         out.append(torch.from_numpy(copy))
     other = memory[order].copy()
     differs = np.zeros(rows, np.bool_)
-    index = np.arange(rows)
-    gather.differ(shards, shift, size, order[:, None], 1, other.ctypes.data, size, index, differs)
+    source = (other.ctypes.data, size, np.arange(rows))
+    gather.differ(space, order[:, None], 1, source, differs)
     assert not differs.any()
-    gather.scatter(shards, shift, size, order, other.ctypes.data, size, index)
+    gather.scatter(space, order, source)
     assert np.array_equal(memory[order], other)
     model = load_model("<mujoco><worldbody><light pos='0 0 3'/><camera name='eye' pos='0 -2 1' xyaxes='1 0 0 0 .4 1'/>"
         "<geom type='plane' size='2 2 .1'/><body pos='0 0 1'><freejoint/><geom size='.3'/></body></worldbody></mujoco>")
