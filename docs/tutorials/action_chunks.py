@@ -40,7 +40,7 @@ naive_rows, our_rows = naive.counters.rows_inferred, ours.counters.rows_inferred
 print(f"rows inferred: {naive_rows:,} when any triggers all, {our_rows:,} when each has its own")
 assert ours.counters.rows_inferred < naive.counters.rows_inferred
 
-# Each environment was inferred once per 16 steps or end of an episode, and never for nobody:
+# Each environment was inferred once per 16 steps or end of an episode, and without a wasted row:
 
 needed = sum(-(-episode.length // 16) for episode in ours.episodes)
 assert ours.counters.rows_inferred == needed
