@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace._kernels import returns
+from headrace._kernels import returns, returns_numba
 from headrace._kernels.returns import Backend, Recursion, Returns, Rollout
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (7, 33), (24, 513), (130, 64), (3, 2500)]
@@ -84,7 +84,7 @@ def test_result_does_not_depend_on_how_environments_are_shared_out(
 ) -> None:
     data, ratio = rollout((24, 2500), torch.float32, sleepy=True)
     alone = estimate(case, data, ratio, None)
-    monkeypatch.setattr(returns, "_SHARE", 0)
+    monkeypatch.setattr(returns_numba, "_SHARE", 0)
     use_threads(3)
     for one, other in zip(alone, estimate(case, data, ratio, None), strict=True):
         assert torch.equal(one, other)

@@ -246,11 +246,12 @@ def test_strided_views_give_what_contiguous_tensors_give(name: str) -> None:
 
 
 @every_estimator
-def test_inputs_are_left_alone_and_results_carry_no_gradient(name: str) -> None:
+@pytest.mark.parametrize("gamma", [GAMMA, torch.full((6, 4), GAMMA)])
+def test_inputs_are_left_alone_and_results_carry_no_gradient(name: str, gamma: float | Tensor) -> None:
     rollout = make(6, 4, 7)
     rollout.value.requires_grad_()
     kept = {field: tensor.detach().clone() for field, tensor in vars(rollout).items()}
-    estimate = run(name, rollout)
+    estimate = run(name, rollout, gamma=gamma)
     assert not estimate.advantage.requires_grad
     assert not estimate.value_target.requires_grad
     for field, tensor in vars(rollout).items():

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 from numba.core import event as _event
+from numba.core.compiler import Compiler
 
 from headrace._kernels.cache import cache_directory, use_user_cache
 from headrace._kernels.threads import kernel_threads as kernel_threads
@@ -82,19 +83,32 @@ _event.register("numba:compile", _Narrator())
 use_user_cache()
 
 
-def kernel(*, checked_division: bool = True) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+class _NoOverlap(Compiler):
+    """Compiles functions whose arrays never overlap."""
+
+    def define_pipelines(self) -> Any:
+        self.state.flags.noalias = True
+        return super().define_pipelines()
+
+
+def kernel(
+    *, checked_division: bool = True, no_overlap: bool = False
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Compile a function with numba at its first call.
 
     A kernel for :func:`run` takes ``start`` and ``stop`` first and writes only what belongs to those rows.
     Strict IEEE arithmetic (no fastmath): results do not depend on the number of rows or threads.
     ``checked_division=False`` lets a division by zero give infinity or NaN instead of raising, which is what allows
-    loops with divisions to be vectorized.
+    loops with divisions to be vectorized. ``no_overlap=True`` promises that no array that is written shares memory with
+    another one: otherwise a loop is vectorized only where LLVM can show that with eight comparisons.
     """
 
     def compile_(function: Callable[_P, _R]) -> Callable[_P, _R]:
         error_model = "python" if checked_division else "numpy"
         # called from Python and from other kernels, never as a C callback; the setting is missing from numba's types
         settings: dict[str, Any] = {"no_cfunc_wrapper": True, "error_model": error_model}
+        if no_overlap:
+            settings["pipeline_class"] = _NoOverlap
         return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True, **settings)(function))
 
     return compile_

@@ -1,6 +1,11 @@
-"""The return recursions in plain torch, a step at a time: what the CPU and CUDA kernels are compared with."""
+"""The return recursions in plain torch, a step at a time: what the CPU and CUDA kernels are compared with.
+
+The rollout says which steps are active, and knows V' wherever a trajectory is cut.
+"""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,11 +13,11 @@ from torch import Tensor
 from headrace._kernels.returns import Recursion, Returns, Rollout
 
 
+@torch.no_grad()
 def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None) -> Returns:
     """See :func:`headrace._kernels.returns.lambda_returns`."""
     reward, value = rollout.reward, rollout.value
-    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
-    lam = recursion.lam
+    active, lam = cast("Tensor", rollout.active), recursion.lam
     advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
     carry = reward.new_zeros(reward.shape[1])
     fresh = torch.ones_like(carry, dtype=torch.bool)
@@ -35,10 +40,10 @@ def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None)
     return advantage, value_target
 
 
+@torch.no_grad()
 def n_step(rollout: Rollout, discount: float | Tensor, n: int) -> Returns:
     """See :func:`headrace._kernels.returns.n_step`."""
-    reward = rollout.reward
-    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
+    reward, active = rollout.reward, cast("Tensor", rollout.active)
     returns = torch.empty_like(reward)
     for m in range(n):
         longer = torch.empty_like(returns)

@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import warp as wp
+from torch import Tensor
+
+from headrace._device import warp_launches
+from headrace._kernels.returns import Recursion, Returns, Rollout, empty_returns
 
 
 @wp.kernel
-def lambda_returns(
+def _lambda_returns(
     # inputs
     reward: wp.array2d(dtype=Any),
     value: wp.array2d(dtype=Any),
@@ -24,7 +29,6 @@ def lambda_returns(
     terminated: wp.array2d(dtype=wp.bool),
     truncated: wp.array2d(dtype=wp.bool),
     active: wp.array2d(dtype=wp.bool),
-    active_step: int,
     ratio: wp.array2d(dtype=Any),
     has_ratio: int,
     gamma: Any,
@@ -47,7 +51,7 @@ def lambda_returns(
         t = steps - 1 - back
         advantage[t, n] = zero
         value_target[t, n] = zero
-        if active[t * active_step, n]:
+        if active[t, n]:
             cut = truncated[t, n] or followers == 0
             following = carry
             if terminated[t, n] or cut:
@@ -73,7 +77,7 @@ def lambda_returns(
 
 
 @wp.kernel
-def n_step(
+def _n_step(
     # inputs
     reward: wp.array2d(dtype=Any),
     value: wp.array2d(dtype=Any),
@@ -81,7 +85,6 @@ def n_step(
     terminated: wp.array2d(dtype=wp.bool),
     truncated: wp.array2d(dtype=wp.bool),
     active: wp.array2d(dtype=wp.bool),
-    active_step: int,
     horizon: int,
     gamma: Any,
     # outputs
@@ -92,18 +95,17 @@ def n_step(
     t, n = wp.tid()
     steps = reward.shape[0]
     zero = gamma - gamma
-    if not active[t * active_step, n]:
+    if not active[t, n]:
         advantage[t, n] = zero
         value_target[t, n] = zero
         return
     total = gamma - gamma
     discount = wp.exp(gamma - gamma)
-    bootstrap = gamma - gamma
     taken = t - t
     last = int(t)
     s = int(t)
     while s < steps and taken < horizon:
-        if active[s * active_step, n]:
+        if active[s, n]:
             last = s
             total = total + discount * reward[s, n]
             discount = discount * gamma
@@ -117,3 +119,36 @@ def n_step(
     total = total + discount * bootstrap
     advantage[t, n] = total - value[t, n]
     value_target[t, n] = total
+
+
+def lambda_returns(rollout: Rollout, recursion: Recursion, ratio: Tensor | None) -> Returns:
+    """See :func:`headrace._kernels.returns.lambda_returns`."""
+    # kernels take no None: any array of the dtype does where there are no ratios
+    extra = (rollout.reward if ratio is None else ratio, 0 if ratio is None else 1)
+    return _launch(_lambda_returns, rollout.reward.shape[1], rollout, extra, tuple(recursion))
+
+
+def n_step(rollout: Rollout, gamma: float, n: int) -> Returns:
+    """See :func:`headrace._kernels.returns.n_step`."""
+    return _launch(_n_step, tuple(rollout.reward.shape), rollout, (n,), (gamma,))
+
+
+def _launch(
+    kernel: Any, dim: int | tuple[int, ...], rollout: Rollout, extra: tuple[Any, ...], numbers: tuple[Any, ...]
+) -> Returns:
+    reward = rollout.reward
+    outputs = empty_returns(reward)
+    if reward.numel() == 0:
+        return outputs
+    scalar = wp.float32 if reward.dtype == torch.float32 else wp.float64
+    # Warp's view of a tensor does not keep it alive
+    inputs = [t.detach().contiguous() if isinstance(t, Tensor) else t for t in (*rollout, *extra)]
+    with warp_launches(reward.device) as device:
+        wp.launch(
+            kernel,
+            dim=dim,
+            inputs=[*(wp.from_torch(t) if isinstance(t, Tensor) else t for t in inputs), *map(scalar, numbers)],
+            outputs=[wp.from_torch(tensor) for tensor in outputs],
+            device=device,
+        )
+    return outputs

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels import returns as kernels
-from headrace._kernels.returns import Recursion, Rollout
+from headrace._kernels.returns import Recursion, Rollout, lambda_returns
 from headrace.errors import ConfigError, DeviceError, DtypeError, ShapeError
 
 
@@ -67,9 +67,8 @@ def gae(
     ```
     """
     _unit("lam", lam)
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
+    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
 
 
 def td0(
@@ -118,9 +117,8 @@ def td_lambda(
     network than values, a target network for one.
     """
     _unit("lam", lam)
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
-    return _given(kernels.lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
+    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
 
 
 def monte_carlo(
@@ -172,9 +170,8 @@ def n_step(
     """
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
-    return _given(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
+    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    return _estimate(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
 
 
 def vtrace(
@@ -208,15 +205,15 @@ def vtrace(
     """
     if not (rho_clip > 0 and c_clip > 0):
         raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
-    rollout = _checked(Rollout(reward, value, next_value, terminated, truncated, active), batch_first)
-    discount = _discount(gamma, rollout, batch_first)
+    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
     _like("log_ratio", log_ratio, reward)
     ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
     recursion = Recursion(discount, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
-    return _given(kernels.lambda_returns(rollout, recursion, ratio), batch_first)
+    return _estimate(lambda_returns(rollout, recursion, ratio), batch_first)
 
 
-def _checked(rollout: Rollout, batch_first: bool) -> Rollout:
+def _checked(rollout: Rollout, gamma: float | Tensor, batch_first: bool) -> tuple[Rollout, float | Tensor]:
+    """The rollout time-major, and the discount: one number, or (T, N) in the rollout's dtype."""
     reward, layout = rollout.reward, "(N, T)" if batch_first else "(T, N)"
     if reward.dim() != 2:
         raise ShapeError(f"reward: expected {layout}, got {tuple(reward.shape)}; {_shape_hint(tuple(reward.shape))}")
@@ -230,12 +227,23 @@ def _checked(rollout: Rollout, batch_first: bool) -> Rollout:
             _same_shape(name, flag, reward)
             if flag.dtype != torch.bool:
                 raise DtypeError(f"{name}: expected torch.bool, got {flag.dtype}; convert it with .bool()")
+    if not isinstance(gamma, Tensor) or gamma.numel() == 1 != reward.numel():
+        discount = _unit("gamma", gamma)
+    else:
+        _same_shape("gamma", gamma, reward)
+        discount = gamma.detach().to(reward.dtype)
+        if rollout.active is not None:
+            discount = discount.masked_fill(~rollout.active, 0)  # what suspended steps hold there is not read, either
+        wrong = int((~((discount >= 0) & (discount <= 1))).sum())
+        if wrong:
+            raise ConfigError(f"gamma: expected numbers from 0 to 1, got {wrong} that are not")
+        discount = discount.transpose(0, 1) if batch_first else discount
     if batch_first:
-        return Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
-    return rollout
+        rollout = Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
+    return rollout, discount
 
 
-def _given(result: tuple[Tensor, Tensor], batch_first: bool) -> Estimate:
+def _estimate(result: tuple[Tensor, Tensor], batch_first: bool) -> Estimate:
     if batch_first:
         return Estimate(*(tensor.transpose(0, 1).contiguous() for tensor in result))
     return Estimate(*result)
@@ -267,18 +275,3 @@ def _unit(name: str, number: float | Tensor) -> float:
     if not 0 <= number <= 1:
         raise ConfigError(f"{name}: expected a number from 0 to 1, got {number}")
     return float(number)
-
-
-def _discount(gamma: float | Tensor, rollout: Rollout, batch_first: bool) -> float | Tensor:
-    """One number, or (T, N) in the rollout's dtype; what suspended steps hold there is not read, either."""
-    if not isinstance(gamma, Tensor) or gamma.numel() == 1 != rollout.reward.numel():
-        return _unit("gamma", gamma)
-    _same_shape("gamma", gamma, rollout.reward.transpose(0, 1) if batch_first else rollout.reward)
-    gamma = gamma.detach().to(rollout.reward.dtype)
-    gamma = gamma.transpose(0, 1) if batch_first else gamma
-    if rollout.active is not None:
-        gamma = gamma.masked_fill(~rollout.active, 0)
-    wrong = int((~((gamma >= 0) & (gamma <= 1))).sum())
-    if wrong:
-        raise ConfigError(f"gamma: expected numbers from 0 to 1, got {wrong} that are not")
-    return gamma
