@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from headrace._cli import compiling
-from headrace._cli.compiling import compile_bar, compile_notice
+from headrace._cli import printing
+from headrace._cli.printing import compile_bar, compile_notice
 from headrace._kernels.compiled import inline
 
 LOG = logging.getLogger("headrace.kernels")
@@ -33,7 +33,7 @@ def test_each_function_is_told_when_it_is_compiled_and_not_when_it_is_called(
 
 
 def test_a_long_compilation_is_told_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(printing, "_PATIENCE_S", 0.05)
     with compile_notice():
         _compile()
         assert capsys.readouterr().err == "", "a short one is not worth a line"
@@ -46,7 +46,7 @@ def test_a_long_compilation_is_told_once(capsys: pytest.CaptureFixture[str], mon
 def test_the_bar_hears_instead_of_the_notice_and_everything_is_as_before_afterwards(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(printing, "_PATIENCE_S", -1.0)
     before = LOG.level, list(LOG.handlers)
     with compile_notice():
         with compile_bar():

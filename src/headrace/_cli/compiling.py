@@ -1,61 +1,19 @@
-"""What is said while kernels are compiled, on the first run on a machine and never again."""
+"""``doctor --compile``: use every kernel once, so that nobody waits for the compiler later."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-from headrace._cli.printing import say
+from headrace._cli.printing import listening, progress
 
 if TYPE_CHECKING:
     from headrace.types import Need, ResetRecord, StepRecord
-
-_LOG = logging.getLogger("headrace.kernels")
-_PATIENCE_S = 0.5
-"""Compiling that is over sooner is not worth a line."""
-
-
-@contextmanager
-def compile_notice() -> Generator[None]:
-    """Let a user who waits for the compiler know it, in one line on standard error."""
-    began: float | None = None
-    said = False
-
-    def hear(record: logging.LogRecord) -> None:
-        nonlocal began, said
-        del record
-        now = time.monotonic()
-        began = now if began is None else began
-        if not said and now - began > _PATIENCE_S:
-            said = True
-            words = "compiling kernels, once on this machine: up to two minutes where there are cameras"
-            say(words, "dim", stderr=True)
-
-    with _listening(hear):
-        yield
-
-
-@contextmanager
-def compile_bar() -> Generator[None]:
-    """Show a bar in this block, and on it the kernels that are compiled: which one, how many so far, for how long."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, numbers = progress.add_task("starting", total=None), count(1)
-
-        def hear(record: logging.LogRecord) -> None:
-            shown = f"{record.getMessage()} ({next(numbers)}, once on this machine)"
-            progress.update(task, description=shown)
-
-        with _listening(hear):
-            yield
 
 
 def compile_everything() -> str:
@@ -72,16 +30,12 @@ def compile_everything() -> str:
         "replay": _replay,
         "recording": _record,
     }
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     start = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("compiling", total=len(jobs))
-        heard: list[logging.LogRecord] = []
-        with _listening(heard.append):
-            for name, job in jobs.items():
-                progress.update(task, description=f"compiling: {name}")
-                job()
-                progress.advance(task)
+    heard: list[logging.LogRecord] = []
+    with progress("compiling", len(jobs), MofNCompleteColumn(), TimeElapsedColumn()) as show, listening(heard.append):
+        for done, (name, job) in enumerate(jobs.items()):
+            show(description=f"compiling: {name}", completed=done)
+            job()
     compiled = sum(record.levelno == logging.INFO for record in heard)
     return f"{compiled} kernels compiled in {time.monotonic() - start:.0f} s; they are kept in {cache_directory()}"
 
@@ -217,22 +171,3 @@ def _record() -> None:
 
     moments = {"obs/policy": np.zeros((2, 1))}
     RunningRows(2, moments).write_first(moments, np.arange(2), np.arange(2))
-
-
-@contextmanager
-def _listening(hear: Callable[[logging.LogRecord], object]) -> Generator[None]:
-    """Hear what is compiled, instead of whoever listened before."""
-    handler = logging.Handler()
-    handler.emit = hear  # type: ignore[method-assign]  # all that a handler does here
-    level, others = _LOG.level, list(_LOG.handlers)
-    _LOG.setLevel(logging.INFO)
-    for other in others:
-        _LOG.removeHandler(other)
-    _LOG.addHandler(handler)
-    try:
-        yield
-    finally:
-        _LOG.removeHandler(handler)
-        for other in others:
-            _LOG.addHandler(other)
-        _LOG.setLevel(level)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from headrace._cli.compiling import compile_bar
 from headrace._cli.options import add_options
+from headrace._cli.printing import compile_bar
 from headrace._jobs.demo import demo, warm_up
 
 HELP = "the whole story in a few minutes"

@@ -7,11 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from headrace._cli.options import add_options, add_task, arguments_of
-from headrace._cli.printing import say
+from headrace._cli.printing import progress, say
 from headrace._interrupts import exit_code
 from headrace._jobs.imitate import imitate
 
@@ -59,17 +59,12 @@ def handle(arguments: argparse.Namespace) -> int:
     """Train, evaluate and print."""
     from headrace.envs._overrides import parse_assignments
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bars: dict[str, TaskID] = {}
+    settings = parse_assignments(arguments.act, "--act")
+    with progress("imitating", None, TaskProgressColumn(), TimeRemainingColumn()) as show:
 
         def update(stage: str, done: int, total: int) -> None:
-            name = stage.partition(",")[0]
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done, description=stage)
+            show(description=stage, completed=done, total=total)
 
-        settings = parse_assignments(arguments.act, "--act")
         result = imitate(**arguments_of(arguments, imitate), settings=settings, on_progress=update)
     console = Console()
     if result.losses:

@@ -95,7 +95,8 @@ def add_options(
     for entry in names:
         name, _, metavar = entry.partition(" ")
         known = parameters.get(name)
-        annotation, default = (RunOptions.__annotations__[name], None) if known is None else _declared(known)
+        annotation: Any = RunOptions.__annotations__[name] if known is None else known.annotation
+        default = None if known is None or known.default is known.empty else known.default
         text, _, otherwise = texts.get(name, "").partition("; in Python")[0].partition("; None for ")
         if name in _SHARED:
             usual, text = _SHARED[name]
@@ -133,11 +134,6 @@ def arguments_of(parsed: argparse.Namespace, job: Callable[..., object]) -> dict
 
         found["overrides"] = parse_assignments(found["overrides"] or ())
     return found
-
-
-def _declared(parameter: inspect.Parameter) -> tuple[str, Any]:
-    default = None if parameter.default is inspect.Parameter.empty else parameter.default
-    return parameter.annotation, default
 
 
 def _texts(job: Callable[..., object]) -> dict[str, str]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace._cli.printing import say
+from headrace._cli.printing import progress_bar, say
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -141,9 +140,7 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     from headrace.recording import export_dataset
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"to {arguments.to}", total=None)
+    with progress_bar(f"to {arguments.to}", None) as update:
         made = export_dataset(
             *(arguments.dataset, arguments.target, arguments.to),
             only=arguments.only,
@@ -152,7 +149,7 @@ def _export(arguments: argparse.Namespace) -> int:
             append=arguments.append,
             cameras=dict(_pairs(arguments.camera_name, "--camera-name FIELD=NAME")),
             stacks={name: _stack(frames) for name, frames in _pairs(arguments.stack, "--stack FIELD=FRAMES")},
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=update,
         )
     for path in made:
         say(f"wrote {path}")

@@ -35,8 +35,8 @@ def handle(arguments: argparse.Namespace) -> int:
     """Run, compare and print."""
     settings = arguments_of(arguments, sweep)
     settings["vary"] = None if arguments.vary is None else _varied(arguments.vary)
-    with progress_bar("runs", 0) as update:
-        result = sweep((arguments.benchmark, *arguments.rest), **settings, progress=lambda done, _: update(done))
+    with progress_bar("runs", None) as update:
+        result = sweep((arguments.benchmark, *arguments.rest), **settings, progress=update)
     for outcome in result.outcomes:
         if outcome.code:
             words = f"run {outcome.turn.repetition} of {outcome.turn.side.label} failed: {outcome.message}"

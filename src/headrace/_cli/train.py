@@ -12,7 +12,6 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.adapters._training import Iteration
-    from headrace.bench import SuccessRule
 
 HELP = "train a policy with rsl_rl, rl_games, skrl, stable-baselines3 or our own learner"
 DESCRIPTION = (
@@ -20,7 +19,8 @@ DESCRIPTION = (
     "checkpoints (last, best) and training.json with the learning curves, also after Ctrl-C or a crash. "
     "'headrace play TASK' then finds the newest of them."
 )
-_RULE = ("success_threshold", "success_window", "success_rule")
+_RULE = {"threshold": "--success-threshold", "window": "--success-window", "kind": "--success-rule"}
+"""Fields of ``SuccessRule``, each with its option."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, train)
     add_options(parser, train, "library", "iterations")
     parser.add_argument("--check-success", action="store_true", help="stop early once the task is solved")
-    parser.add_argument("--success-threshold", type=float, help="success rate that counts as solved (default: 0.3)")
     parser.add_argument(
-        "--success-window", type=int, help="iterations that the success rate is averaged over (default: 20)"
+        _RULE["threshold"], dest="threshold", type=float, help="success rate that counts as solved (default: 0.3)"
     )
     parser.add_argument(
-        "--success-rule",
+        _RULE["window"], dest="window", type=int, help="iterations that the success rate is averaged over (default: 20)"
+    )
+    parser.add_argument(
+        _RULE["kind"],
+        dest="kind",
         choices=("mean", "each"),
         help="mean: over all episodes of the window; each: in every iteration of it, Isaac Lab's rule (default: mean)",
     )
@@ -53,9 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def handle(arguments: argparse.Namespace) -> int:
     """Train and print."""
+    from headrace.bench import SuccessRule
     from headrace.envs._overrides import parse_assignments
 
-    rule = _success_rule(arguments)
+    rule = {name: getattr(arguments, name) for name in _RULE if getattr(arguments, name) is not None}
+    for name in () if arguments.check_success else rule:
+        raise ConfigError(f"{_RULE[name]}: expected --check-success with it, which stops early")
     first: int | None = None
     with progress_bar(f"training with {arguments.library}", arguments.iterations) as update:
 
@@ -67,22 +73,9 @@ def handle(arguments: argparse.Namespace) -> int:
         result = train(
             **arguments_of(arguments, train),
             settings=parse_assignments(arguments.ppo, "--ppo"),
-            stop=rule,
+            stop=SuccessRule(**rule) if arguments.check_success else None,
             on_begin=lambda directory: say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True),
             on_iteration=after,
         )
     show_bundle(result.bundle, result.paths)
     return 0
-
-
-def _success_rule(arguments: argparse.Namespace) -> SuccessRule | None:
-    """When to stop early; None for never."""
-    from headrace.bench import SuccessRule
-
-    said = {name: getattr(arguments, name) for name in _RULE if getattr(arguments, name) is not None}
-    if arguments.check_success:
-        fields = {"success_rule": "kind"}
-        return SuccessRule(**{fields.get(name, name.removeprefix("success_")): said[name] for name in said})
-    for name in said:
-        raise ConfigError(f"--{name.replace('_', '-')}: expected --check-success with it, which stops early")
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from headrace._jobs.request import (
     check_device,
     check_video,
     film_env,
-    rendering_backend,
+    open_env,
     time_imports,
 )
 from headrace.errors import ConfigError
@@ -126,10 +126,7 @@ def play(
             )
         changes = {"max_episode_length": longest, "shorter_than_episode": short}
         builder.plan = plan.model_copy(update=changes)
-        with builder.startup.phase("env_creation"):
-            env = recipe.make(autoreset="disabled", final_obs=False)
-        run.name_renderer(rendering_backend(env))
-        with closing(env), ExitStack() as stack:
+        with open_env(run, recipe, autoreset="disabled", final_obs=False) as env, ExitStack() as stack:
             from headrace.adapters._policies import callable_policy, load_policy
             from headrace.adapters._torch_state import library_run
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
@@ -128,23 +127,20 @@ class RunRequest:
             label=options.get("label"),
         )
 
-    def settings(
-        self, recipe: EnvRecipe, *, actions: Actions | None = None, framework: str | None = None, **known: Any
-    ) -> RunSettings:
+    def settings(self, recipe: EnvRecipe, *, actions: Actions | None = None, **known: Any) -> RunSettings:
         """The identity of the run, as far as it is known before.
 
         Args:
             recipe: ours, or ours with settings that a checkpoint adds.
             actions: what acts, where it is not a policy.
-            framework: the RL library.
-            **known: further fields of ``RunSettings``.
+            **known: further fields of ``RunSettings``: ``framework``, the RL library, ….
         """
         from headrace.bench import RunConfig, RunSettings
         from headrace.bench._capture import environment_variables
 
         overrides = {path: _plain(value) for path, value in sorted(recipe.overrides.items())}
         config = RunConfig(
-            physics_backend=self.physics,
+            physics_backend="gymnasium" if recipe.bridged else recipe.sim,
             rendering_backend=None,
             presets=list(self.presets),
             overrides=overrides,
@@ -160,38 +156,21 @@ class RunRequest:
             seed=recipe.seed,
             config=config,
             recipe=recipe.replace(overrides=overrides).to_json(),
-            framework=framework,
             label=self.label,
             **known,
         )
 
-    @property
-    def physics(self) -> str:
-        """For results: what computes it."""
-        return "gymnasium" if self.recipe.bridged else self.recipe.sim
-
-    def measured(self, builder: MeasuredBy, *, framework: str | None = None, **known: Any) -> Benchmark[MeasuredBy]:
+    def measured(self, builder: MeasuredBy, **known: Any) -> Benchmark[MeasuredBy]:
         """What writes the result, also after a failure; raises an error if it could not be written.
 
         Args:
             builder: of the result.
-            framework: the RL library.
             **known: further arguments of :meth:`settings`.
         """
         from headrace.bench import Benchmark
-        from headrace.bench._benchmark import run_id
 
-        recipe = self.recipe
-        name = run_id(
-            framework=framework or builder.kind,
-            physics=self.physics,
-            task=recipe.source,
-            seed=recipe.seed,
-            began=datetime.now(UTC),
-        )
-        directory = Path("runs") / name if self.output is None else self.output
-        settings = self.settings(recipe, framework=framework, **known)
-        return Benchmark(builder, settings, output=directory, formatters=self.formatters)
+        settings = self.settings(self.recipe, **known)
+        return Benchmark(builder, settings, output=self.output, formatters=self.formatters)
 
 
 def recipe_of(source: str | EnvRecipe, usual_envs: int, **settings: Any) -> EnvRecipe:
@@ -265,6 +244,16 @@ def check_new(path: Path | None, name: str) -> None:
         raise ConfigError(f"{name} (--{name}): {path} already exists, and nothing is ever overwritten")
 
 
+@contextmanager
+def open_env(run: Benchmark[Any], recipe: EnvRecipe, **changes: Any) -> Generator[AnyEnv]:
+    """Make the environments of a run, timed, and close them when the block ends; ``changes`` are of the recipe."""
+    with run.builder.startup.phase("env_creation"):
+        env = recipe.make(**changes)
+    run.name_renderer(rendering_backend(env))
+    with closing(env):
+        yield env
+
+
 def rendering_backend(env: AnyEnv) -> str | None:
     """Which renderers draw the images of an environment; None where it has none, or does not tell."""
     from headrace.envs._batch_env import BatchEnv
@@ -276,13 +265,13 @@ def rendering_backend(env: AnyEnv) -> str | None:
 
 def check_video(path: Path | None, renderer: str = "native") -> None:
     """Refuse a film that could not be drawn or written, or would be written over another; None is no film."""
-    from headrace.sim._camera_names import check_camera_name
+    if renderer != "native":
+        from headrace.sim._camera_names import check_camera_name
 
-    check_camera_name(renderer)
-    if path is None:
-        return
-    require_extra("av", extra="record", purpose="video (--video)")
-    check_new(path, "video")
+        check_camera_name(renderer)
+    if path is not None:
+        require_extra("av", extra="record", purpose="video (--video)")
+        check_new(path, "video")
 
 
 def film_env(env: AnyEnv, path: Path, renderer: str, stack: ExitStack) -> VideoObserver:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from headrace._jobs.request import RunOptions, RunRequest, RunResult, check_counts, rendering_backend, time_imports
+from headrace._jobs.request import RunOptions, RunRequest, RunResult, check_counts, open_env, time_imports
 
 if TYPE_CHECKING:
-    from headrace.bench import RuntimeBuilder
     from headrace.bench._schema import RuntimeBundle, StartupBundle, TimingMode
-    from headrace.bench._stepping import WarmupRule
-    from headrace.envs._recipe import AnyEnv, EnvRecipe
+    from headrace.envs._recipe import EnvRecipe
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Makes a bar of a description and a total; within the block it is called with what is done."""
@@ -42,7 +40,7 @@ def runtime(
         **options: of the environments and the result: see :class:`headrace.RunOptions`.
     """
     from headrace.bench import RuntimeBuilder
-    from headrace.bench._stepping import WarmupRule
+    from headrace.bench._stepping import Stepper, WarmupRule, action_maker
 
     # everything that can be refused without importing torch comes first
     request = RunRequest.of(task, **options)
@@ -54,11 +52,17 @@ def runtime(
         time_imports(builder.startup, recipe)
         with builder.startup.phase("task_config"):
             recipe.cfg()
-        with builder.startup.phase("env_creation"):
-            env = recipe.make()
-        run.name_renderer(rendering_backend(env))
-        with closing(env):
-            _measure(env, builder, actions, recipe.seed, rule, num_steps, progress or _no_bar)
+        with open_env(run, recipe) as env:
+            maker = action_maker(actions, env.single_action_space, env.num_envs, env.device, seed=recipe.seed)
+            stepper = Stepper(env, maker, builder)
+            with builder.startup.phase("first_step"):
+                env.reset()
+                stepper.step()
+            bar = progress or _no_bar
+            with bar("warming up", rule.limit * rule.steps) as update:
+                stepper.warm_up(rule, update)
+            with bar("measuring", num_steps) as update:
+                stepper.run(num_steps, update)
     return RunResult["RuntimeBundle"].of(run)
 
 
@@ -107,25 +111,3 @@ def startup(
 def _no_bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     del description, total
     return nullcontext(lambda _: None)
-
-
-def _measure(
-    env: AnyEnv,
-    builder: RuntimeBuilder,
-    actions: Literal["random", "zero"],
-    seed: int,
-    rule: WarmupRule,
-    num_steps: int,
-    progress: ProgressBar,
-) -> None:
-    from headrace.bench._stepping import Stepper, action_maker
-
-    maker = action_maker(actions, env.single_action_space, env.num_envs, env.device, seed=seed)
-    stepper = Stepper(env, maker, builder)
-    with builder.startup.phase("first_step"):
-        env.reset()
-        stepper.step()
-    with progress("warming up", rule.limit * rule.steps) as update:
-        stepper.warm_up(rule, update)
-    with progress("measuring", num_steps) as update:
-        stepper.run(num_steps, update)

@@ -17,18 +17,17 @@ from headrace._jobs.request import (
     check_device,
     check_video,
     film_env,
-    rendering_backend,
+    open_env,
     time_imports,
 )
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.adapters import LibrarySpec
-    from headrace.adapters._training import CheckpointKeeper, Iteration, Resumption
-    from headrace.bench import SuccessRule, TrainingBuilder
+    from headrace.adapters._training import Iteration
+    from headrace.bench import SuccessRule
     from headrace.bench._schema import TrainingBundle  # noqa: F401  # the base of the result names it
-    from headrace.envs._recipe import AnyEnv, EnvRecipe
-    from headrace.recording import VideoObserver
+    from headrace.envs._recipe import EnvRecipe
     from headrace.rollout import PPOCfg
 
 
@@ -83,7 +82,7 @@ def train(
     """
     from headrace.adapters import library as library_of
     from headrace.bench import TrainingBuilder, describe_library
-    from headrace.bench._schema import ResumedFrom
+    from headrace.bench._schema import CheckpointInfo, ResumedFrom
     from headrace.bench._stepping import first_step
 
     request = RunRequest.of(task, **options)
@@ -99,8 +98,10 @@ def train(
     with request.measured(builder, framework=spec.name, max_iterations=iterations) as run:
         directory = run.output
         time_imports(builder.startup, recipe, "headrace.adapters._checkpoint", "headrace.adapters._training")
+        from headrace.adapters import library_run, make_learner
         from headrace.adapters._checkpoint import plain_settings
-        from headrace.adapters._training import INDEX, resumable
+        from headrace.adapters._training import INDEX, CheckpointKeeper, load_resumption, resumable, train_iterations
+        from headrace.envs._batch_env import BatchEnv
 
         check_video(film, renderer)
         with builder.startup.phase("task_config"):
@@ -120,17 +121,50 @@ def train(
             raise ConfigError(f"output: {str(directory)!r} holds another training; choose another directory")
         if on_begin is not None:
             on_begin(directory)
-        with builder.startup.phase("env_creation"):
-            env = recipe.make()
-        run.name_renderer(rendering_backend(env))
-        with closing(env), ExitStack() as stack:
+        with open_env(run, recipe) as env, ExitStack() as stack:
             with builder.startup.phase("first_step"):
                 first_step(env)
-            training = _Training(builder, env, spec, ppo, on_iteration)
+            # a bridged environment says with its first ended episode whether it has a measure
+            if stop is not None and isinstance(env, BatchEnv) and env.task.success_measure is None:
+                raise ConfigError("stop (--check-success): expected a task with a success measure, got one without")
+            camera = None
             if film is not None:
-                training.film = film_env(env, film, renderer, stack)
-                training.film_interval, builder.video_path = video_interval, str(film)
-            keeper = training.run(directory, recipe, iterations, resumption)
+                camera, builder.video_path = film_env(env, film, renderer, stack), str(film)
+            stack.enter_context(library_run(seed=ppo.seed))
+            learner = stack.enter_context(closing(make_learner(spec.name, env, ppo)))
+            first = 0 if resumption is None else load_resumption(learner, resumption)
+            keeper = CheckpointKeeper(directory, learner, recipe, resumable=isinstance(env, BatchEnv))
+
+            def after(done: Iteration) -> bool:
+                if camera is not None:
+                    camera.paused = bool((done.number + 1) % video_interval)
+                if on_iteration is not None:
+                    on_iteration(done)
+                ends = done.finished
+                return builder.iteration(
+                    frames=ppo.steps * recipe.num_envs,
+                    collection_s=done.times.collect,
+                    learning_s=done.times.learn,
+                    rewards=ends.returns.tolist(),
+                    lengths=ends.lengths.tolist(),
+                    successes=None if ends.success is None else ends.success.tolist(),
+                )
+
+            builder.begin()
+            try:
+                train_iterations(learner, keeper, iterations, after, first=first)
+            finally:  # the bundle of a training that failed names its newest checkpoint, too
+                kept = keeper.kept
+                if kept is not None:
+                    builder.checkpoint = CheckpointInfo(
+                        path=str(kept.last),
+                        source="saved",
+                        library=kept.library,
+                        task=kept.task,
+                        iteration=kept.iteration,
+                        score=kept.score,
+                    )
+            builder.end()
         if builder.stop_reason is not None:
             run.complete(builder.stop_reason)
     return TrainingResult.of(run, last=keeper.last, best=keeper.best)
@@ -139,29 +173,24 @@ def train(
 def _checked_settings(spec: LibrarySpec, settings: PPOCfg | Mapping[str, object] | None, recipe: EnvRecipe) -> PPOCfg:
     from headrace.rollout import PPOCfg
 
-    given = settings if isinstance(settings, PPOCfg) else _settings_by_name(settings or {})
-    if given.seed not in (PPOCfg.seed, recipe.seed):
+    if not isinstance(settings, PPOCfg):
+        known = {field.name for field in dataclasses.fields(PPOCfg)} - {"seed"}
+        for name in settings or ():
+            if name not in known:
+                raise UnknownNameError("PPO setting", name, known)
+        try:
+            settings = PPOCfg(**settings or {})  # pyright: ignore[reportArgumentType]  # checked when it is made
+        except TypeError as error:
+            raise ConfigError(f"settings (--ppo): {error}") from error
+    if settings.seed not in (PPOCfg.seed, recipe.seed):
         raise ConfigError(
-            f"settings.seed: expected that of the run, {recipe.seed}, or none, got {given.seed}; pass "
-            f"seed={given.seed} to train, or in the recipe: it seeds environments, networks and library"
+            f"settings.seed: expected that of the run, {recipe.seed}, or none, got {settings.seed}; pass "
+            f"seed={settings.seed} to train, or in the recipe: it seeds environments, networks and library"
         )
-    ppo = dataclasses.replace(given, seed=recipe.seed)
+    ppo = dataclasses.replace(settings, seed=recipe.seed)
     ppo.minibatch_size(recipe.num_envs)
     spec.check_settings(ppo)
     return ppo
-
-
-def _settings_by_name(given: Mapping[str, object]) -> PPOCfg:
-    from headrace.rollout import PPOCfg
-
-    known = {field.name for field in dataclasses.fields(PPOCfg)} - {"seed"}
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("PPO setting", name, known)
-    try:
-        return PPOCfg(**given)  # pyright: ignore[reportArgumentType]  # checked when it is made
-    except TypeError as error:
-        raise ConfigError(f"settings (--ppo): {error}") from error
 
 
 def _run_id(directory: Path) -> str | None:
@@ -172,80 +201,3 @@ def _run_id(directory: Path) -> str | None:
         return read_bundle(directory / "training.json").run.run_id
     except DataError:
         return None
-
-
-@dataclass(slots=True)
-class _Training:
-    """The loop over iterations, and the builder that takes them down."""
-
-    builder: TrainingBuilder
-    env: AnyEnv
-    spec: LibrarySpec
-    settings: PPOCfg
-    on_iteration: Callable[[Iteration], None] | None
-    film: VideoObserver | None = None
-    film_interval: int = 1
-
-    def run(
-        self, directory: Path, recipe: EnvRecipe, iterations: int, resumption: Resumption | None
-    ) -> CheckpointKeeper:
-        from headrace.adapters import library_run, make_learner
-        from headrace.adapters._training import CheckpointKeeper, resume_from, train_iterations
-        from headrace.envs._batch_env import BatchEnv
-
-        self._check_success_measure()
-        with library_run(seed=self.settings.seed), closing(make_learner(self.spec.name, self.env, self.settings)) as it:
-            first = 0 if resumption is None else resume_from(it, resumption)
-            keeper = CheckpointKeeper(
-                directory,
-                it,
-                recipe.source,
-                recipe.overrides,
-                num_envs=recipe.num_envs,
-                resumable=isinstance(self.env, BatchEnv),
-            )
-            self.builder.begin()
-            try:
-                train_iterations(it, keeper, iterations, lambda done: self._after(done, keeper), first=first)
-            finally:
-                self._name_checkpoint(keeper)
-            self.builder.end()
-        return keeper
-
-    def _check_success_measure(self) -> None:
-        from headrace.envs._batch_env import BatchEnv
-
-        if self.builder.rule is None or not isinstance(self.env, BatchEnv):
-            return  # a bridged environment says with its first ended episode whether it has one
-        if self.env.task.success_measure is None:
-            raise ConfigError("stop (--check-success): expected a task with a success measure, got one without")
-
-    def _after(self, done: Iteration, keeper: CheckpointKeeper) -> bool:
-        self._name_checkpoint(keeper)
-        if self.film is not None:
-            self.film.paused = bool((done.number + 1) % self.film_interval)
-        if self.on_iteration is not None:
-            self.on_iteration(done)
-        return self.builder.iteration(
-            frames=self.settings.steps * self.env.num_envs,
-            collection_s=done.times.collect,
-            learning_s=done.times.learn,
-            rewards=done.finished.returns.tolist(),
-            lengths=done.finished.lengths.tolist(),
-            successes=None if done.finished.success is None else done.finished.success.tolist(),
-        )
-
-    def _name_checkpoint(self, keeper: CheckpointKeeper) -> None:
-        """Let the bundle name the newest checkpoint."""
-        from headrace.bench._schema import CheckpointInfo
-
-        kept = keeper.kept
-        if kept is not None:
-            self.builder.checkpoint = CheckpointInfo(
-                path=str(kept.last),
-                source="saved",
-                library=kept.library,
-                task=kept.task,
-                iteration=kept.iteration,
-                score=kept.score,
-            )

@@ -16,6 +16,7 @@ from headrace._interrupts import delayed
 from headrace.adapters._checkpoint import CheckpointMeta, plain, plain_settings, read_meta, read_weights
 from headrace.adapters._learner import Learner, Times
 from headrace.adapters._library import library
+from headrace.envs._recipe import EnvRecipe
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
 from headrace.rollout import PPOCfg
@@ -23,6 +24,8 @@ from headrace.types import EpisodeEnds
 
 INDEX = "checkpoint.json"
 """In the directory of a run: which checkpoints it has, and of what."""
+CHECKPOINTS = "checkpoints"
+"""In the directory of a run: they are in here."""
 STATE = "resume-{}.pt"
 """Next to the last checkpoint: environment and random streams of the same iteration, which is in its name."""
 _RECENT = 100
@@ -67,10 +70,8 @@ class CheckpointKeeper:
         self,
         directory: Path,
         learner: Learner,
-        task: str,
-        overrides: Mapping[str, object],
+        recipe: EnvRecipe,
         *,
-        num_envs: int,
         resumable: bool = True,
     ) -> None:
         """Prepare; nothing is written yet.
@@ -78,25 +79,17 @@ class CheckpointKeeper:
         Args:
             directory: of the run.
             learner: to save.
-            task: what it learns.
-            overrides: of the task's settings.
-            num_envs: on how many environments.
+            recipe: of the environments that it learns on.
             resumable: False for environments whose state cannot be saved as plain numbers.
         """
-        self.directory, self._learner, self._task, self._overrides = directory, learner, task, overrides
-        self._num_envs, self._resumable = num_envs, resumable
+        self.directory, self._learner, self._recipe, self._resumable = directory, learner, recipe, resumable
         suffix = library(learner.library).suffix
-        self.last = directory / "checkpoints" / f"last{suffix}"
-        self.best = directory / "checkpoints" / f"best{suffix}"
+        self.last = directory / CHECKPOINTS / f"last{suffix}"
+        self.best = directory / CHECKPOINTS / f"best{suffix}"
         self.kept: Kept | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best_score: float | None = None
         self._due = 0.0
-
-    @property
-    def score(self) -> float | None:
-        """Mean return of the last 100 episodes that ended."""
-        return sum(self._recent) / len(self._recent) if self._recent else None
 
     def note(self, iteration: int, finished: EpisodeEnds) -> None:
         """An iteration is whole; save if it is time to."""
@@ -113,14 +106,14 @@ class CheckpointKeeper:
         if self.kept is not None and self.kept.iteration == iteration:
             return
         begin = time.perf_counter()
-        score = self.score
+        score = sum(self._recent) / len(self._recent) if self._recent else None
         meta = CheckpointMeta(
             library=self._learner.library,
-            task=self._task,
+            task=self._recipe.source,
             iteration=iteration,
             score=score,
             settings=self._learner.settings,
-            overrides=self._overrides,
+            overrides=self._recipe.overrides,
         )
         state = self._state(iteration)
         self._learner.save(self.last, meta)
@@ -131,9 +124,9 @@ class CheckpointKeeper:
             self._learner.save(self.best, meta)
             self._best_score = score
         self.kept = Kept(
-            task=self._task,
+            task=self._recipe.source,
             library=self._learner.library,
-            num_envs=self._num_envs,
+            num_envs=self._recipe.num_envs,
             last=self.last,
             best=self.best,
             iteration=iteration,
@@ -141,9 +134,7 @@ class CheckpointKeeper:
             best_score=self._best_score,
             saved_at=time.time(),
         )
-        paths = {
-            name: str(path.relative_to(self.directory)) for name, path in (("last", self.last), ("best", self.best))
-        }
+        paths = {"last": f"{CHECKPOINTS}/{self.last.name}", "best": f"{CHECKPOINTS}/{self.best.name}"}
         write_whole(self.directory / INDEX, json.dumps(asdict(self.kept) | paths, indent=2) + "\n")
         now = time.perf_counter()
         self._due = now + max(1.0, _SHARE * (now - begin))
@@ -249,7 +240,7 @@ def resumable(run: Path, library_name: str, task: str, num_envs: int) -> Resumpt
     return Resumption(last=kept.last, meta=meta, state=state)
 
 
-def resume_from(learner: Learner, resumption: Resumption) -> int:
+def load_resumption(learner: Learner, resumption: Resumption) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
     state = read_weights(resumption.state, trust=False)
     learner.load(resumption.last)

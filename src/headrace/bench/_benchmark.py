@@ -68,7 +68,7 @@ class Benchmark(Generic[B]):
         builder: B,
         settings: RunSettings,
         *,
-        output: Path,
+        output: Path | None = None,
         formatters: Sequence[str] = ("schema",),
         monitor_interval: float = 1.0,
     ) -> None:
@@ -77,7 +77,8 @@ class Benchmark(Generic[B]):
         Args:
             builder: collects the measurements.
             settings: what the run is.
-            output: directory for the files, made if needed. A file of the same name in it is not overwritten.
+            output: directory for the files, made if needed; None for ``runs/<run id>``. A file of the same name in it
+                is not overwritten.
             formatters: names as in ``--formatter``; ``schema`` is the bundle itself.
             monitor_interval: seconds between samples of CPU, memory and GPU.
         """
@@ -85,8 +86,9 @@ class Benchmark(Generic[B]):
             raise ConfigError(f"num_envs: expected at least 1, got {settings.num_envs}")
         self.builder = builder
         self.settings = settings
-        self.output = output
-        self.formatters = check_output(output, builder.kind, formatters)
+        self._began_utc = datetime.now(UTC)
+        self.output = Path("runs") / self.run_id if output is None else output
+        self.formatters = check_output(self.output, builder.kind, formatters)
         self.monitor = ResourceMonitor(monitor_interval)
         self.paths: list[Path] = []
         """The files that were written."""
@@ -103,6 +105,13 @@ class Benchmark(Generic[B]):
             raise LifecycleError("Benchmark.bundle: expected a run that has ended; read it after the with block")
         return self._bundle
 
+    @property
+    def run_id(self) -> str:
+        """``{framework or kind}_{physics}_{task}_{stamp}_seed{n}``, fit for a file name."""
+        known, stamp = self.settings, self._began_utc.strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        what = (known.framework or self.builder.kind, known.config.physics_backend, known.task)
+        return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (*what, stamp, f"seed{known.seed}"))
+
     def name_renderer(self, renderer: str | None) -> None:
         """Which renderers draw the images of the environments, known once those are made."""
         config = self.settings.config.model_copy(update={"rendering_backend": renderer})
@@ -114,7 +123,6 @@ class Benchmark(Generic[B]):
 
     def __enter__(self) -> Self:
         self._versions, self._hardware = versions(Path.cwd()), hardware()
-        self._began_utc = datetime.now(UTC)
         self._began = time.perf_counter()
         with contextlib.ExitStack() as held:
             held.enter_context(interruptible())
@@ -167,13 +175,7 @@ class Benchmark(Generic[B]):
         settings = replace(self.settings, label=self.settings.label or os.environ.get(LABEL))
         run = schema.RunIdentity(
             **vars(settings),
-            run_id=run_id(
-                framework=settings.framework or self.builder.kind,
-                physics=settings.config.physics_backend,
-                task=settings.task,
-                seed=settings.seed,
-                began=self._began_utc,
-            ),
+            run_id=self.run_id,
             start_time_utc=_iso(self._began_utc),
             end_time_utc=_iso(datetime.now(UTC)),
             duration_s=time.perf_counter() - self._began,
@@ -187,12 +189,6 @@ class Benchmark(Generic[B]):
         )
         machine = self._hardware.model_copy(update={"gpu_devices": gpu_devices() if gpus else []})
         return Provenance(run=run, versions=self._versions, hardware=machine, resources=self.monitor.resources())
-
-
-def run_id(*, framework: str, physics: str, task: str, seed: int, began: datetime) -> str:
-    """``{framework or kind}_{physics}_{task}_{stamp}_seed{n}``, fit for a file name."""
-    stamp = began.strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (framework, physics, task, stamp, f"seed{seed}"))
 
 
 def check_output(output: Path, kind: schema.Kind, formatters: Sequence[str]) -> tuple[str, ...]:
