@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
-from headrace._cli.options import add_options, add_task, arguments_of, option_of
+from headrace._cli.options import add_options, add_repeatable, add_task, arguments_of, option_of
 from headrace._interrupts import exit_code
 from headrace._jobs.evaluate import evaluate
 from headrace.errors import ConfigError, HeadraceError
@@ -47,13 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, evaluate, "output", "overrides", "journal FILE", "resume", "policy_id", "instruction TEXT")
     add_options(parser, evaluate, "workers K", "ray_address ADDRESS")
     group = parser.add_argument_group("policies of a server (openpi://, gr00t://, roboarena://, vllm-omni://)")
-    group.add_argument(
-        "--map",
-        action="append",
-        default=[],
-        metavar="KEY=GROUP",
-        help="fill the server's KEY from a group, or a part of it such as policy[0:7]; repeatable",
-    )
+    text = "fill the server's KEY from a group, or a part of it such as policy[0:7]; repeatable"
+    add_repeatable(group, "--map", "KEY=GROUP", text)
     group.add_argument(
         "--prompt-key", default=_PROMPT, metavar="KEY", help="name of the instruction in a request (default: prompt)"
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headrace._cli.options import add_options, add_task, arguments_of
+from headrace._cli.options import add_options, add_repeatable, add_task, arguments_of
 from headrace._cli.printing import progress, say
 from headrace._interrupts import exit_code
 from headrace._jobs.imitate import imitate
@@ -43,13 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="observation groups of the dataset to learn from (default: all but critic)",
     )
     add_options(parser, imitate, "keep {succeeded,all}", "demos", "updates", "held_out SHARE")
-    parser.add_argument(
-        "--act",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the policy or of its training, for example horizon=100, width=128, batch=64; repeatable",
-    )
+    text = "a setting of the policy or of its training, for example horizon=100, width=128, batch=64; repeatable"
+    add_repeatable(parser, "--act", "NAME=VALUE", text)
     add_options(parser, imitate, "resume")
     add_options(parser, imitate, "output", required=True)
     add_options(parser, imitate, "num_envs", "seed", "overrides", "episodes", "execute")

@@ -118,6 +118,16 @@ def add_options(
         )
 
 
+def add_repeatable(
+    parser: argparse._ActionsContainer,  # pyright: ignore[reportPrivateUsage]  # a parser or a group of one
+    option: str,
+    metavar: str,
+    text: str,
+) -> None:
+    """Add an option that gathers what it is given with, in a list."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+
+
 def add_run_options(parser: argparse.ArgumentParser, job: Callable[..., object]) -> None:
     """Add what every measured job takes: what to run on, where the result goes and in what form."""
     add_task(parser)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from headrace._cli.options import add_repeatable
 from headrace._cli.printing import progress_bar, say
 from headrace.errors import ConfigError
 
@@ -113,20 +114,10 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     export.add_argument("--min-length", type=int, default=0, help="leave out shorter episodes (default: 0)")
     export.add_argument("--fps", type=float, help="steps per second, in place of what the dataset says (LeRobot)")
-    export.add_argument(
-        "--camera-name",
-        action="append",
-        default=[],
-        metavar="FIELD=NAME",
-        help="name of a camera in LeRobot, such as obs/policy=front; repeatable (default: the observation group)",
-    )
-    export.add_argument(
-        "--stack",
-        action="append",
-        default=[],
-        metavar="FIELD=FRAMES",
-        help="frames that an image field stacks along its channels, where the dataset does not say (LeRobot)",
-    )
+    text = "name of a camera in LeRobot, such as obs/policy=front; repeatable (default: the observation group)"
+    add_repeatable(export, "--camera-name", "FIELD=NAME", text)
+    text = "frames that an image field stacks along its channels, where the dataset does not say (LeRobot)"
+    add_repeatable(export, "--stack", "FIELD=FRAMES", text)
     export.add_argument(
         "--append", action="store_true", help="add the episodes that the target does not have (LeRobot)"
     )

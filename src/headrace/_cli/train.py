@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from headrace._cli.options import add_options, add_run_options, arguments_of
+from headrace._cli.options import add_options, add_repeatable, add_run_options, arguments_of
 from headrace._cli.printing import progress_bar, say, show_bundle
 from headrace._jobs.train import train
 from headrace.errors import ConfigError
@@ -44,13 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-series", dest="series", action="store_false", help="keep only the final values of the curves"
     )
-    parser.add_argument(
-        "--ppo",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable",
-    )
+    text = "a setting of PPO, for example steps=24 or learning_rate=3e-4; repeatable"
+    add_repeatable(parser, "--ppo", "NAME=VALUE", text)
     add_options(parser, train, "video", "video_interval", "renderer", "resume_from DIRECTORY")
 
 

@@ -18,7 +18,7 @@ from headrace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from headrace.bench._report import Story
-    from headrace.bench._sweep import Outcome, Side, Sweep
+    from headrace.bench._sweep import Outcome, Side
     from headrace.rollout import Evaluation
 
 Runs: TypeAlias = "str | Path | Bundle | Evaluation | Iterable[str | Path | Bundle | Evaluation]"
@@ -91,9 +91,8 @@ def compare(
         metrics=tuple(metrics),
         accept_drift=accept_drift,
     )
-    first, first_notes = _read(before, "A")
-    second, second_notes = _read(after, "B")
-    return _compared(first, second, cfg, [*first_notes, *second_notes], names)
+    (first, notes), (second, more) = _read(before, "A"), _read(after, "B")
+    return _compared(first, second, cfg, [*notes, *more], names)
 
 
 class ReportResult(NamedTuple):
@@ -220,7 +219,7 @@ def sweep(
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"--output: expected an empty or new directory, got {str(directory)!r}, which has files")
     differing = () if vary is None else ("settings", "library") if "library" in vary else ("settings", "timing")
-    allowed = (*_checked(allow), *differing)
+    allowed = _allowed((*allow, *differing))
     with _sides(vary, commits) as sides:
         plan = Sweep(
             sweep_id=f"sweep-{stamp}",
@@ -237,8 +236,8 @@ def sweep(
     first, *others = plan.sides
     compared = [
         compare(
-            _files(plan, first),
-            _files(plan, side),
+            bundle_paths(plan.output / first.folder),
+            bundle_paths(plan.output / side.folder),
             min_effect=min_effect,
             alpha=alpha,
             allow=allowed,
@@ -251,16 +250,10 @@ def sweep(
     return SweepResult(directory=directory, outcomes=tuple(outcomes), comparisons=tuple(compared))
 
 
-def _checked(allow: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(allow)
-    for name in names:
-        if name not in DIFFERENCES:
-            raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
-    return names
-
-
 def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
-    names = _checked(allow)
+    names = set(allow)
+    for name in names.difference(DIFFERENCES):
+        raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
     return frozenset(name for name in DIFFERENCES if name in names)
 
 
@@ -271,24 +264,20 @@ def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
     whole = tuple(BUNDLES.values())
     single = isinstance(runs, (str, Path, *whole)) or not isinstance(runs, Iterable)
     listed = [runs] if single else list(cast("Iterable[Bundle]", runs))
-    bundles: list[Bundle] = []
-    paths: list[str | Path] = []
-    for number, run in enumerate(listed, 1):
-        if isinstance(run, (str, Path)):
-            paths.append(run)
-        else:
-            known = isinstance(run, whole)
-            bundles.append(run if known else evaluation_bundle(cast("Evaluation", run), f"{side}{number}"))
-    if not paths:
-        return bundles, []
-    found, notes = read_bundles(paths)
+    paths = [run for run in listed if isinstance(run, (str, Path))]
+    bundles: list[Bundle] = [
+        run if isinstance(run, whole) else evaluation_bundle(cast("Evaluation", run), f"{side}{number}")
+        for number, run in enumerate(listed, 1)
+        if not isinstance(run, (str, Path))
+    ]
+    found, notes = read_bundles(paths) if paths else ([], [])
     return [*bundles, *found], notes
 
 
 def _compared(
     before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg, notes: list[str], names: tuple[str, str]
 ) -> ComparisonResult:
-    first, second = _by_kind(before), _by_kind(after)
+    first, second = ({run.kind: [it for it in side if it.kind == run.kind] for run in side} for side in (before, after))
     notes += [f"only {names[0]} has {kind} bundles" for kind in first if kind not in second]
     notes += [f"only {names[1]} has {kind} bundles" for kind in second if kind not in first]
     shared = [kind for kind in first if kind in second]
@@ -298,13 +287,6 @@ def _compared(
         )
     found = tuple(compare_bundles(first[kind], second[kind], cfg) for kind in shared)
     return ComparisonResult(comparisons=found, notes=tuple(notes), names=names)
-
-
-def _by_kind(bundles: Sequence[Bundle]) -> dict[str, list[Bundle]]:
-    found: dict[str, list[Bundle]] = {}
-    for bundle in bundles:
-        found.setdefault(bundle.kind, []).append(bundle)
-    return found
 
 
 COMMANDS = ("runtime", "startup", "train", "play")
@@ -332,7 +314,3 @@ def _sides(vary: Mapping[str, Sequence[object]] | None, commits: tuple[str, str]
     ((name, values),) = vary.items()
     option = name.replace("_", "-")
     yield [Side(label=f"{option}={value}", arguments=(f"--{option}", str(value))) for value in values]
-
-
-def _files(sweep: Sweep, side: Side) -> list[Path]:
-    return bundle_paths(sweep.output / side.folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -112,20 +112,33 @@ def imitate(
         ``path`` and ``sha256`` of the policy, ``policy``, ``demonstrations``, ``attempted``, ``held_out``, ``losses``,
         and ``evaluations`` by name.
     """
+    import torch
+
+    from headrace.envs._batch_env import BatchEnv
     from headrace.envs._overrides import with_overrides
-    from headrace.rollout import CloneCfg
+    from headrace.rollout import CloneCfg, record_demonstrations
+    from headrace.rollout._act_policy import ActCfg
     from headrace.rollout._cloning import CloneTraining, act_cfg
+    from headrace.rollout._demonstrations import load_demonstrations
+    from headrace.rollout.experts import disturbance_for, expert_for
 
     path = _checked_path(output)
     share = (0.0 if dataset is None else 0.1) if held_out is None else held_out
     act, more = _settings(settings or {})
     check_counts(demos=demos, updates=updates, num_envs=num_envs)
     check_seed_of_run(seed)
-    _check_lengths(execute, act, episodes)
+    horizon = act.get("horizon", ActCfg.horizon)
+    if execute is not None and isinstance(horizon, int) and not 1 <= execute <= horizon:
+        raise ConfigError(f"execute (--execute): expected 1 to {horizon} actions of a chunk, got {execute}")
+    if episodes < 0:
+        raise ConfigError(f"episodes (--episodes): expected 0 or more, got {episodes}")
     cfg = with_overrides(CloneCfg(updates=updates, held_out=share, seed=seed), more)
     recipe = _recipe(task, dataset, overrides or {})
     if dataset is None:
-        _check_expert(recipe, groups, keep)
+        assert recipe is not None
+        expert_for(recipe.source)
+        if groups is not None or keep is not None:
+            raise ConfigError("groups and keep (--groups, --keep): expected a dataset (--dataset) with them, got none")
     state = path.with_name(path.name + _STATE)
     if resume and not state.is_file():
         raise ConfigError(f"resume (--resume): expected a training that was stopped, got none: no {state}")
@@ -133,10 +146,23 @@ def imitate(
         env = None
         if recipe is not None and (episodes or dataset is None):
             env = stack.enter_context(closing(recipe.make(num_envs=num_envs, autoreset="disabled", final_obs=False)))
-        found = _demonstrations(env, recipe, dataset, groups, keep, demos, seed, on_progress)
+        if dataset is not None:
+            found = load_demonstrations(dataset, groups=groups, keep=keep)
+        else:
+            assert recipe is not None
+            assert isinstance(env, BatchEnv)
+            found = record_demonstrations(
+                env,
+                expert_for(recipe.source),
+                demos,
+                seed=seed,
+                noise=disturbance_for(recipe.source),
+                progress=lambda done: on_progress("recording", done, demos),
+            )
         if not found.images:
             # model and rows are small: more threads would only wait for each other
-            stack.enter_context(_torch_threads(1))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         training = CloneTraining(found, cfg, with_overrides(act_cfg(found), act))
         if env is not None and episodes:
             _check_fits(env, training.policy.cfg)
@@ -187,11 +213,17 @@ def _recipe(
     task: str | EnvRecipe | None, dataset: str | Path | None, overrides: Mapping[str, object]
 ) -> EnvRecipe | None:
     """What to record or evaluate in; None for a dataset that does not say, and no task given."""
+    from headrace.recording import EpisodeDataset, LeRobotDataset
+    from headrace.recording._lerobot_dataset import is_lerobot
+
     if task is None and dataset is None:
         raise ConfigError("imitate: expected a task with an expert, or a dataset (--dataset), got neither")
     if task is not None:
         return recipe_of(task, 1, overrides=overrides or None)
-    said = _recorded_recipe(Path(str(dataset)))
+    folder = Path(str(dataset))
+    if not folder.is_dir():
+        raise ConfigError(f"dataset (--dataset): expected a directory, got {folder}: there is none")
+    said = LeRobotDataset(folder).recipe if is_lerobot(folder) else EpisodeDataset(folder).info.recipe
     if not said:
         if overrides:
             raise ConfigError("overrides (--set): expected a task to set, got a dataset that names none; name it")
@@ -199,53 +231,6 @@ def _recipe(
     check_told(str(said["source"]), "imitate: the dataset", "TASK")
     recipe = EnvRecipe.from_json(said)
     return recipe.replace(overrides={**recipe.overrides, **overrides}).resolve()
-
-
-def _recorded_recipe(dataset: Path) -> Mapping[str, Any]:
-    from headrace.recording import EpisodeDataset, LeRobotDataset
-    from headrace.recording._lerobot_dataset import is_lerobot
-
-    if not dataset.is_dir():
-        raise ConfigError(f"dataset (--dataset): expected a directory, got {dataset}: there is none")
-    return LeRobotDataset(dataset).recipe if is_lerobot(dataset) else EpisodeDataset(dataset).info.recipe
-
-
-def _demonstrations(
-    env: AnyEnv | None,
-    recipe: EnvRecipe | None,
-    dataset: str | Path | None,
-    groups: Sequence[str] | None,
-    keep: Literal["all", "succeeded"] | None,
-    demos: int,
-    seed: int,
-    on_progress: OnProgress,
-) -> Demonstrations:
-    from headrace.envs._batch_env import BatchEnv
-    from headrace.rollout import record_demonstrations
-    from headrace.rollout._demonstrations import load_demonstrations
-    from headrace.rollout.experts import disturbance_for, expert_for
-
-    if dataset is not None:
-        return load_demonstrations(dataset, groups=groups, keep=keep)
-    assert recipe is not None
-    assert isinstance(env, BatchEnv)
-    return record_demonstrations(
-        env,
-        expert_for(recipe.source),
-        demos,
-        seed=seed,
-        noise=disturbance_for(recipe.source),
-        progress=lambda done: on_progress("recording", done, demos),
-    )
-
-
-def _check_expert(recipe: EnvRecipe | None, groups: object, keep: object) -> None:
-    from headrace.rollout.experts import expert_for
-
-    assert recipe is not None
-    expert_for(recipe.source)
-    if groups is not None or keep is not None:
-        raise ConfigError("groups and keep (--groups, --keep): expected a dataset (--dataset) with them, got none")
 
 
 def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
@@ -278,16 +263,6 @@ def _checked_path(output: str | Path | None) -> Path:
     return path
 
 
-def _check_lengths(execute: int | None, act: Mapping[str, object], episodes: int) -> None:
-    from headrace.rollout._act_policy import ActCfg
-
-    horizon = act.get("horizon", ActCfg.horizon)
-    if execute is not None and isinstance(horizon, int) and not 1 <= execute <= horizon:
-        raise ConfigError(f"execute (--execute): expected 1 to {horizon} actions of a chunk, got {execute}")
-    if episodes < 0:
-        raise ConfigError(f"episodes (--episodes): expected 0 or more, got {episodes}")
-
-
 def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     """Refuse an environment whose observations or actions are not those that were recorded."""
     from gymnasium import spaces
@@ -315,18 +290,6 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     space = env.single_action_space
     if not isinstance(space, spaces.Box) or action_size(space) != cfg.action_dim:
         raise ConfigError(f"dataset: its actions have {cfg.action_dim} numbers, the environment takes {space}; {hint}")
-
-
-@contextmanager
-def _torch_threads(count: int) -> Generator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _evaluate(

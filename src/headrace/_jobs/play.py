@@ -85,7 +85,7 @@ def play(
     """
     from headrace.adapters import library as library_of
     from headrace.bench import PlayBuilder
-    from headrace.bench._schema import EpisodePlan
+    from headrace.bench._schema import EpisodePlan, PolicyDescriptor
     from headrace.bench._stepping import WarmupRule
 
     request = RunRequest.of(task, **options)
@@ -96,7 +96,7 @@ def play(
     if library is not None:
         library_of(library)
     film = None if video is None else Path(video)
-    notes = on_note or _ignore
+    notes: Callable[[str], None] = on_note or (lambda _: None)
     recipe = request.recipe
     name = None if policy is None else str(policy)
     wanted = None if num_steps is not None else episodes or recipe.num_envs
@@ -129,13 +129,17 @@ def play(
         with open_env(run, recipe, autoreset="disabled", final_obs=False) as env, ExitStack() as stack:
             from headrace.adapters._policies import callable_policy, load_policy
             from headrace.adapters._torch_state import library_run
+            from headrace.chunking._policy import has_memory
 
             stack.enter_context(library_run(seed=recipe.seed))
-            if file is None:
+            if found is None or file is None:
                 loaded = callable_policy(str(name), env)
+                builder.policy = PolicyDescriptor(
+                    kind="callable", name=str(name), deterministic=True, recurrent=has_memory(loaded)
+                )
             else:
                 loaded = load_policy(file, env, deterministic=deterministic, trust=trust_checkpoint)
-            _describe(builder, loaded, str(name), deterministic, found, file)
+                _describe(builder, found, file, deterministic=deterministic, recurrent=has_memory(loaded))
             warm_up_play(env, loaded, builder, rule)
             if film is not None:
                 film_env(env, film, renderer, stack)
@@ -246,10 +250,6 @@ def _loop(
     )
 
 
-def _ignore(note: str) -> None:
-    del note
-
-
 def _find(
     task: str, wanted: str | None, library: str | None, trust: bool, notes: Callable[[str], None]
 ) -> tuple[FoundCheckpoint | None, PolicyFile | None]:
@@ -266,23 +266,13 @@ def _find(
 
 
 def _describe(
-    builder: PlayBuilder,
-    policy: ChunkPolicy,
-    name: str,
-    deterministic: bool,
-    found: FoundCheckpoint | None,
-    file: PolicyFile | None,
+    builder: PlayBuilder, found: FoundCheckpoint, file: PolicyFile, *, deterministic: bool, recurrent: bool
 ) -> None:
     from headrace.bench import describe_library
     from headrace.bench._schema import CheckpointInfo, PolicyDescriptor
-    from headrace.chunking._policy import has_memory
     from headrace.files import hash_file
 
-    recurrent = has_memory(policy)
-    if found is None or file is None:
-        builder.policy = PolicyDescriptor(kind="callable", name=name, deterministic=True, recurrent=recurrent)
-        return
-    kind = file.kind if file.kind in ("torchscript", "onnx", "chunk") else "checkpoint"
+    kind = "checkpoint" if file.kind == "library" else file.kind
     builder.policy = PolicyDescriptor(
         kind=kind,
         name=file.path.name,

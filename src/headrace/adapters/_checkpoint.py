@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -52,21 +52,13 @@ def plain_settings(settings: PPOCfg) -> dict[str, Any]:
     return plain(asdict(settings))
 
 
-class RecognizedFile(NamedTuple):
-    """What a file is."""
-
-    kind: FileKind
-    library: LibrarySpec | None
-    """Whose checkpoint it is; None for other kinds."""
-
-
-def recognize(path: Path, *, trust: bool = False) -> RecognizedFile:
-    """What a file is, from its content; anything damaged or unknown is a :class:`DataError`."""
+def recognize(path: Path, *, trust: bool = False) -> tuple[FileKind, LibrarySpec | None]:
+    """What a file is, from its content, and whose checkpoint; anything damaged or unknown is a :class:`DataError`."""
     if not path.is_file():
         got = "a directory; name a file in it, such as checkpoints/last" if path.is_dir() else "nothing there"
         raise DataError(f"{path}: expected a checkpoint file, got {got}")
     if path.suffix == ".onnx":
-        return RecognizedFile("onnx", None)
+        return "onnx", None
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -77,10 +69,10 @@ def recognize(path: Path, *, trust: bool = False) -> RecognizedFile:
         raise DataError(f"{path}: the checkpoint is damaged: its part {damaged!r} does not match its checksum")
     # a TorchScript file has its code in the archive, next to the pickle that every torch file has
     if any(name.split("/", 2)[1:2] == ["code"] for name in names):
-        return RecognizedFile("torchscript", None)
+        return "torchscript", None
     entries = frozenset(read_weights(path, trust=trust, mapped=True) if _is_torch_file(names) else names)
     if {"format", "cfg", "weights"} <= entries:
-        return RecognizedFile("chunk", None)
+        return "chunk", None
     matching = [spec for spec in libraries() if spec.marks <= entries]
     if not matching:
         raise DataError(
@@ -88,7 +80,7 @@ def recognize(path: Path, *, trust: bool = False) -> RecognizedFile:
             f"{', '.join(spec.name for spec in libraries())}, a TorchScript or ONNX file or a chunk policy, got the "
             f"entries {sorted(entries)}"
         )
-    return RecognizedFile("library", max(matching, key=lambda spec: len(spec.marks)))
+    return "library", max(matching, key=lambda spec: len(spec.marks))
 
 
 def read_meta(path: Path, spec: LibrarySpec, *, trust: bool = False) -> CheckpointMeta | None:

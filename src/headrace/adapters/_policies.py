@@ -80,7 +80,7 @@ def policy_file(policy: object, task: str) -> PolicyFile | None:
     if str(policy) not in ("latest", "best") and not Path(policy).exists():
         return None
     path = find_checkpoint(str(policy), task).path
-    if recognize(path).kind != "chunk":
+    if recognize(path)[0] != "chunk":
         return inspect_file(path, task)
     content = read_weights(path, trust=False, mapped=True)
     same = bare_name(str(content.get("task"))) == bare_name(task)
