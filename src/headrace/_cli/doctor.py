@@ -7,6 +7,7 @@ import ctypes.util
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Literal, NamedTuple
 
@@ -59,16 +60,20 @@ def handle(arguments: argparse.Namespace) -> int:
         "looking (the first time on a machine it compiles kernels, for up to a few minutes)"
     ):
         findings = [*core(), *threads(), *works(), *extras(), *opengl(), *gpu()]
-    table = Table(title="headrace doctor")
-    for column in ("", "what", "found", "to mend it"):
-        table.add_column(column, overflow="fold")
-    for finding in findings:
-        mark, style = _MARKS[finding.state]
-        table.add_row(Text(mark, style), finding.subject, Text(finding.what), Text(finding.remedy))
-    console.print(table)
+    console.print(_table("headrace doctor", ("", "what", "found", "to mend it"), findings))
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     console.print(f"broken: {', '.join(broken)}" if broken else "The core works.")
     return 1 if broken else 0
+
+
+def _table(title: str, columns: Sequence[str], findings: Sequence[Finding]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        cells = (Text(*_MARKS[finding.state]), finding.subject, Text(finding.what), Text(finding.remedy))
+        table.add_row(*cells[: len(columns)])
+    return table
 
 
 def _check_gpu(console: Console) -> int:
@@ -81,13 +86,9 @@ def _check_gpu(console: Console) -> int:
     from headrace._jobs.gpu import check_gpu
 
     checks = check_gpu()
-    table = Table(title=f"headrace doctor --gpu: {torch.cuda.get_device_name()}")
-    for column in ("", "compared with the CPU", "found"):
-        table.add_column(column, overflow="fold")
-    for check in checks:
-        mark, style = _MARKS["ok" if check.ok else "broken"]
-        table.add_row(Text(mark, style), check.name, Text(check.found))
-    console.print(table)
+    found = [Finding(check.name, "ok" if check.ok else "broken", check.found) for check in checks]
+    columns = ("", "compared with the CPU", "found")
+    console.print(_table(f"headrace doctor --gpu: {torch.cuda.get_device_name()}", columns, found))
     return 0 if all(check.ok for check in checks) else 1
 
 

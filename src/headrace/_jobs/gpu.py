@@ -37,12 +37,8 @@ def _checked(
     try:
         pairs = compare(device)
         worst = max((_difference(ours.cpu(), theirs) for ours, theirs in pairs), default=0.0)
-    except (
-        HeadraceError,
-        RuntimeError,
-        ImportError,
-        OSError,
-    ) as error:  # what a driver, a compiler or an extra may miss
+    # what a driver, a compiler or an extra may miss
+    except (HeadraceError, RuntimeError, ImportError, OSError) as error:
         return GpuCheck(name, False, f"{type(error).__name__}: {error}")
     wish = "bit-equal" if limit == 0.0 else f"within {limit:.0e}"
     return GpuCheck(name, worst <= limit, f"differs by {worst:.1e}; expected {wish}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
     from headrace.envs._recipe import AnyEnv, EnvRecipe
     from headrace.envs.bridges._bridge_env import BridgeEnv
+    from headrace.sim import CameraSpec
     from headrace.sim._camera import DataType
 
 _SUFFIXES = (".png", ".npy")
@@ -71,8 +72,7 @@ def picture(
         ``values`` as the camera measured them, ``image`` in colors, and ``path`` of the file, None without ``output``.
     """
     from headrace.envs import ImageSpec
-    from headrace.envs._image_spec import shown_groups
-    from headrace.envs._viewer import Viewer
+    from headrace.envs._viewer import png
     from headrace.sim import CameraSpec
 
     path = None if output is None else Path(output)
@@ -86,26 +86,44 @@ def picture(
     ImageSpec(camera=wanted, kind=kind, renderer=renderer)
     recipe = recipe_of(task, 1, seed=seed, overrides=overrides)
     if recipe.bridged:
-        return _bridged_picture(recipe, camera, kind, renderer, path, num_steps)
+        if camera is not None or kind != "rgb" or renderer != "native":
+            raise ConfigError(
+                f"camera, kind, renderer: expected none with {recipe.source!r}, which draws itself, got {camera!r}, "
+                f"{kind!r}, {renderer!r}"
+            )
+        values = image = _bridged_picture(recipe, num_steps)
+    else:
+        values, image = _task_picture(recipe, wanted, kind, renderer, num_steps)
+    if path is not None and path.suffix == ".png":
+        write_whole(path, png(image))
+    elif path is not None:
+        write_whole(path, lambda part: np.save(part, values))
+    return PictureResult(values=values, image=image, path=path)
+
+
+def _task_picture(
+    recipe: EnvRecipe, wanted: CameraSpec, kind: DataType, renderer: str, num_steps: int
+) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """What a camera of the model measures, and the same for people."""
+    from headrace.envs._image_spec import shown_groups
+    from headrace.envs._viewer import Viewer
+
     with closing(cast("BatchEnv", recipe.make(num_envs=1))) as env:
         model = env.sim.model
         names = [str(model.camera(number).name) for number in range(model.ncam)]
-        if camera is not None and camera not in names:
-            raise UnknownNameError("camera", camera, names)
+        if wanted.name and wanted.name not in names:
+            raise UnknownNameError("camera", wanted.name, names)
         if not names:
             raise ConfigError(
                 f"camera (--camera): the model of {recipe.source!r} has no camera; add <camera> to its MJCF"
             )
-        spec = replace(wanted, name=camera or names[0], groups=shown_groups(env.task.images))
+        spec = replace(wanted, name=wanted.name or names[0], groups=shown_groups(env.task.images))
         with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
             _rest(env, num_steps)
             values = getattr(viewer.frames(), kind)[0]
         raw: Any = model
         far = float(raw.vis.map.zfar * raw.stat.extent)
-    image = _for_people(values, kind, far)
-    if path is not None:
-        _write(path, values, image)
-    return PictureResult(values=values, image=image, path=path)
+    return values, _for_people(values, kind, far)
 
 
 def _rest(env: AnyEnv, num_steps: int) -> None:
@@ -118,24 +136,14 @@ def _rest(env: AnyEnv, num_steps: int) -> None:
         env.step(rest())
 
 
-def _bridged_picture(
-    recipe: EnvRecipe, camera: str | None, kind: str, renderer: str, path: Path | None, num_steps: int
-) -> PictureResult:
+def _bridged_picture(recipe: EnvRecipe, num_steps: int) -> NDArray[np.uint8]:
     """What the environment draws of itself."""
-    if camera is not None or kind != "rgb" or renderer != "native":
-        raise ConfigError(
-            f"camera, kind, renderer: expected none with {recipe.source!r}, which draws itself, got {camera!r}, "
-            f"{kind!r}, {renderer!r}"
-        )
     with closing(cast("BridgeEnv", drawn_recipe(recipe).make(num_envs=1))) as env:
         check_draws(env)
         _rest(env, num_steps)
         drawn = env.render_each()
         assert drawn is not None  # checked above
-        image = np.array(drawn[0])
-    if path is not None:
-        _write(path, image, image)
-    return PictureResult(values=image, image=image, path=path)
+        return np.array(drawn[0])
 
 
 def _for_people(values: NDArray[Any], kind: str, far: float) -> NDArray[np.uint8]:
@@ -158,12 +166,3 @@ def _brightness(depth: NDArray[np.float32], far: float) -> NDArray[np.uint8]:
     near, most = float(depth[seen].min()), float(depth[seen].max())
     away = (depth - near) / max(most - near, 1e-6)
     return np.where(seen, np.rint(255 - (255 - _DIMMEST) * away.clip(0, 1)), 0).astype(np.uint8)
-
-
-def _write(path: Path, values: NDArray[Any], image: NDArray[np.uint8]) -> None:
-    from headrace.envs._viewer import png
-
-    if path.suffix == ".png":
-        write_whole(path, png(image))
-    else:
-        write_whole(path, lambda part: np.save(part, values))

@@ -99,7 +99,7 @@ def train(
         directory = run.output
         time_imports(builder.startup, recipe, "headrace.adapters._checkpoint", "headrace.adapters._training")
         from headrace.adapters import library_run, make_learner
-        from headrace.adapters._checkpoint import plain_settings
+        from headrace.adapters._checkpoint import plain
         from headrace.adapters._training import INDEX, CheckpointKeeper, load_resumption, resumable, train_iterations
         from headrace.envs._batch_env import BatchEnv
 
@@ -107,7 +107,7 @@ def train(
         with builder.startup.phase("task_config"):
             recipe.cfg()
         ppo = _checked_settings(spec, settings, recipe)
-        builder.library = describe_library(spec.name, algorithm="PPO", settings=plain_settings(ppo))
+        builder.library = describe_library(spec.name, algorithm="PPO", settings=plain(dataclasses.asdict(ppo)))
         resumption = None
         if resume_from is not None:
             resumption = resumable(Path(resume_from), spec.name, recipe.source, recipe.num_envs)

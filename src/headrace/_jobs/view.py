@@ -82,8 +82,7 @@ def view(
         if window:
             _window(cast("BatchEnv", env), act, num_steps)
         else:
-            draw, dt = _drawing(env, renderer)
-            _page(env, act, num_steps, recipe.source, port, draw, dt, on_url)
+            _page(env, act, num_steps, recipe.source, port, renderer, on_url)
 
 
 def _drawing(env: AnyEnv, renderer: str) -> tuple[Callable[[], Sequence[Picture]], float]:
@@ -119,13 +118,13 @@ def _page(
     num_steps: int | None,
     title: str,
     port: int,
-    draw: Callable[[], Sequence[Picture]],
-    dt: float,
+    renderer: str,
     on_url: Callable[[str], None],
 ) -> None:
     """Step in real time; draw only while somebody looks."""
     from headrace._jobs.view_page import Screen, serve
 
+    draw, dt = _drawing(env, renderer)
     screen = Screen(title=title, num_envs=env.num_envs)
     server = serve(screen, port)
     thread = threading.Thread(target=server.serve_forever, name="headrace-view", daemon=True)

@@ -38,18 +38,17 @@ class CheckpointMeta:
 
     def plain(self) -> dict[str, object]:
         """What a checkpoint holds of it: numbers, words, lists and dicts."""
-        found = asdict(self)
-        return {"format": 1, **found, **{name: plain(found[name]) for name in ("settings", "overrides")}}
+        return {
+            "format": 1,
+            **asdict(self),
+            "settings": plain(asdict(self.settings)),
+            "overrides": plain(self.overrides),
+        }
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers, words and lists, as JSON has them: tuples become lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}  # pyright: ignore[reportUnknownArgumentType]  # of anything
-
-
-def plain_settings(settings: PPOCfg) -> dict[str, Any]:
-    """The settings as numbers, words and lists, for files."""
-    return plain(asdict(settings))
 
 
 def recognize(path: Path, *, trust: bool = False) -> tuple[FileKind, LibrarySpec | None]:

@@ -70,9 +70,11 @@ def find_checkpoint(
 def published_checkpoint(task: str, library: str | None = None) -> FoundCheckpoint:
     """The checkpoint in the package for a task: of ``library``, or our own learner's, or whichever there is."""
     name = bare_name(task)
-    entries = {key: entry for key, entry in published().items() if entry["task"] == name}
-    if library is not None:
-        entries = {key: entry for key, entry in entries.items() if entry["library"] == library}
+    entries = {
+        key: entry
+        for key, entry in published().items()
+        if entry["task"] == name and library in (None, entry["library"])
+    }
     if not entries:
         whose = f" with {library}" if library else ""
         raise ConfigError(

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,30 +40,43 @@ class PolicyFile:
 
     path: Path
     kind: FileKind
-    library: str | None
-    meta: CheckpointMeta | None
-    overrides: dict[str, object]
+    library: str | None = None
+    meta: CheckpointMeta | None = None
+    overrides: dict[str, object] = field(default_factory=dict[str, object])
     """Of the task's settings that the policy was trained with."""
 
 
-def inspect_file(path: Path, task: str, *, library: str | None = None, trust: bool = False) -> PolicyFile:
-    """What a file is; raises an error if it is damaged, of another library or of another task."""
+def inspect_file(
+    path: Path, task: str, *, library: str | None = None, trust: bool = False, any_chunks: bool = False
+) -> PolicyFile:
+    """What a file is; raises an error if it is damaged, of another library or of another task.
+
+    Args:
+        path: the file.
+        task: what it must be of.
+        library: what it must be of; None for any.
+        trust: unpickle whatever is in it, which can execute arbitrary code.
+        any_chunks: a chunk policy may be of another task, whose settings it then does not bring.
+    """
     kind, spec = recognize(path, trust=trust)
+    if kind == "onnx":
+        require_extra("onnxruntime", extra="onnx", purpose=f"playing {path.name}")
     if kind in ("torchscript", "onnx"):
-        if kind == "onnx":
-            require_extra("onnxruntime", extra="onnx", purpose=f"playing {path.name}")
-        return PolicyFile(path=path, kind=kind, library=None, meta=None, overrides={})
-    meta = None if spec is None else read_meta(path, spec, trust=trust)
+        return PolicyFile(path=path, kind=kind)
     own = None if spec is None else spec.name
+    meta = None if spec is None else read_meta(path, spec, trust=trust)
     if library is not None and own != library:
         raise ConfigError(f"{path}: expected a checkpoint of {library}, got one of {own or 'a chunk policy'}")
     if spec is not None:
         spec.require()
     content = read_weights(path, trust=trust, mapped=True) if kind == "chunk" or own == "headrace" else {}
     said = meta.task if meta is not None else cast("str | None", content.get("task"))
+    overrides = dict(content.get("overrides") or {} if meta is None else meta.overrides)
+    if any_chunks and kind == "chunk":
+        same = bare_name(str(said)) == bare_name(task)
+        return PolicyFile(path=path, kind=kind, overrides=overrides if same else {})
     if said is not None and said.rsplit(":", 1)[-1] != task.rsplit(":", 1)[-1]:
         raise ConfigError(f"{path}: expected a checkpoint of task {task!r}, got one of {said!r}; play that task")
-    overrides = dict(meta.overrides) if meta is not None else dict(content.get("overrides") or {})
     return PolicyFile(path=path, kind=kind, library=own, meta=meta, overrides=overrides)
 
 
@@ -79,13 +92,7 @@ def policy_file(policy: object, task: str) -> PolicyFile | None:
         return None
     if str(policy) not in ("latest", "best") and not Path(policy).exists():
         return None
-    path = find_checkpoint(str(policy), task).path
-    if recognize(path)[0] != "chunk":
-        return inspect_file(path, task)
-    content = read_weights(path, trust=False, mapped=True)
-    same = bare_name(str(content.get("task"))) == bare_name(task)
-    overrides = dict(content.get("overrides") or {}) if same else {}
-    return PolicyFile(path=path, kind="chunk", library=None, meta=None, overrides=overrides)
+    return inspect_file(find_checkpoint(str(policy), task).path, task, any_chunks=True)
 
 
 def load_policy(file: PolicyFile, env: AnyEnv, *, deterministic: bool, trust: bool = False) -> ChunkPolicy:

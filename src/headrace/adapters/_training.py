@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headrace._interrupts import delayed
-from headrace.adapters._checkpoint import CheckpointMeta, plain, plain_settings, read_meta, read_weights
+from headrace.adapters._checkpoint import CheckpointMeta, plain, read_meta, read_weights
 from headrace.adapters._learner import Learner, Times
 from headrace.adapters._library import library
 from headrace.envs._recipe import EnvRecipe
@@ -209,7 +209,7 @@ class Resumption:
 
 def _described(settings: PPOCfg, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Settings of PPO, and of the task as ``task.NAME``, as JSON has them."""
-    return plain_settings(settings) | plain({f"task.{name}": value for name, value in overrides.items()})
+    return plain(asdict(settings) | {f"task.{name}": value for name, value in overrides.items()})
 
 
 def resumable(run: Path, library_name: str, task: str, num_envs: int) -> Resumption:
