@@ -57,6 +57,6 @@ def test_an_environment_plays_its_rows_and_runs_dry() -> None:
     assert (rest[0, :, 0].tolist(), length.tolist()) == ([42.0, 0.0, 0.0], [1])
     with pytest.raises(LifecycleError, match=r"environments \[1\] have no action to play"):
         cursors.play(slot)
-    cursors.retire(slot)
+    cursors.begin(slot, -1)
     assert not cursors.due.any()
     assert not cursors.running.any()

@@ -143,9 +143,10 @@ class Greedy:
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits, the first half of a convoy, or nobody yet."""
+        stuck = not queue.can_act.any()
         if not queue.engine_overlaps:
-            return queue.waiting if queue.nobody_can_act else queue.nobody
-        if not queue.nobody_can_act:
+            return queue.waiting if stuck else queue.nobody
+        if not stuck:
             many_come = np.count_nonzero(queue.due_next) > np.count_nonzero(queue.waiting)
             return queue.nobody if many_come else queue.waiting
         slots = np.flatnonzero(queue.waiting)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.chunking._context import ChunkContext
 from headrace.errors import ConfigError, LifecycleError
 from headrace.types import Chunk
 
@@ -51,30 +53,33 @@ class Cursors:
     observation to observation. d is kept per environment, from the moment its chunk was asked for.
 
     Positions are numpy arrays on the host, so that scheduling never waits for a device; actions are on ``device``.
+    With an ``ensemble``, the first row that is played of a chunk is blended with what earlier ones predicted for it.
     """
 
-    def __init__(self, num_envs: int, action_dim: int, lengths: ChunkLengths, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        action_dim: int,
+        lengths: ChunkLengths,
+        device: torch.device,
+        ensemble: TemporalEnsemble | None = None,
+    ) -> None:
         self.lengths = lengths
         self.episode = np.full(num_envs, -1, np.int64)
         """int64 (N,): the episode each slot plays; -1 for none."""
+        self.running = np.zeros(num_envs, np.bool_)
+        """bool (N,): slots that play an episode."""
         self.chunk_index = np.zeros(num_envs, np.int64)
         """int64 (N,): chunks that were taken over in the current episode."""
-        self.anyone_runs = False
-        """Whether some slot plays an episode."""
-        self._device = device
+        self._device, self._ensemble = device, ensemble
         # two places per environment: the chunk that is played, and the one that has arrived
         self._chunks = torch.zeros((num_envs * 2, lengths.horizon, action_dim), device=device)
         self._place = np.zeros(num_envs, np.int64)
-        self._row = np.zeros(num_envs, np.int64)
+        self._row = np.full(num_envs, lengths.horizon, np.int64)
         self._left = np.zeros(num_envs, np.int64)
         self._skip = np.zeros(num_envs, np.int64)
         self._in_flight = np.zeros(num_envs, np.bool_)
         self._arrived = np.zeros(num_envs, np.bool_)
-
-    @property
-    def running(self) -> NDArray[np.bool_]:
-        """bool (N,): slots that play an episode."""
-        return self.episode >= 0
 
     @property
     def asked(self) -> NDArray[np.bool_]:
@@ -100,39 +105,36 @@ class Cursors:
         after = np.where(coming, self.lengths.execute + self.lengths.latency - self._skip, 0)
         return self._left + after - self.lengths.latency
 
-    def begin(self, ids: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
-        """Start episodes (m,): chunk, left-over, and answers that have arrived or are under way are dropped."""
+    def begin(self, ids: NDArray[np.int64], episode_ids: NDArray[np.int64] | Literal[-1]) -> None:
+        """Start episodes (m,), -1 for none: chunk, left-over, and answers that have arrived or are under way are
+        dropped."""
         self.episode[ids] = episode_ids
+        self.running[ids] = episode_ids >= 0
         self.chunk_index[ids] = 0
         self._left[ids] = 0
         self._arrived[ids] = False
         self._in_flight[ids] = False
-        self.anyone_runs = bool(self.running.any())
-
-    def retire(self, ids: NDArray[np.int64]) -> None:
-        """These slots play no episode any more (m,)."""
-        self.begin(ids, np.full_like(ids, -1))
+        if self._ensemble is not None:
+            self._ensemble.begin(self._tensor(ids))
 
     def ask(self, ids: NDArray[np.int64]) -> None:
         """The chunks of ``ids`` (n,), which are due, are under way from now on."""
         self._in_flight[ids] = True
         self._skip[ids] = self._left[ids]
 
-    def awaits(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """bool (n,): rows that were asked for, and whose episode still runs."""
-        ids = chunk.env_ids.cpu().numpy()
-        same = (self.episode[ids] == chunk.episode_ids.cpu().numpy()) & (
-            self.chunk_index[ids] == chunk.index.cpu().numpy()
-        )
-        return same & self._in_flight[ids]
-
     def load(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Take an answer; rows for episodes that have ended are thrown away. Returns bool (n,): the rows kept."""
-        kept = self.awaits(chunk)
-        taken = chunk.env_ids.cpu().numpy()[kept]
-        target = torch.from_numpy(taken * 2 + 1 - self._place[taken]).to(self._device)
+        """Take an answer: the rows that were asked for, and whose episode still runs. Returns bool (n,): these."""
+        ids = chunk.env_ids.cpu().numpy()
+        kept = self._in_flight[ids] & (self.episode[ids] == chunk.episode_ids.cpu().numpy())
+        kept &= self.chunk_index[ids] == chunk.index.cpu().numpy()
+        taken = ids[kept]
         actions = chunk.actions.to(self._device)
-        self._chunks[target] = actions if kept.all() else actions[torch.from_numpy(kept).to(self._device)]
+        if len(taken) < len(ids):
+            actions = actions[self._tensor(kept)]
+        if self._ensemble is not None:
+            now = self.lengths.offset
+            actions[:, now] = self._ensemble.blend(self._tensor(taken), actions[:, now:])
+        self._chunks[self._tensor(taken * 2 + 1 - self._place[taken])] = actions
         self._arrived[taken] = True
         self._in_flight[taken] = False
         return kept
@@ -154,9 +156,19 @@ class Cursors:
         shifted = shifted.view(len(ids), *self._chunks.shape[1:])
         return shifted.masked_fill_(self._tensor(~valid)[..., None], 0.0), self._tensor(length)
 
-    def delay(self, ids: NDArray[np.int64]) -> Tensor:
-        """int64 (n,): steps of the old chunk that are played before an answer asked for now takes over."""
-        return self._tensor(np.minimum(self._left[ids], self.lengths.latency))
+    def context(self, ids: NDArray[np.int64], seed: int, instructions: tuple[str, ...]) -> ChunkContext:
+        """What the policy is told beside the observations of ``ids`` (n,); ``instructions`` are of all N."""
+        left_over, left_over_length = self.left_over(ids)
+        return ChunkContext(
+            seeds=torch.full((len(ids),), seed, dtype=torch.int64, device=self._device),
+            env_ids=self._tensor(ids),
+            episode_ids=self._tensor(self.episode[ids]),
+            chunk_index=self._tensor(self.chunk_index[ids]),
+            instructions=tuple([instructions[slot] for slot in ids.tolist()]),
+            left_over=left_over,
+            left_over_length=left_over_length,
+            delay=self._tensor(np.minimum(self._left[ids], self.lengths.latency)),
+        )
 
     def play(self, ids: NDArray[np.int64]) -> Tensor:
         """The next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors.

@@ -160,10 +160,7 @@ class _OneRequest(ABC):
         """A request is under way, or its reply has not been fetched."""
         return self._request is not None
 
-    @property
-    def pending(self) -> bool:
-        """The same: one request at a time."""
-        return self.busy
+    pending = busy  # one request at a time
 
     def submit(self, request: Request) -> None:
         """Hand over a request."""
@@ -288,10 +285,7 @@ class InlineEngine:
         """Never between calls, except that a reply has not been fetched, or Ctrl-C left a thread's call under way."""
         return self._reply is not None or (self._thread is not None and self._thread.busy)
 
-    @property
-    def pending(self) -> bool:
-        """The same: one request at a time."""
-        return self.busy
+    pending = busy  # one request at a time
 
     def submit(self, request: Request) -> None:
         """Run the model now."""

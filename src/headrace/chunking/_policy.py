@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headrace.chunking._context import PADDING, TENSOR_FIELDS, ChunkContext, EpisodeRows, named, signed
+from headrace.chunking._context import PADDING, TENSOR_FIELDS, ChunkContext, EpisodeRows, named
 from headrace.chunking._lerobot import adapt_lerobot
 from headrace.errors import ConfigError, PolicyError
 from headrace.types import Obs
@@ -84,17 +84,18 @@ class _Adapted:
 
     policy: PolicyLike
     takes_context: bool
+    has_memory: bool
     horizon: int
     action_dim: int
     obs_steps: int
 
     def begin(self, rows: EpisodeRows) -> None:
-        if has_memory(self):
+        if self.has_memory:
             with torch.no_grad():
                 cast("RemembersEpisodes", self.policy).begin(rows)
 
     def end(self, rows: EpisodeRows) -> None:
-        if has_memory(self):
+        if self.has_memory:
             cast("RemembersEpisodes", self.policy).end(rows)
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
@@ -136,6 +137,7 @@ def as_chunk_policy(
     return _Adapted(
         policy=own,
         takes_context=_takes_context(own),
+        has_memory=callable(getattr(own, "begin", None)),
         horizon=_size("horizon", horizon, getattr(policy, "horizon", None)),
         action_dim=_size("action_dim", action_dim, getattr(policy, "action_dim", None)),
         obs_steps=_size("obs_steps", obs_steps, getattr(policy, "obs_steps", None), default=1),
@@ -149,9 +151,10 @@ def written_policy(policy: object) -> object:
 
 def has_memory(policy: ChunkPolicy) -> bool:
     """Whether a policy keeps something from chunk to chunk of an episode."""
-    own = written_policy(policy)
+    if isinstance(policy, _Adapted):
+        return policy.has_memory
     # not isinstance: a protocol's takes 50 µs, and this is asked at every call of the model
-    return callable(getattr(own, "begin", None)) and callable(getattr(own, "end", None))
+    return callable(getattr(policy, "begin", None)) and callable(getattr(policy, "end", None))
 
 
 def _size(name: str, given: int | None, own: object, default: int | None = None) -> int:
@@ -172,7 +175,7 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
 
     The other rows are padding: whatever they hold, nobody looks at it. Errors name environments.
     """
-    expected = (len(context), policy.horizon, policy.action_dim)
+    expected = (len(context.instructions), policy.horizon, policy.action_dim)
     if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu":
         with np.errstate(over="ignore"):  # becomes an infinity, which is refused below
             actions = torch.from_numpy(cast("NDArray[np.generic]", actions).astype(np.float32))
@@ -200,7 +203,7 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
 
 
 def _read(context: ChunkContext, rows: Tensor | None) -> ChunkContext:
-    return context if rows is None else context.rows(rows)
+    return context if rows is None else context.rows(rows.to(context.env_ids.device))
 
 
 def _asked(context: ChunkContext) -> str:
@@ -261,17 +264,6 @@ class Answer:
     """Wasted rows: computed, and read by no environment."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """Some rows of a request in one batch of the model."""
-
-    rows: Tensor
-    """int64 (m,): rows of the request in this batch."""
-    slots: Tensor
-    """int64 (m,): where they stand in it."""
-    size: int
-
-
 def ask(
     policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching, *, ended: EpisodeRows | None = None
 ) -> Answer:
@@ -285,64 +277,52 @@ def ask(
             keeper.end(ended)
         if len(beginning := context.beginning()):
             keeper.begin(beginning)
-    actions = torch.zeros((len(context), policy.horizon, policy.action_dim))
-    if not len(context):
-        return Answer(actions=actions, calls=0, padding=0)
-    if batching.mode == "fast" and not batching.buckets:
+    count = len(context.instructions)
+    if batching.mode == "fast" and count and not batching.buckets:
         return Answer(actions=checked_chunk(policy(obs, context), policy, context, read=None), calls=1, padding=0)
-    strict = batching.mode == "strict"
-    ids = context.episode_ids
-    placements = _strict_batches(ids, batching.size) if strict else _bucket_batches(ids, batching.buckets)
-    padding = -len(context)
-    for place in placements:
-        whole = _placed_context(context, place)
-        rows = {name: _placed(values, place) for name, values in obs.items()}
-        actions[place.rows.cpu()] = checked_chunk(policy(rows, whole), policy, whole, read=place.slots)
-        padding += place.size
-    return Answer(actions=actions, calls=len(placements), padding=padding)
+    actions = torch.zeros((count, policy.horizon, policy.action_dim))
+    batches = _batches(context.episode_ids.cpu().numpy(), batching)
+    for places in batches:
+        slots = np.flatnonzero(places < count)
+        whole, rows = _placed(context, obs, torch.from_numpy(places))
+        chosen = checked_chunk(policy(rows, whole), policy, whole, read=torch.from_numpy(slots))
+        actions[torch.from_numpy(places[slots])] = chosen
+    return Answer(actions=actions, calls=len(batches), padding=sum(map(len, batches)) - count)
 
 
-def _bucket_batches(episode_ids: Tensor, buckets: tuple[int, ...]) -> list[_Placement]:
-    """Batches of the largest bucket, and the rest in the smallest that holds it."""
-    everyone = torch.arange(len(episode_ids), device=episode_ids.device)
-    return [
-        _Placement(
-            rows,
-            torch.arange(len(rows), device=rows.device),
-            next(size for size in buckets if size >= len(rows)),
-        )
-        for rows in everyone.split(buckets[-1])
-    ]
+def _batches(episode_ids: NDArray[np.int64], batching: Batching) -> list[NDArray[np.int64]]:
+    """Which of the n rows stands in each place of each batch; n where nobody does.
 
-
-def _strict_batches(episode_ids: Tensor, size: int) -> list[_Placement]:
-    """Batches in which each row stands at its episode's place; rows that collide go into the next call."""
-    slots = episode_ids % size
-    left = torch.arange(len(episode_ids), device=episode_ids.device)
-    placements: list[_Placement] = []
+    ``strict``: each row at its episode's place; rows that collide go into the next call. Otherwise in order: batches of
+    the largest bucket, and the rest in the smallest that holds it.
+    """
+    count = len(episode_ids)
+    left = np.arange(count)
+    batches: list[NDArray[np.int64]] = []
     while len(left):
-        taken = slots.index_select(0, left)
-        order = torch.argsort(taken, stable=True)
-        repeated = taken[order][1:] == taken[order][:-1]
-        first = torch.ones_like(left, dtype=torch.bool)
-        first[order[1:][repeated]] = False
-        placements.append(_Placement(left[first], taken[first], size))
-        left = left[~first]
-    return placements
+        if batching.mode == "strict":
+            size = batching.size
+            slots, first = np.unique(episode_ids[left] % size, return_index=True)
+        else:
+            slots = first = np.arange(min(len(left), batching.buckets[-1]))
+            size = next(bucket for bucket in batching.buckets if bucket >= len(slots))
+        places = np.full(size, count)
+        places[slots] = left[first]
+        batches.append(places)
+        left = np.delete(left, first)
+    return batches
 
 
-def _placed_context(context: ChunkContext, place: _Placement) -> ChunkContext:
-    """The context of a batch; rows that only fill it up have no episode."""
-    texts = [""] * place.size
-    for slot, row in zip(place.slots.tolist(), place.rows.tolist(), strict=True):
-        texts[slot] = context.instructions[row]
-    fill = {"env_ids": PADDING, "episode_ids": PADDING}
-    tensors = {name: _placed(getattr(context, name), place, fill.get(name, 0)) for name in TENSOR_FIELDS}
-    return ChunkContext(instructions=tuple(texts), **tensors)
-
-
-def _placed(values: Tensor, place: _Placement, fill: int = 0) -> Tensor:
-    """The rows of a batch (size, …): those of ``values`` (n, …) at their slots, ``fill`` elsewhere. Always fresh."""
-    batch = torch.full((place.size, *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
-    signed(batch)[place.slots] = signed(values).index_select(0, place.rows)
-    return batch
+def _placed(context: ChunkContext, obs: Obs, places: Tensor) -> tuple[ChunkContext, Obs]:
+    """A batch, fresh: the rows that ``places`` (size,) names; one past the last is zeros without an episode."""
+    texts = (*context.instructions, "")
+    index = places.to(context.env_ids.device)
+    tensors: dict[str, Tensor] = {}
+    for name in TENSOR_FIELDS:
+        values: Tensor = getattr(context, name)
+        fill = PADDING if name in ("env_ids", "episode_ids") else 0
+        tensors[name] = torch.cat((values, values.new_full((1, *values.shape[1:]), fill))).index_select(0, index)
+    rows: Obs = {}
+    for name, values in obs.items():
+        rows[name] = torch.cat((values, values.new_zeros((1, *values.shape[1:])))).index_select(0, index)
+    return ChunkContext(instructions=tuple(map(texts.__getitem__, places.tolist())), **tensors), rows

@@ -164,27 +164,22 @@ class ActPolicy(nn.Module):
 
     def forward(self, obs: Obs, context: ChunkContext | None = None) -> Tensor:
         """Plan float32 (n, horizon, action_dim); of ``context`` only the instructions are read, if any."""
-        with torch.no_grad():
-            plan = self.normalized(self._inputs(obs, context))
-            return plan * cast("Tensor", self.action_std) + cast("Tensor", self.action_mean)
-
-    def _inputs(self, obs: Obs, context: ChunkContext | None) -> PolicyInputs:
-        device = self.queries.device
-        names = [*self.cfg.vectors, *(name for name, _ in self.cfg.images)]
-        missing = [name for name in names if name not in obs]
-        if missing:
+        cfg, device = self.cfg, self.queries.device
+        names = [*cfg.vectors, *dict(cfg.images)]
+        if not obs.keys() >= set(names):
             raise ConfigError(
                 f"policy: expected the observation groups {names}, got {list(obs)}; use it with the task it was "
                 "trained on"
             )
-        rows = [obs[name].to(device=device, dtype=torch.float32).flatten(1) for name in self.cfg.vectors]
-        images = tuple(obs[name].to(device) for name, _ in self.cfg.images)
-        vectors = torch.cat(rows, dim=1) if rows else images[0].new_empty(len(images[0]), 0, dtype=torch.float32)
-        if not self.cfg.instructions:
-            return PolicyInputs(vectors, images)
-        if context is None:
+        if cfg.instructions and context is None:
             raise ConfigError("policy: expected a context with instructions, since it was trained to follow them")
-        return PolicyInputs(vectors, images, instruction_numbers(context, self.cfg.instructions).to(device))
+        groups = [obs[name].to(device) for name in names]
+        rows, images = groups[: len(cfg.vectors)], tuple(groups[len(cfg.vectors) :])
+        vectors = torch.cat([values.to(torch.float32).flatten(1) for values in rows or [images[0][:, :0]]], dim=1)
+        said = None if context is None or not cfg.instructions else instruction_numbers(context, cfg.instructions)
+        with torch.no_grad():
+            plan = self.normalized(PolicyInputs(vectors, images, None if said is None else said.to(device)))
+            return plan * cast("Tensor", self.action_std) + cast("Tensor", self.action_mean)
 
 
 class _ImageTokens(nn.Module):

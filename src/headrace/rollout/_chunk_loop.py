@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,15 +20,15 @@ from headrace.chunking._context import ObsHistory
 from headrace.chunking._cursors import ChunkLengths, Cursors, TemporalEnsemble
 from headrace.chunking._engines import SECONDS_TO_END
 from headrace.chunking._policy import has_memory
+from headrace.envs._batch_env import BatchEnv
 from headrace.envs._recipe import AnyEnv
 from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.rollout._background_resets import BackgroundResets
 from headrace.rollout._episode_plan import EndlessPlan, EpisodePlan
-from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation, finished_rows
+from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._hold_action import HoldAction, hold
-from headrace.rollout._line_up import LineUp
 from headrace.rollout._progress import EpisodeProgress
-from headrace.types import Chunk, EpisodeEnds, Step
+from headrace.types import Chunk, EpisodeEnds, Obs, Step
 
 _RULES_IN_STEP = (Greedy, Immediate, Synchronized, WholeBatchOnAny)
 """Rules that infer everyone where all wait and nobody can act."""
@@ -75,30 +76,33 @@ class ChunkLoop:
         """
         self._env, self._plan, self._rule, self._engine, self._seed = env, plan, rule, engine, seed
         count, device = env.num_envs, env.device
-        self._first_row = lengths.offset
-        self._cursors = Cursors(count, policy.action_dim, lengths, device)
-        self._history = ObsHistory(policy.obs_steps) if policy.obs_steps > 1 else None
-        self._ensemble: TemporalEnsemble | None = None
+        ensemble: TemporalEnsemble | None = None
         if ensemble_decay is not None:
             rows = policy.horizon - lengths.offset
-            self._ensemble = TemporalEnsemble(count, rows, policy.action_dim, decay=ensemble_decay, device=device)
+            ensemble = TemporalEnsemble(count, rows, policy.action_dim, decay=ensemble_decay, device=device)
+        self._cursors = Cursors(count, policy.action_dim, lengths, device, ensemble)
+        self._history = ObsHistory(policy.obs_steps) if policy.obs_steps > 1 else None
         # one action per chunk: everyone waits at every step, and there is nothing to schedule
-        in_step = (
+        self._in_step = (
             lengths.horizon == 1
             and not engine.overlaps
             and self._history is None
-            and self._ensemble is None
+            and ensemble is None
             and type(rule) in _RULES_IN_STEP
             and not rule.holds
         )
+        self._line: tuple[NDArray[np.int64], ChunkContext] | None = None
+        """The slots (n,) that play in step, and what their policy is told; None where that has changed."""
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
+        # an environment without cameras observes for nothing, and need not be told whom
+        self._unread = None if isinstance(env, BatchEnv) and not env.task.images else self._nobody
+        self._obs: Obs | None = None
+        """Of all environments, current; None where only ``env.observe`` has it."""
         self._suspended = np.zeros(count, np.bool_)
         self._parked = np.zeros(count, np.bool_)
         """Slots that play no episode, at the end or while their next is made ready; the environment keeps them from
         acting."""
         self._resets, self._step_seconds = resets, 0.0
-        self._seeds = torch.full((count,), seed, dtype=torch.int64, device=device)
-        self._line = LineUp(self._cursors, self._seeds, policy.action_dim) if in_step else None
         self._instructions = ("" if instruction is None else instruction,) * count
         """Of the episode in each slot."""
         self._own_texts = instruction is None
@@ -123,24 +127,24 @@ class ChunkLoop:
         self._policy_seconds = self._wait_seconds = 0.0
         self._begun = time.perf_counter()
         self._stages_before = env.timer.seconds()
-        self._frames_before = _frames_drawn(env)
+        self._frames_before: int = getattr(env, "frames_drawn", 0)
 
     def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
         """What is finished so far."""
         counters = self._counters
         counters.seconds = time.perf_counter() - self._begun
-        counters.frames_drawn = _frames_drawn(self._env) - self._frames_before
+        counters.frames_drawn = getattr(self._env, "frames_drawn", 0) - self._frames_before
         before = self._stages_before
         stages = {name: spent - before.get(name, 0.0) for name, spent in self._env.timer.seconds().items()}
         counters.stages = {**stages, "policy": self._policy_seconds, "wait": self._wait_seconds}
         return Evaluation(
-            episodes=sorted(self._results, key=lambda row: row.episode_id),
+            episodes=sorted(self._results),
             plan=tuple(sorted(self._plan.ids)),
             status=status,
             counters=counters,
             strict_size=self._engine.strict_size,
             fidelity=self._env.fidelity,
-            seeded=reseeds(self._env),
+            seeded=getattr(self._env, "reseeds", True),
             interrupt=self._interrupt,
         )
 
@@ -159,14 +163,13 @@ class ChunkLoop:
         self._bar = bar
         try:
             self._start()
-            while (self._cursors.anyone_runs or self._resets) and self._counters.batch_steps != most_steps:
+            while (self._resets or self._cursors.running.any()) and self._counters.batch_steps != most_steps:
                 if self._resets:
                     stuck = not self._able().any() and not self._engine.pending
                     self._begin_ready(self._resets, self._resets.take(wait=stuck))
-                if self._line is not None:
-                    if self._resets and not self._able().any():
-                        continue
-                    self._infer_and_step(self._line)
+                if self._in_step:
+                    if not self._resets or self._able().any():
+                        self._infer_and_step()
                     continue
                 self._take_answer()
                 self._infer()
@@ -191,9 +194,10 @@ class ChunkLoop:
         """Leave no environment suspended, and nothing of these episodes in a policy's memory."""
         # whatever has failed before, a policy or an environment, may fail again here; the first error counts
         with contextlib.suppress(HeadraceError):
-            self._forget_all()
+            if self._has_memory and self._await_interrupted_call():
+                self._forget_all()
         with contextlib.suppress(HeadraceError):
-            self._env.resume(self._mask(self._suspended))
+            self._env.resume(torch.from_numpy(self._suspended).to(self._env.device))
 
     def _start(self) -> None:
         """The first episodes; slots that the plan has none for never act."""
@@ -204,26 +208,20 @@ class ChunkLoop:
         taken = self._plan.take(range(count))
         # the first reset is of all: a slot without an episode gets any
         episodes = np.array(taken + [taken[0]] * (count - len(taken)), np.int64)
-        self._reset(episodes, {}, seed=self._seed)
+        options: dict[str, object] = {"episode_ids": torch.from_numpy(episodes), "observe": self._unread}
+        obs, _ = self._env.reset(seed=self._seed, options=options)
+        self._obs = obs if self._unread is None else None
         self._env.resume(~self._nobody)
         self._begin(np.arange(len(taken)), episodes[: len(taken)])
-
-    def _reset(self, episode_ids: NDArray[np.int64], which: dict[str, object], seed: int | None = None) -> None:
-        """Start these episodes; nobody has asked for their observations yet."""
-        options = {**which, "episode_ids": torch.from_numpy(episode_ids), "observe": self._nobody}
-        self._env.reset(seed=seed, options=options)
 
     def _begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64]) -> None:
         self._cursors.begin(slots, episode_ids)
         if self._own_texts:
             self._instructions = self._env.instructions()
-        if self._line is not None:
-            self._line.begin(slots, self._instructions)
+        self._line = None
         ids = torch.from_numpy(slots).to(self._env.device)
         if self._rule.holds:
             self._actions.index_fill_(0, ids, 0.0)
-        if self._ensemble is not None:
-            self._ensemble.begin(ids)
         if self._history is not None:
             self._history.begin(ids, self._env.observe(ids), self._env.num_envs)
 
@@ -251,63 +249,53 @@ class ChunkLoop:
         slots = np.flatnonzero(chosen)
         if not len(slots):
             return
-        context = self._context(slots)
-        obs = self._env.observe(self._mask(chosen)) if self._history is None else self._history.rows(context.env_ids)
+        context = cursors.context(slots, self._seed, self._instructions)
+        obs = (self._env.observe if self._history is None else self._history.rows)(context.env_ids)
         asked = np.flatnonzero(waiting & chosen)
         cursors.ask(asked)
         self._counters.rows_inferred += len(slots)
         self._counters.rows_wasted += len(slots) - len(asked)
-        request = Request(obs=obs, context=context, ended=self._take_ended())
+        request = Request(obs=obs, context=context, ended=self._take_ended() if self._has_memory else None)
         self._asked[id(request)] = len(asked)
         self._engine.submit(request)
 
-    def _context(self, slots: NDArray[np.int64]) -> ChunkContext:
-        """What the policy is told beside the observations of ``slots`` (n,)."""
-        cursors = self._cursors
-        env_ids = torch.from_numpy(slots).to(self._env.device)
-        left_over, left_over_length = cursors.left_over(slots)
-        return ChunkContext(
-            seeds=self._seeds.index_select(0, env_ids),
-            env_ids=env_ids,
-            episode_ids=torch.from_numpy(cursors.episode[slots]).to(self._env.device),
-            chunk_index=torch.from_numpy(cursors.chunk_index[slots]).to(self._env.device),
-            instructions=tuple([self._instructions[slot] for slot in slots.tolist()]),
-            left_over=left_over,
-            left_over_length=left_over_length,
-            delay=cursors.delay(slots),
-        )
-
-    def _infer_and_step(self, line: LineUp) -> None:
+    def _infer_and_step(self) -> None:
         """Chunks of one action: everyone who runs is inferred, and plays the answer as it comes.
 
-        What :meth:`_infer`, :meth:`_load` and :meth:`_step` do, without cursors; nothing here is per environment.
+        What :meth:`_infer`, :meth:`_take_answer` and :meth:`_step` do; nothing is loaded into the cursors, which only
+        count chunks, and nothing here is per environment.
         """
-        engine = self._engine
-        if line.stale:
+        engine, env, cursors = self._engine, self._env, self._cursors
+        if self._line is None:
             able = self._able()
             self._let_act(able)
-            line.gather(self._instructions, able)
-        count = len(line.slots)
-        obs = self._env.observe(None if line.everyone else line.env_ids)
+            slots = np.flatnonzero(able)
+            self._line = slots, cursors.context(slots, self._seed, self._instructions)
+        slots, told = self._line
+        count, everyone = len(slots), len(slots) == env.num_envs
+        obs = self._obs if everyone else None
+        if obs is None:
+            obs = env.observe(None if everyone else told.env_ids)
+        index = cursors.chunk_index[slots]
+        cursors.chunk_index[slots] = index + 1
+        context = replace(told, chunk_index=torch.from_numpy(index).to(env.device))
         self._counters.rows_inferred += count
-        engine.submit(Request(obs=obs, context=line.next_context(), ended=self._take_ended()))
+        engine.submit(Request(obs=obs, context=context, ended=self._take_ended() if self._has_memory else None))
         reply = engine.poll(wait=True)
         if reply is None:
             raise LifecycleError("engine: expected a reply from poll(wait=True), got None")
         actions = self._checked_answer(reply).select(1, 0)
         if self._bounds is not None:
             actions.clamp_(*self._bounds)
-        if line.everyone:
+        if everyone:
             self._actions = actions
         else:
-            self._actions.index_copy_(0, line.env_ids, actions)
-        running = int(np.count_nonzero(self._cursors.running)) if self._resets else count
-        self._advance(self._nobody, acted=count, planned=count, running=running)
+            self._actions.index_copy_(0, told.env_ids, actions)
+        running = int(np.count_nonzero(cursors.running)) if self._resets else count
+        self._advance(self._unread, acted=count, planned=count, running=running)
 
-    def _take_ended(self) -> EpisodeRows | None:
+    def _take_ended(self) -> EpisodeRows:
         """Episodes that a policy with memory can forget."""
-        if not self._has_memory:
-            return None
         ended, self._ended = self._ended, []
         return EpisodeRows(
             seeds=torch.full((len(ended),), self._seed, dtype=torch.int64),
@@ -317,14 +305,11 @@ class ChunkLoop:
 
     def _forget_all(self) -> None:
         """No episode is played on: a policy with memory keeps nothing of this evaluation."""
-        if not self._has_memory or not self._await_interrupted_call():
-            return
         # an episode that the policy has not seen must not end in it
-        seen = np.flatnonzero((self._cursors if self._line is None else self._line).asked)
+        seen = np.flatnonzero(self._cursors.asked)
         self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in seen]
-        nobody = self._nobody.nonzero().squeeze(1)
-        empty = self._context(nobody.cpu().numpy())
-        obs = self._env.observe(nobody) if self._history is None else self._history.rows(nobody)
+        empty = self._cursors.context(np.empty(0, np.int64), self._seed, self._instructions)
+        obs = (self._env.observe if self._history is None else self._history.rows)(empty.env_ids)
         self._engine.submit(Request(obs=obs, context=empty, ended=self._take_ended()))
         self._engine.poll(wait=True)
 
@@ -338,7 +323,10 @@ class ChunkLoop:
         return not self._engine.pending
 
     def _take_answer(self) -> None:
-        """Fetch the answers that are there, waiting for one only if nobody could act otherwise."""
+        """Fetch the answers that are there, waiting for one only if nobody could act otherwise.
+
+        Rows of ended episodes, and rows that nobody waited for, are dropped.
+        """
         while self._engine.pending:
             wait = not self._who_acts().any()
             begin = time.perf_counter()
@@ -346,20 +334,14 @@ class ChunkLoop:
             self._wait_seconds += time.perf_counter() - begin
             if reply is None:
                 return
-            self._load(reply)
-
-    def _load(self, reply: Reply) -> None:
-        """Give environments their chunks; rows of ended episodes, and rows that nobody waited for, are dropped."""
-        context, asked = reply.request.context, self._asked.pop(id(reply.request))
-        actions = self._checked_answer(reply)
-        chunk = Chunk(
-            env_ids=context.env_ids, episode_ids=context.episode_ids, index=context.chunk_index, actions=actions
-        )
-        if self._ensemble is not None:
-            kept = torch.from_numpy(self._cursors.awaits(chunk)).to(self._env.device)
-            blended = self._ensemble.blend(context.env_ids[kept], actions[kept][:, self._first_row :])
-            actions[kept, self._first_row] = blended
-        self._counters.rows_discarded += asked - int(np.count_nonzero(self._cursors.load(chunk)))
+            context, asked = reply.request.context, self._asked.pop(id(reply.request))
+            chunk = Chunk(
+                env_ids=context.env_ids,
+                episode_ids=context.episode_ids,
+                index=context.chunk_index,
+                actions=self._checked_answer(reply),
+            )
+            self._counters.rows_discarded += asked - int(np.count_nonzero(self._cursors.load(chunk)))
 
     def _checked_answer(self, reply: Reply) -> Tensor:
         """The chunks of a reply, (n, horizon, A) on the environment's device; counts what they cost."""
@@ -394,7 +376,9 @@ class ChunkLoop:
         self._let_act(acting)
         planned = acting & self._cursors.has_action
         slots = np.flatnonzero(planned)
-        observe = self._nobody if self._history is None else self._mask(self._will_be_read(acting))
+        observe = self._unread
+        if observe is not None and self._history is not None:
+            observe = torch.from_numpy(self._will_be_read(acting, self._history.steps)).to(self._env.device)
         actions = self._cursors.play(slots)
         if self._bounds is not None:
             actions = actions.clamp_(*self._bounds)
@@ -407,7 +391,7 @@ class ChunkLoop:
         acted, running = np.count_nonzero(acting), np.count_nonzero(self._cursors.running)
         self._advance(observe, acted=int(acted), planned=len(slots), running=int(running))
 
-    def _advance(self, observe: Tensor, *, acted: int, planned: int, running: int) -> None:
+    def _advance(self, observe: Tensor | None, *, acted: int, planned: int, running: int) -> None:
         """Step with ``_actions``: of the ``running`` environments so many act, ``planned`` of them by the policy."""
         env, counters = self._env, self._counters
         begin = time.perf_counter()
@@ -422,6 +406,7 @@ class ChunkLoop:
         if self._history is not None:
             ids = torch.from_numpy(np.flatnonzero(~self._suspended & ~self._parked)).to(env.device)
             self._history.push(ids, {name: values.index_select(0, ids) for name, values in step.obs.items()})
+        self._obs = step.obs if self._unread is None else None
         if "ends" in step.info:
             self._finish(step.info["ends"])
         if self._bar is not None:
@@ -432,49 +417,55 @@ class ChunkLoop:
         suspended = ~(acting | self._parked)
         stop, go = suspended & ~self._suspended, self._suspended & ~suspended
         if stop.any():
-            self._env.suspend(self._mask(stop))
+            self._env.suspend(torch.from_numpy(stop).to(self._env.device))
         if go.any():
-            self._env.resume(self._mask(go))
+            self._env.resume(torch.from_numpy(go).to(self._env.device))
         self._suspended = suspended
 
-    def _will_be_read(self, acting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """bool (N,): whose observation after this step will still be in the history when the next chunk is due."""
-        if self._rule.holds or self._history is None:
-            return acting  # a hold form may ask at any step
-        return acting & (self._cursors.steps_to_due <= self._history.steps)
+    def _will_be_read(self, acting: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
+        """bool (N,): whose observation after this step will still be in a history of ``steps`` when a chunk is due."""
+        # a hold form may ask at any step
+        return acting if self._rule.holds else acting & (self._cursors.steps_to_due <= steps)
 
     def _finish(self, ends: EpisodeEnds) -> None:
         """Write the table rows of ended episodes, and give their slots the next of the plan at once."""
-        slots = ends.env_ids.cpu().numpy()
-        self._results += finished_rows(ends, self._seed, [self._instructions[slot] for slot in slots.tolist()])
+        slots, count = ends.env_ids.cpu().numpy(), len(ends.env_ids)
+        success = [None] * count if ends.success is None else ends.success.tolist()
+        columns = ends.episode_ids.tolist(), ends.returns.tolist(), ends.lengths.tolist(), ends.diverged.tolist()
+        for slot, reached, episode, total, length, diverged in zip(slots.tolist(), success, *columns, strict=True):
+            self._results.append(
+                EpisodeResult(
+                    episode_id=episode,
+                    seed=self._seed,
+                    reward=total,
+                    length=length,
+                    success=reached,
+                    diverged=diverged,
+                    instruction=self._instructions[slot],
+                )
+            )
+            if self._has_memory:
+                self._ended.append((episode, self._instructions[slot]))
         if self._on_episodes is not None:
-            self._on_episodes(self._results[-len(ends) :])
+            self._on_episodes(self._results[-count:])
         taken = np.array(self._plan.take(slots.tolist()), np.int64)
-        if self._has_memory:
-            self._ended += [
-                (episode, self._instructions[slot])
-                for episode, slot in zip(ends.episode_ids.tolist(), slots.tolist(), strict=True)
-            ]
-        going_on, parked = slots[: len(taken)], slots[len(taken) :]
+        going_on = slots[: len(taken)]
+        parked = slots[len(taken) :] if self._resets is None else slots
         if len(parked):
-            self._park(parked)
+            self._parked[parked] = True
+            self._cursors.begin(parked, -1)
+            self._line = None
         if not len(going_on):
             return
-        if self._resets is None:
-            mask = np.zeros_like(self._parked)
-            mask[going_on] = True
-            self._reset(taken, {"reset_mask": self._mask(mask)})
-            self._begin(going_on, taken)
-        else:
-            self._park(going_on)
+        if self._resets is not None:
             self._begin_ready(self._resets, self._resets.begin(going_on, taken, self._step_seconds))
-
-    def _park(self, slots: NDArray[np.int64]) -> None:
-        """These slots play no episode, for good or until their next one is ready."""
-        self._parked[slots] = True
-        self._cursors.retire(slots)
-        if self._line is not None:
-            self._line.stale = True
+            return
+        mask = np.zeros_like(self._parked)
+        mask[going_on] = True
+        options = {"reset_mask": torch.from_numpy(mask).to(self._env.device), "episode_ids": torch.from_numpy(taken)}
+        obs, _ = self._env.reset(options={**options, "observe": self._unread})
+        self._obs = obs if self._unread is None else None
+        self._begin(going_on, taken)
 
     def _begin_ready(self, resets: BackgroundResets, slots: list[int]) -> None:
         """Begin the episodes that have become ready in the background."""
@@ -483,18 +474,3 @@ class ChunkLoop:
         ready = np.array(slots, np.int64)
         self._parked[ready] = False
         self._begin(ready, resets.pop(slots))
-        if self._line is not None:
-            self._line.stale = True
-
-    def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(mask).to(self._env.device)
-
-
-def reseeds(env: AnyEnv) -> bool:
-    """Whether an episode is a function of (seed, episode id, actions); an environment that does not say keeps to it."""
-    return bool(getattr(env, "reseeds", True))
-
-
-def _frames_drawn(env: AnyEnv) -> int:
-    """Camera frames so far; none of an environment that does not count them."""
-    return int(getattr(env, "frames_drawn", 0))

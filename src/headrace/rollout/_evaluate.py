@@ -21,7 +21,7 @@ from headrace.envs._recipe import AnyEnv
 from headrace.envs.bridges._bridge_env import BridgeEnv
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.rollout._background_resets import BackgroundResets
-from headrace.rollout._chunk_loop import ChunkLoop, reseeds
+from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
 from headrace.rollout._evaluation import Counters, EpisodeResult, Evaluation
 from headrace.rollout._hold_action import HoldAction
@@ -156,7 +156,8 @@ class Evaluator:
             )
         formed = Batching(mode=batching) if isinstance(batching, str) else batching or Batching()
         strict_size = formed.strict_size if isinstance(engine, str) else engine.strict_size
-        if not reseeds(env) and strict_size is not None:
+        # an environment that does not say keeps to it
+        if strict_size is not None and not getattr(env, "reseeds", True):
             raise ConfigError(
                 "evaluate: expected environments whose episodes are functions of (seed, episode id), which strict "
                 "batches "
@@ -177,7 +178,7 @@ class Evaluator:
     @property
     def header(self) -> Header:
         """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
-        if not reseeds(self._env):
+        if not getattr(self._env, "reseeds", True):
             raise ConfigError(
                 "journal, policy_id: expected environments whose episodes are functions of (seed, episode id); the "
                 "rows of "
@@ -208,6 +209,10 @@ class Evaluator:
 
     def play(self, ids: Sequence[int], on_episodes: OnEpisodes | None = None, *, progress: bool = False) -> Evaluation:
         """Play these episodes; errors have what was finished in ``error.finished``."""
+        resets: BackgroundResets | None = None
+        # only where rows are the same whenever a reset is done, so that who is in a batch must not decide any of them
+        if getattr(self._env, "overlaps_resets", False) and self._engine.strict_size and not self._rule.holds:
+            resets = BackgroundResets(cast("BridgeEnv", self._env))
         loop = ChunkLoop(
             self._env,
             self._policy,
@@ -219,7 +224,7 @@ class Evaluator:
             ensemble_decay=self._ensemble_decay,
             hold_action=self._hold_action,
             instruction=self._instruction,
-            resets=self._background_resets(),
+            resets=resets,
             on_episodes=on_episodes,
         )
         try:
@@ -238,13 +243,6 @@ class Evaluator:
             raise ended from error
         finally:
             loop.release()
-
-    def _background_resets(self) -> BackgroundResets | None:
-        """Where some environments can be reset while others step, and every row is the same whenever that is done."""
-        # who is in a batch must not decide a row where it depends on when a reset is done
-        if self._rule.holds or self._engine.strict_size is None or not getattr(self._env, "overlaps_resets", False):
-            return None
-        return BackgroundResets(cast("BridgeEnv", self._env))
 
     def close(self) -> None:
         """End an engine that was made here."""
@@ -273,7 +271,7 @@ def play_plan(
         on_episodes: called with rows as they finish, once they are in the journal.
         news: gives circumstances, other than the header's, of processes that have joined since it was called last.
     """
-    whole, left = tuple(sorted(plan.ids)), plan.ids
+    whole, left, note = tuple(sorted(plan.ids)), plan.ids, on_episodes
     known: list[EpisodeResult] = []
     book: Journal | None = None
     if journal is not None and header is not None:
@@ -283,11 +281,12 @@ def play_plan(
         done = {row.episode_id for row in known}
         left = [episode for episode in plan.ids if episode not in done]
 
-    def add(rows: list[EpisodeResult]) -> None:
-        if book is not None:
+        def add(rows: list[EpisodeResult]) -> None:
             book.add(rows, () if news is None else news())
-        if on_episodes is not None:
-            on_episodes(rows)
+            if on_episodes is not None:
+                on_episodes(rows)
+
+        note = add
 
     def joined(result: Evaluation) -> Evaluation:
         return replace(
@@ -302,7 +301,7 @@ def play_plan(
     try:
         with book or nullcontext():
             if left:
-                result = joined(play(left, add))
+                result = joined(play(left, note))
             else:
                 assert header is not None  # only a journal knows episodes before
                 result = joined(_nothing_played(header))

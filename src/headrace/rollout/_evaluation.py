@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from headrace.statistics import Interval, bootstrap_interval, wilson_interval
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from headrace.types import EpisodeEnds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -35,24 +33,6 @@ class EpisodeResult:
     diverged: bool
     instruction: str = ""
     """The text that the policy was told; "" where there is none."""
-
-
-def finished_rows(ends: EpisodeEnds, seed: int, instructions: Sequence[str]) -> list[EpisodeResult]:
-    """The rows of episodes that ended in one step; ``instructions`` has one text for each."""
-    success = [None] * len(ends) if ends.success is None else cast("list[bool]", ends.success.tolist())
-    columns = (ends.episode_ids.tolist(), ends.returns.tolist(), ends.lengths.tolist(), ends.diverged.tolist())
-    return [
-        EpisodeResult(
-            episode_id=episode,
-            seed=seed,
-            reward=total,
-            length=length,
-            success=reached,
-            diverged=diverged,
-            instruction=told,
-        )
-        for episode, total, length, diverged, reached, told in zip(*columns, success, instructions, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
