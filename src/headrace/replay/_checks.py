@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace._kernels.gather import Bools, Int64s
+from headrace._kernels.gather import Int64s
 from headrace._leaves import SEPARATOR
 from headrace.errors import ConfigError, DtypeError, LifecycleError, ShapeError
 from headrace.replay._pool import Sourced, Write
@@ -24,36 +24,6 @@ _NUMBER = ArraySpec((), torch.float32)
 _FLAG = ArraySpec((), torch.bool)
 
 
-class Transition(NamedTuple):
-    """One step of all N environments, checked. Tensors are borrowed from the caller."""
-
-    obs: dict[str, Tensor]
-    next_obs: dict[str, Tensor]
-    final_obs: dict[str, Tensor]
-    """Read only where an active row is done."""
-    columns: dict[str, Tensor]
-    """The action and the extras."""
-    reward: Tensor
-    terminated: Bools
-    truncated: Bools
-    active: Bools | None
-
-    def write(self) -> Write:
-        """What is stored of it: a transition of every environment that acted."""
-        terminated, truncated, reward = self.terminated, self.truncated, self.reward.numpy()
-        ids: Int64s = np.arange(terminated.shape[0]) if self.active is None else self.active.nonzero()[0]
-        if self.active is not None:
-            terminated, truncated, reward = terminated[ids], truncated[ids], reward[ids]
-
-        def final_of(which: Int64s) -> Sourced:
-            return self.final_obs, ids[which]
-
-        def next_of(which: Int64s) -> Sourced:
-            return self.next_obs, ids[which]
-
-        return Write(self.obs, ids, ids, terminated, truncated, reward, self.columns, final_of, next_of)
-
-
 def check_transition(
     spec: StoreSpec,
     obs: NestedObs,
@@ -61,8 +31,11 @@ def check_transition(
     step: Step,
     active: Tensor | None,
     extras: Mapping[str, Tensor],
-) -> Transition:
-    """Check what ``extend`` was given, and find the true last observations."""
+) -> Write:
+    """Check one step of all environments, and find the true last observations.
+
+    What is stored of it is a transition of every environment that acted. Tensors are borrowed from the caller.
+    """
     leaves, num_envs = spec.leaves, spec.num_envs
     flat = flatten_obs(leaves, obs, "obs", num_envs)
     flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
@@ -71,15 +44,14 @@ def check_transition(
         raise ShapeError(f"extras: expected {sorted(spec.extras)}, as declared, got {sorted(extras)}")
     for name, extra in spec.extras.items():
         columns[name] = check_array(extras[name], extra, f"extras[{name!r}]", num_envs)
-    reward = check_array(step.reward, _NUMBER, "step.reward", num_envs)
-    ends = check_array(step.terminated, _FLAG, "step.terminated", num_envs)
-    stops = check_array(step.truncated, _FLAG, "step.truncated", num_envs)
+    reward = check_array(step.reward, _NUMBER, "step.reward", num_envs).numpy()
+    terminated = check_array(step.terminated, _FLAG, "step.terminated", num_envs).numpy()
+    truncated = check_array(step.truncated, _FLAG, "step.truncated", num_envs).numpy()
+    ids: Int64s = np.arange(num_envs)
     if active is not None:
-        active = check_array(active, _FLAG, "active", num_envs)
-    terminated, truncated = ends.numpy(), stops.numpy()
+        ids = check_array(active, _FLAG, "active", num_envs).numpy().nonzero()[0]
+        reward, terminated, truncated = reward[ids], terminated[ids], truncated[ids]
     done = terminated | truncated
-    if active is not None:
-        done = done & active.numpy()
     final = flat_next
     if spec.autoreset == "same_step" and np.count_nonzero(done):
         if "final_obs" not in step.info or "_final_obs" not in step.info:
@@ -88,20 +60,18 @@ def check_transition(
                 'you make the environment, or say autoreset="disabled" if step.obs is the last observation itself'
             )
         given = check_array(step.info["_final_obs"], _FLAG, "step.info['_final_obs']", num_envs)
-        missing = (done & ~given.numpy()).nonzero()[0].tolist()
+        missing = ids[done & ~given.numpy()[ids]].tolist()
         if missing:
             raise ShapeError(f"step.info['_final_obs']: expected every environment that ended, missing {missing}")
         final = flatten_obs(leaves, step.info["final_obs"], "step.info['final_obs']", num_envs)
-    return Transition(
-        obs=flat,
-        next_obs=flat_next,
-        final_obs=final,
-        columns=columns,
-        reward=reward,
-        terminated=terminated,
-        truncated=truncated,
-        active=None if active is None else active.numpy(),
-    )
+
+    def final_of(which: Int64s) -> Sourced:
+        return final, ids[which]
+
+    def next_of(which: Int64s) -> Sourced:
+        return flat_next, ids[which]
+
+    return Write(flat, ids, ids, terminated, truncated, reward, columns, final_of, next_of)
 
 
 def flatten_obs(leaves: tuple[Leaf, ...], obs: NestedObs, what: str, num_envs: int) -> dict[str, Tensor]:

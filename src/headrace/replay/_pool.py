@@ -218,14 +218,21 @@ class FramePool:
             self.counts, self.flags, places, marks,
         )  # fmt: skip
         starts, doubtful, put, cut, cut_after, last = marks
-        where = doubtful.nonzero()[0]
-        if where.shape[0]:
+        if np.count_nonzero(doubtful):
             # compared bit by bit: a tensor that looks untouched may have been written to through numpy
-            broken = where[self._differ(obs, ids[where], source[where])]
-            if broken.shape[0]:
-                self._break_off(ids[broken], rows[broken])
-                starts[broken] = put[broken] = cut[broken] = True
-                beginning += broken.shape[0]
+            differs = ~doubtful
+            for plan in self._plans:
+                expected = np.empty((n, plan.frames), np.int64)
+                arithmetic.pending(ids, differs, self.counts, self.ring, self.stacks[plan.name], expected)
+                plan.rows.differ(expected, plan.outer, obs[plan.name], source, differs)
+            differs &= doubtful
+            broken = np.count_nonzero(differs)
+            if broken:
+                self._break_off(ids[differs], rows[differs])
+                starts |= differs
+                put |= differs
+                cut |= differs
+                beginning += broken
         prefixes = finals = self._nowhere[:n] if alone else np.full(n, NO_ROW)
         if beginning or not alone:
             self._write_newest(rows[put], (obs, source[put]))
@@ -306,15 +313,6 @@ class FramePool:
                 for k in range(plan.frames - 1):
                     to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
                     plan.write(to, obs[plan.name], source[where[joined]], k)
-
-    def _differ(self, obs: Mapping[str, Tensor], ids: Int64s, source: Int64s) -> Bools:
-        """Where an observation is not, bit for bit, the one that the ring expects next."""
-        differs = np.zeros(ids.shape[0], np.bool_)
-        for plan in self._plans:
-            expected = np.empty((ids.shape[0], plan.frames), np.int64)
-            arithmetic.pending(ids, differs, self.counts, self.ring, self.stacks[plan.name], expected)
-            plan.rows.differ(expected, plan.outer, obs[plan.name], source, differs)
-        return differs
 
     def _write_newest(self, rows: Int64s, sourced: Sourced) -> None:
         """Write the newest frame of every leaf."""

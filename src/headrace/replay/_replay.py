@@ -355,9 +355,9 @@ class ReplayBuffer(SamplerView):
             with store.lock:
                 Batch(store, obs, fill_value).write()  # pyright: ignore[reportArgumentType]  # checked there
             return
-        checked = check_transition(self.spec, obs, action, step, active, extras or {})
+        write = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:
-            store.write(checked.write())
+            store.write(write)
 
     def indices(self) -> Tensor:
         """``index`` of every stored transition, by environment, oldest first: int64 (len,), fresh."""

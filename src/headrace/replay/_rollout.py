@@ -104,8 +104,8 @@ class RolloutBuffer:
         self._filled = 0
         grid = (steps, num_envs)
         self._position = np.full(grid, -1, np.int64)
-        self._reward = torch.zeros(grid)
-        self._terminated, self._truncated, self._active = (torch.zeros(grid, dtype=torch.bool) for _ in range(3))
+        self._reward = np.zeros(grid, np.float32)
+        self._terminated, self._truncated = np.zeros((2, *grid), np.bool_)
         self._columns = {
             name: torch.zeros(*grid, *column.shape, dtype=column.dtype)
             for name, column in {"action": self.spec.action, **self.spec.extras}.items()
@@ -123,8 +123,8 @@ class RolloutBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of frames, side rows used so far, bookkeeping and dense fields."""
-        dense = [self._reward, self._terminated, self._truncated, self._active, *self._columns.values()]
-        return self._pool.nbytes + self._position.nbytes + sum(tensor.nbytes for tensor in dense)
+        dense = [self._position, self._reward, self._terminated, self._truncated, *self._columns.values()]
+        return self._pool.nbytes + sum(array.nbytes for array in dense)
 
     def clear(self) -> None:
         """Begin the next rollout."""
@@ -145,21 +145,21 @@ class RolloutBuffer:
         """
         if self.full:
             raise LifecycleError(f"extend: all {self.steps} steps are filled; hand them over, then call clear()")
-        checked = check_transition(self.spec, obs, action, step, active, extras or {})
-        write = self._pool.write(checked.write())
+        write = check_transition(self.spec, obs, action, step, active, extras or {})
+        stored = self._pool.write(write)
         self._pool.side.settle()
-        t = self._filled
-        acted = torch.ones(self.num_envs, dtype=torch.bool)
-        if checked.active is not None:
-            acted = torch.from_numpy(checked.active)
+        t, ids = self._filled, write.ids
         self._position[t] = -1
-        self._position[t, write.env_ids] = write.positions
-        self._active[t] = acted
-        self._reward[t] = torch.where(acted, checked.reward, 0.0)
-        self._terminated[t] = torch.from_numpy(checked.terminated) & acted
-        self._truncated[t] = torch.from_numpy(checked.truncated) & acted
-        at = torch.from_numpy(write.env_ids)
-        for name, source in checked.columns.items():
+        self._position[t, ids] = stored.positions
+        for dense, values in (
+            (self._reward, write.reward),
+            (self._terminated, write.terminated),
+            (self._truncated, write.truncated),
+        ):
+            dense[t] = 0
+            dense[t, ids] = values
+        at = torch.from_numpy(ids)
+        for name, source in write.columns.items():
             self._columns[name][t].zero_()
             self._columns[name][t, at] = source[at]
         self._filled += 1
@@ -192,11 +192,11 @@ class RolloutBuffer:
             final_step=torch.from_numpy(step),
             final_env=torch.from_numpy(env),
             action=columns.pop("action"),
-            reward=self._reward[:t].clone(),
-            terminated=self._terminated[:t].clone(),
-            truncated=self._truncated[:t].clone(),
+            reward=torch.from_numpy(self._reward[:t].copy()),
+            terminated=torch.from_numpy(self._terminated[:t].copy()),
+            truncated=torch.from_numpy(self._truncated[:t].copy()),
             cut=cuts.view(t, self.num_envs),
-            active=self._active[:t].clone(),
+            active=torch.from_numpy(live).view(t, self.num_envs),
             extras=columns,
         )
 
