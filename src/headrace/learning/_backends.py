@@ -23,7 +23,7 @@ from torch import Tensor
 from headrace.errors import require_extra
 from headrace.learning import _packed as packed
 from headrace.learning._packed import LayerWeights
-from headrace.learning._segments import Segments, final_states, pack, segments, unpack
+from headrace.learning._segments import Segments, final_states, opening_states, pack, segments, unpack
 
 Kind: TypeAlias = Literal["gru", "lstm"]
 States: TypeAlias = tuple[Tensor, ...]
@@ -68,10 +68,14 @@ def run_packed(work: Slice) -> Outcome:
     def run_layer(rows: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         carried = [state.index_select(0, layout.carried_env) for state in initial]
         results = packed.run_layer(work.kind, rows, carried, weights, layout)
-        return results[0], final_states(results, initial, layout)
+        return results[0], _finals(initial, results, layout)
 
     rows, finals = run_layers(pack(work.x, layout), work.states, work.layers, run_layer)
     return unpack(rows, layout), finals
+
+
+def _finals(initial: Sequence[Tensor], packed: Sequence[Tensor], layout: Segments) -> list[Tensor]:
+    return [final_states(*both, layout.final, layout) for both in zip(initial, packed, strict=True)]
 
 
 def run_packed_by_torch(work: Slice) -> Outcome:
@@ -81,13 +85,7 @@ def run_packed_by_torch(work: Slice) -> Outcome:
     if not layout.rows:
         forget = layout.forgotten[:, None]
         return x.new_zeros((*resets.shape, states[0].shape[-1])), tuple(s.masked_fill(forget, 0) for s in states)
-    count = layout.blocks[0][1]
-    opening = [
-        state.new_zeros((len(layers), count, state.shape[-1])).index_copy(
-            1, layout.carried, state.index_select(1, layout.carried_env)
-        )
-        for state in states
-    ]
+    opening = [opening_states(state, layout) for state in states]
     bias = layers[0].b_ih is not None
     flat = [parameter for weights in layers for parameter in weights if parameter is not None]
     if x.is_cuda:
@@ -100,13 +98,8 @@ def run_packed_by_torch(work: Slice) -> Outcome:
     else:
         out, hidden, cell = torch.lstm(rows, layout.batch_sizes, opening, *common)
         ended = (hidden, cell)
-    final = tuple(
-        state.masked_fill(layout.forgotten[:, None], 0).index_copy(
-            1, layout.final_env, after.index_select(1, layout.final_rank)
-        )
-        for state, after in zip(states, ended, strict=True)
-    )
-    return unpack(out, layout), final
+    finals = (final_states(*both, layout.final_rank, layout) for both in zip(states, ended, strict=True))
+    return unpack(out, layout), tuple(finals)
 
 
 def _join_for_cudnn(kind: Kind, flat: list[Tensor], layers: int) -> None:
@@ -180,12 +173,7 @@ def run_pad(work: Slice) -> Outcome:
 
     def run_layer(rows: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         padded = rows.new_zeros((steps * count, rows.shape[1])).index_copy(0, places, rows)
-        now: list[Tensor] = [
-            state.new_zeros((count, state.shape[-1])).index_copy(
-                0, layout.carried, state.index_select(0, layout.carried_env)
-            )
-            for state in initial
-        ]
+        now = [opening_states(state, layout) for state in initial]
         history: list[list[Tensor]] = [[] for _ in initial]
         for row in padded.unflatten(0, (steps, count)):
             now = _torch_cell(work.kind, row, now, weights)
@@ -195,7 +183,7 @@ def run_pad(work: Slice) -> Outcome:
             torch.cat(kept).index_select(0, places) if kept else rows.new_zeros((0, len(weights.w_hh[0])))
             for kept in history
         ]
-        return results[0], final_states(results, initial, layout)
+        return results[0], _finals(initial, results, layout)
 
     rows, finals = run_layers(pack(work.x, layout), work.states, work.layers, run_layer)
     return unpack(rows, layout), finals

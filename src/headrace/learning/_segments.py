@@ -7,7 +7,6 @@ the layout of torch's packed sequences. Suspended steps are left out altogether.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -140,14 +139,17 @@ def unpack(packed: Tensor, layout: Segments) -> Tensor:
     return grid.index_copy(0, layout.order, packed).unflatten(0, (layout.steps, layout.envs))
 
 
-def final_states(packed: Sequence[Tensor], initial: Sequence[Tensor], layout: Segments) -> list[Tensor]:
-    """The states of every environment after the slice, (B, H) each, from the packed states of one layer."""
-    return [
-        start.masked_fill(layout.forgotten[:, None], 0).index_copy(
-            0, layout.final_env, states.index_select(0, layout.final)
-        )
-        for states, start in zip(packed, initial, strict=True)
-    ]
+def opening_states(initial: Tensor, layout: Segments) -> Tensor:
+    """States (…, B, H) → those before the first block, (…, S, H): zero, except where a segment carries one in."""
+    count = layout.blocks[0][1] if layout.blocks else 0
+    opening = initial.new_zeros((*initial.shape[:-2], count, initial.shape[-1]))
+    return opening.index_copy(-2, layout.carried, initial.index_select(-2, layout.carried_env))
+
+
+def final_states(initial: Tensor, states: Tensor, rows: Tensor, layout: Segments) -> Tensor:
+    """The states of every environment after the slice, (…, B, H): ``states[…, rows, :]`` where there are any."""
+    kept = initial.masked_fill(layout.forgotten[:, None], 0)
+    return kept.index_copy(-2, layout.final_env, states.index_select(-2, rows))
 
 
 def check_sizes(input_size: int, hidden_size: int, num_layers: int) -> None:

@@ -41,6 +41,17 @@ def _tanh(x):
 
 
 @triton.jit
+def _step(t, resets_ptr, active_ptr, envs, rows_per_program: tl.constexpr):
+    """A program's environments, which of them exist, where their step t is, and its flags."""
+    row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
+    here = row < envs
+    at = tl.cast(t, tl.int64) * envs + row
+    reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
+    live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
+    return row, here, at, reset, live
+
+
+@triton.jit
 def _product_parts(states_ptr, w_ptr, row, here, reset, col, k, size, depth: tl.constexpr):
     """A tile of the states before a step, and where that of the first gate's weights is."""
     deep = k + tl.arange(0, depth)
@@ -78,12 +89,8 @@ def _gru_forward(
     states_ptr, saved_ptr, inner_ptr,
     steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    here = row < envs
     for t in range(steps):
-        at = tl.cast(t, tl.int64) * envs + row
-        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
+        _, here, at, reset, live = _step(t, resets_ptr, active_ptr, envs, rows_per_program)
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
@@ -117,12 +124,8 @@ def _gru_backward(
     d_ptr, d_h_ptr,
     steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    here = row < envs
     for back in range(steps):
-        at = tl.cast(steps - 1 - back, tl.int64) * envs + row
-        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
+        row, here, at, reset, live = _step(steps - 1 - back, resets_ptr, active_ptr, envs, rows_per_program)
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
@@ -165,12 +168,8 @@ def _lstm_forward(
     states_ptr, cells_ptr, saved_ptr,
     steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    here = row < envs
     for t in range(steps):
-        at = tl.cast(t, tl.int64) * envs + row
-        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
+        _, here, at, reset, live = _step(t, resets_ptr, active_ptr, envs, rows_per_program)
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
@@ -207,12 +206,8 @@ def _lstm_backward(
     d_ptr, d_h_ptr, d_c_ptr,
     steps, envs, size, rows_per_program: tl.constexpr, tile: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
-    here = row < envs
     for back in range(steps):
-        at = tl.cast(steps - 1 - back, tl.int64) * envs + row
-        reset = tl.load(resets_ptr + at, mask=here, other=0)[:, None] != 0
-        live = tl.load(active_ptr + at, mask=here, other=0)[:, None] != 0
+        row, here, at, reset, live = _step(steps - 1 - back, resets_ptr, active_ptr, envs, rows_per_program)
         for first in range(0, size, tile):
             col = first + tl.arange(0, tile)
             some = here[:, None] & (col < size)[None, :]
