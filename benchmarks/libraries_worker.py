@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,10 @@ def _small(value: Any) -> Any:
 
 
 def _described(library: str, settings: Any) -> Any:
-    from headrace.adapters._checkpoint import plain_settings
+    from headrace.adapters._checkpoint import plain
     from headrace.bench import describe_library
 
-    return describe_library(library, algorithm="PPO", settings=plain_settings(settings))
+    return describe_library(library, algorithm="PPO", settings=plain(asdict(settings)))
 
 
 def _peak_megabytes() -> float:
