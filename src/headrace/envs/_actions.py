@@ -13,6 +13,10 @@ from torch import Tensor
 
 from headrace.errors import ActionError, DeviceError, DtypeError, ShapeError
 
+_CHOICES = (torch.int64, torch.int32)
+_FLOATS = (torch.float32, torch.float64)
+_INTEGERS = (*_CHOICES, torch.int16, torch.int8, torch.uint8)
+
 
 def taken_actions(
     actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, everyone: Tensor
@@ -22,14 +26,14 @@ def taken_actions(
     The latter are fresh: float64 (n, A), or int64 (n,) for a Discrete space.
     """
     num_envs, device, rows = everyone.shape[0], everyone.device, everyone if active_ids is None else active_ids
-    if device.type == "cpu" and isinstance(space, spaces.Box):
-        actions = _of_right_kind(actions, space, num_envs, device)
+    actions = _of_right_kind(actions, space, num_envs, device)
+    if device.type == "cpu" and actions.is_floating_point():
         # one pass instead of a check, a selection and a cast
         given = np.ascontiguousarray(actions.numpy())
-        flat = given if given.ndim == 2 else given.reshape(num_envs, math.prod(given.shape[1:]))
+        flat = given.reshape(num_envs, math.prod(given.shape[1:]))
         chosen = np.empty((rows.shape[0], flat.shape[1]))
         if _kernels().take_rows(flat, rows.numpy(), chosen):
-            return actions, torch.from_numpy(chosen.reshape(-1, *given.shape[1:]) if given.ndim != 2 else chosen)
+            return actions, torch.from_numpy(chosen.reshape(rows.shape[0], *given.shape[1:]))
     actions = checked_actions(actions, space, active_ids, num_envs, device)
     return actions, actions.index_select(0, rows).to(torch.float64 if actions.is_floating_point() else torch.int64)
 
@@ -67,71 +71,85 @@ def checked_actions(
 ) -> Tensor:
     """The actions as given, without a gradient, once they are known to be safe for the active environments.
 
+    A Box of floats takes any finite number, as its environments do; out of range is refused for all other spaces.
+
     Args:
-        actions: (N, A) floats for a Box space, (N,) integers for a Discrete one.
+        actions: (N, A) floats for a Box space, (N,) integers for a Discrete one, integers for MultiDiscrete and integer
+            Box spaces, integers or bool for MultiBinary.
         space: the space of one environment's action.
         active_ids: int64 (n,), or None when all are active. Other rows are not looked at.
         num_envs: N.
         device: where the actions must be.
     """
     actions = _of_right_kind(actions, space, num_envs, device)
-    if isinstance(space, spaces.Discrete):
-        low, count = int(space.start), int(space.n)
-        fine = (actions >= low) & (actions < low + count)
-        wish = f"a choice in [{low}, {low + count})"
-    else:
+    if (limits := _limits(space, device)) is None:
         # a finite sum has finite terms only; anything else (an overflow, too) is looked at closely
         if math.isfinite(float(actions.sum())):
             return actions
-        fine = torch.isfinite(actions)
-        wish = "finite numbers"
+        fine, wish = torch.isfinite(actions), "finite numbers"
+    else:
+        low, high = limits
+        wide = actions.to(torch.int64)
+        fine = (wide >= low) & (wide <= high)
+        if isinstance(low, int):
+            wish = f"a choice in [{low}, {high + 1})"
+        else:
+            wish = f"values in [{low.tolist()}, {torch.as_tensor(high).tolist()}]"
     if not fine.all():
-        refuse_bad_rows(actions, fine.reshape(num_envs, -1).all(dim=1), active_ids, wish)
+        bad = (~fine.reshape(num_envs, -1).all(dim=1)).nonzero().squeeze(1)
+        if active_ids is not None:
+            bad = bad[torch.isin(bad, active_ids)]
+        if len(bad):
+            first = int(bad[0])
+            shown = ", ".join(str(int(i)) for i in bad[:8]) + (", …" if len(bad) > 8 else "")
+            raise ActionError(
+                f"actions: expected {wish}, got {actions[first].tolist()} for environment {first} "
+                f"(bad rows: {shown}); nothing was stepped"
+            )
     return actions
+
+
+def _limits(space: spaces.Space[object], device: torch.device) -> tuple[Tensor | int, Tensor | int] | None:
+    """The lowest and highest allowed value, int64 of the action's shape; None for a Box of floats."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = np.zeros(space.shape), np.ones(space.shape)
+    elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f":
+        low, high = space.low, space.high
+    else:
+        return None
+    return torch.as_tensor(low.astype(np.int64), device=device), torch.as_tensor(high.astype(np.int64), device=device)
 
 
 def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
     """The actions without a gradient, once it is known that they are a tensor of the right shape, device and dtype."""
-    actions = checked_rows(actions, space, num_envs, device)
-    if isinstance(space, spaces.Discrete):
-        if actions.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
-    elif actions.dtype not in (torch.float32, torch.float64):
-        raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
-    return actions
-
-
-def checked_rows(actions: Tensor, space: spaces.Space[object], num_envs: int, device: torch.device) -> Tensor:
-    """The actions without a gradient, once it is known that they are a tensor of the right shape and device."""
     if not isinstance(actions, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all typed
         raise DtypeError(
             f"actions: expected a torch tensor, got {type(actions).__name__}; "
             "use torch.as_tensor(actions), or gymnasium.make_vec for an environment that takes numpy arrays"
         )
-    # the simulator's memory must not become part of a policy's graph
-    actions = actions.detach()
+    if actions.requires_grad:  # the simulator's memory must not become part of a policy's graph
+        actions = actions.detach()
     expected = (num_envs, *(space.shape or ()))
-    if tuple(actions.shape) != expected:
+    if actions.shape != expected:
         raise ShapeError(
             f"actions: expected {expected}, got {tuple(actions.shape)}; "
             "pass one row per environment, suspended ones included (their rows are ignored)"
         )
     if actions.device != device:
         raise DeviceError(f"actions: expected device {device}, got {actions.device}; use actions.to({str(device)!r})")
+    if isinstance(space, spaces.Discrete):
+        if actions.dtype not in _CHOICES:
+            raise DtypeError(f"actions: expected int64 choices, got {actions.dtype}")
+    elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        if actions.dtype not in _FLOATS:
+            raise DtypeError(f"actions: expected float32 or float64, got {actions.dtype}; use actions.float()")
+    elif actions.dtype not in _INTEGERS and not (actions.dtype == torch.bool and isinstance(space, spaces.MultiBinary)):
+        raise DtypeError(f"actions: expected integers for {space}, got {actions.dtype}; use actions.long()")
     return actions
-
-
-def refuse_bad_rows(actions: Tensor, fine: Tensor, active_ids: Tensor | None, wish: str) -> None:
-    bad = (~fine).nonzero().squeeze(1)
-    if active_ids is not None:
-        bad = bad[torch.isin(bad, active_ids)]
-    if len(bad):
-        first = int(bad[0])
-        shown = ", ".join(str(int(i)) for i in bad[:8]) + (", …" if len(bad) > 8 else "")
-        raise ActionError(
-            f"actions: expected {wish}, got {actions[first].tolist()} for environment {first} "
-            f"(bad rows: {shown}); nothing was stepped"
-        )
 
 
 @functools.cache

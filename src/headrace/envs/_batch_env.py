@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace._device import to_device
 from headrace._kernels.threads import stop_workers
 from headrace.envs._actions import device_actions, refuse_actions, taken_actions
-from headrace.envs._compiled_rows import compiled_rows, has_own_functions
+from headrace.envs._compiled_rows import ROW_FUNCTIONS, compiled_rows
 from headrace.envs._compiled_step import CompiledStep
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
@@ -103,10 +103,8 @@ class BatchEnv(EpisodicEnv):
     """Every episode is a function of (seed, episode id, actions)."""
     no_identity: str = ""
 
-    @property
-    def fidelity(self) -> Literal["native"]:
-        """How a suspended environment is kept: it is skipped, exactly."""
-        return "native"
+    fidelity: Literal["native"] = "native"
+    """How a suspended environment is kept: it is skipped, exactly."""
 
     @property
     def frames_drawn(self) -> int:
@@ -131,54 +129,44 @@ class BatchEnv(EpisodicEnv):
             The observation of all N environments, and an info.
         """
         request = self._reset_request(options)
-        self._enter("reset")
-        try:
+        with self._alone("reset"):
             if seed is not None:
                 self._episodes.restart(check_seed(seed, of_all=request.ids is None))
             ids = self._episodes.everyone if request.ids is None else request.ids
             begin = len(ids) > 0
             obs = self._begin(ids, ids.cpu(), request.episode_ids, request.observe) if begin else self._held.rows()
-        finally:
-            self._busy = False
         self._ready, self._failure = True, ""
         return obs, {}
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
         wanted = None if observe is None else check_mask(observe, self.num_envs, self.device, name="observe")
-        compiled = self._usable() if ids is None or ids.shape[0] else None
-        restarts = self.autoreset == "same_step"
+        acting = self._episodes.everyone if ids is None else ids
+        refused: Tensor | None = None
+        if self.device.type == "cpu":
+            actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+        else:
+            actions, chosen, refused = device_actions(actions, self.task.action_space, ids, self._episodes.everyone)
+        if not acting.shape[0]:
+            return self._idle_step(wanted)
+        compiled, restarts = self._usable(), self.autoreset == "same_step"
         # observers see the step before the next episodes begin
         at_once = restarts and compiled is not None and not self._observers
         try:
-            done = None if compiled is None else compiled.step(actions, ids, self._wants_final_obs, at_once)
+            if compiled is None:
+                step, ended, host = self._step_rows(ids, actions, chosen, refused, wanted)
+            else:
+                step, ended = compiled.step(chosen, ids, self._wants_final_obs, at_once)
+                host = ended
+                if wanted is not None:
+                    step.info["observed"] = self._rows_to_read(ids, ended, wanted)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
-        if done is not None:
-            step, ended = done
-            host = ended
-            if wanted is not None:
-                step.info["observed"] = self._rows_to_read(ids, ended, wanted)
-        else:
-            at_once = False
-            refused: Tensor | None = None
-            if self.device.type == "cpu":
-                actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.everyone)
-            else:
-                actions, chosen, refused = device_actions(actions, self.task.action_space, ids, self._episodes.everyone)
-            if ids is not None and not ids.shape[0]:
-                return self._idle_step(wanted)
-            try:
-                step, ended, host = self._step_rows(ids, actions, chosen, refused, wanted)
-            except BaseException as error:  # also Ctrl-C; raised again
-                self._fail(error)
-                raise
         try:
             if self._observers:
                 self.timer.start("observers")
-                env_ids = self._episodes.everyone if ids is None else ids
-                self._show_step(env_ids, actions.detach(), step, self._states_for_observers(ids))
+                self._show_step(acting, actions, step, self._states_for_observers(ids))
         finally:
             # also when an observer raised: an ended episode must not go on
             if ended is not None and host is not None and restarts and not at_once:
@@ -188,10 +176,9 @@ class BatchEnv(EpisodicEnv):
 
     def _usable(self) -> CompiledStep | None:
         """The compiled form of the task, where it is that of all the functions and nobody looks between substeps."""
-        compiled = self._compiled
-        if compiled is None or has_own_functions(self.task) or (self._observers and self._needs("substeps")):
-            return None
-        return compiled
+        # asked at each step, since somebody may put a function into this very task late
+        plain = ROW_FUNCTIONS.isdisjoint(vars(self.task)) and not (self._observers and self._needs("substeps"))
+        return self._compiled if plain else None
 
     def _step_rows(
         self, ids: Tensor | None, actions: Tensor, chosen: Tensor, refused: Tensor | None, wanted: Tensor | None
@@ -372,9 +359,7 @@ class BatchEnv(EpisodicEnv):
         if self._needs("frames"):
             wanted = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         read = wanted.clone() if ids is None else wanted & self._mask_of(ids)
-        if ended_ids is not None:
-            self._mark(read, ended_ids)
-        return read
+        return read if ended_ids is None else read | self._mask_of(ended_ids)
 
     def _draw(self, read: Tensor | None, ended: Tensor) -> None:
         """Render the rows that will be read; a last observation only if somebody asked for final observations.

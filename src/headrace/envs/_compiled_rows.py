@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from headrace.envs._episode_state import EpisodeState
@@ -19,7 +20,7 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
-_ROW_FUNCTIONS = frozenset(("reset", "apply_action", "observe", "reward", "terminated", "success", "instructions"))
+ROW_FUNCTIONS = frozenset(("reset", "apply_action", "observe", "reward", "terminated", "success", "instructions"))
 
 
 class TaskArrays:
@@ -66,15 +67,10 @@ def compiled_rows(task: Task[Any], sim: Simulation, episodes: EpisodeState) -> C
 
     A subclass that overrides a row function without ``compiled`` is stepped by its own functions.
     """
-    if task.images or set(task.observation_space.spaces) != {"policy"}:
+    if task.images or set(task.observation_space.spaces) != {"policy"} or isinstance(task.action_space, Discrete):
         return None
     order = type(task).__mro__
     home = next(place for place, cls in enumerate(order) if "compiled" in vars(cls))
-    if has_own_functions(task) or any(not _ROW_FUNCTIONS.isdisjoint(vars(cls)) for cls in order[:home]):
+    if any(not ROW_FUNCTIONS.isdisjoint(vars(holder)) for holder in (task, *order[:home])):
         return None
     return task.compiled(TaskArrays(sim, episodes))
-
-
-def has_own_functions(task: Task[Any]) -> bool:
-    """Whether somebody has put a row function into this very task: asked at each step, since that may come late."""
-    return not _ROW_FUNCTIONS.isdisjoint(vars(task))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headrace.envs._batch_env import BatchEnv
 
 _NO_FLAGS = np.empty(0, np.bool_)
-_FLOATS = (torch.float32, torch.float64)
 
 
 class CompiledStep:
@@ -45,7 +44,6 @@ class CompiledStep:
         self._env = env
         self._rows = rows
         self._held = held
-        self._actions_shape = (env.num_envs, *(env.single_action_space.shape or ()))
         self._episodes = state = episodes
         self._active_set = active_set
         self._everyone = state.everyone.numpy()
@@ -57,7 +55,6 @@ class CompiledStep:
         self._sim = sim
         self._bad = sim.bad_counts
         self._ended = np.empty(env.num_envs, np.int64)
-        self._chosen = np.empty(self._actions_shape)
         self._obs = np.empty(held.shape)
         self._reward = np.empty(env.num_envs)
         self._terminated = np.empty(env.num_envs, np.bool_)
@@ -65,28 +62,15 @@ class CompiledStep:
 
     def step(
         self, actions: Tensor, active: Tensor | None, final_obs: bool, restart: bool
-    ) -> tuple[Step, Tensor | None] | None:
-        """One step of the ``active`` environments, int64 (n,), n > 0; None for all.
+    ) -> tuple[Step, Tensor | None]:
+        """One step of the ``active`` environments, int64 (n,), n > 0; None for all. ``actions``: float64 (n, A).
 
         Returns the step and the environments whose episodes ended, of which the next ones have begun with ``restart``;
-        otherwise :meth:`begin` starts them. Or None, with nothing changed, where the actions need the closer look of
-        the general way.
+        otherwise :meth:`begin` starts them.
         """
-        if (
-            type(actions) is not Tensor
-            or actions.shape != self._actions_shape
-            or actions.dtype not in _FLOATS
-            or actions.requires_grad
-            or not actions.is_cpu
-            or not actions.is_contiguous()
-        ):
-            return None
-        env, kernels = self._env, self._kernels
+        env, chosen = self._env, actions.numpy()
         ids = self._everyone if active is None else active.numpy()
         n, total = ids.shape[0], self._held.shape[0]
-        chosen = self._chosen[:n]
-        if not kernels.take_rows(actions.numpy(), ids, chosen):
-            return None
         timer, cfg = env.timer, env.task.cfg
         timer.start("task")
         self._rows.act(ids, chosen)
@@ -102,7 +86,7 @@ class CompiledStep:
             np.empty((3, total), np.bool_),
         )
         unfit = _NO_FLAGS if failed is None else np.isin(ids, failed)
-        count = kernels.settle_rows(
+        count = self._kernels.settle_rows(
             *(ids, obs, reward, terminated, unfit, self._bad, cfg.episode_length, self._steps, self._returns),
             *(self._held, shown, gain, flags, self._ended),
         )
@@ -120,13 +104,7 @@ class CompiledStep:
 
     def begin(self, env_ids: Tensor, episode_ids: Tensor | None = None) -> Obs:
         """Start episodes in ``env_ids`` (m,), their next ones or those given (m,); all rows, fresh."""
-        kernels, state, ids = self._kernels, self._episodes, env_ids.numpy()
-        kernels.begin_rows(
-            ids,
-            *(ids[:0] if episode_ids is None else episode_ids.numpy(), state.episode_stride),
-            *(self._episode_ids, self._next_ids, self._steps, self._returns),
-        )
-        kernels.clear_rows(ids, self._memory)
+        self._episodes.begin(env_ids, episode_ids)
         self._sim.reset(env_ids)
         return self._begin(env_ids)
 

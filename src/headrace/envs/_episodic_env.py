@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -149,8 +151,9 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
             observe: bool (N,): whose cameras will be read; None for all. Rows that end are always observed, and a
                 bridged environment observes whenever it steps.
         """
-        self._check_ready("step")
-        self._enter("step")
+        if self._busy or self.closed or not self._ready:
+            self._refuse("step")
+        self._busy = True
         try:
             return self._step(actions, observe)
         finally:
@@ -239,37 +242,46 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     def _mask_of(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self._mark(mask, ids)
-        return mask
-
-    def _mark(self, mask: Tensor, ids: Tensor) -> None:
         if self.device.type == "cpu":
             mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own
         else:
             mask[ids] = True
+        return mask
+
+    @contextmanager
+    def _alone(self, call: str) -> Generator[None]:
+        """Refuse a call from inside a step or reset (an observer, a task, another thread)."""
+        if self._busy:
+            self._refuse(call)
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def _check_open(self) -> None:
         if self.closed:
-            raise LifecycleError("the environment is closed; create a new one")
+            self._refuse("")
 
     def _check_ready(self, call: str) -> None:
-        self._check_open()
-        if self._failure:
-            raise LifecycleError(
-                f"{call}() called after a step or reset that failed halfway ({self._failure}); the environments no "
-                "longer belong together: call reset() to start all of them again"
-            )
-        if not self._ready:
-            raise LifecycleError(f"{call}() called before reset(); call reset() first")
+        if self.closed or not self._ready:
+            self._refuse(call)
 
-    def _enter(self, call: str) -> None:
-        """Refuse a call from inside a step or reset (an observer, a task, another thread)."""
+    def _refuse(self, call: str) -> NoReturn:
+        """Say why ``call`` cannot be made now."""
+        if self.closed:
+            raise LifecycleError("the environment is closed; create a new one")
         if self._busy:
             raise LifecycleError(
                 f"{call}() called while the environment steps or resets; call it after step() or reset() has returned, "
                 "and from one thread at a time"
             )
-        self._busy = True
+        if self._failure:
+            raise LifecycleError(
+                f"{call}() called after a step or reset that failed halfway ({self._failure}); the environments no "
+                "longer belong together: call reset() to start all of them again"
+            )
+        raise LifecycleError(f"{call}() called before reset(); call reset() first")
 
     def _fail(self, error: BaseException) -> None:
         """Note that a step or reset was interrupted halfway."""

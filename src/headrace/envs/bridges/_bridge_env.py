@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, cast
 
 import gymnasium
@@ -17,11 +16,12 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._device import to_device
+from headrace.envs._actions import checked_actions
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._recipe import EpisodeRules
 from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
-from headrace.envs.bridges._actions import as_action_space, checked_bridge_actions
+from headrace.envs.bridges._actions import as_action_space
 from headrace.envs.bridges._exchange import group_space
 from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
 from headrace.envs.bridges._held import held_of
@@ -189,17 +189,9 @@ class BridgeEnv(EpisodicEnv):
                 self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
         return ids
 
-    @contextmanager
-    def _alone(self, call: str) -> Generator[None]:
-        self._enter(call)
-        try:
-            yield
-        finally:
-            self._busy = False
-
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
-        actions = checked_bridge_actions(actions, self._action_space, ids, self.num_envs, self.device)
+        actions = checked_actions(actions, self._action_space, ids, self.num_envs, self.device)
         wanted = (
             None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
         )
