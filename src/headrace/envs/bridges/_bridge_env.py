@@ -23,8 +23,8 @@ from headrace.envs._reset_options import parse_reset_options
 from headrace.envs._snapshot import check_layout, checked_snapshot
 from headrace.envs.bridges._actions import as_action_space
 from headrace.envs.bridges._exchange import group_space
-from headrace.envs.bridges._executors import Backend, Fidelity, OverlappingBackend
-from headrace.envs.bridges._held import held_of
+from headrace.envs.bridges._executors import Backend, Fidelity
+from headrace.envs.bridges._held import HeldRows
 from headrace.envs.bridges.child import NO_SUCCESS_MEASURE
 from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.ids import check_ids, check_seed
@@ -62,7 +62,7 @@ class BridgeEnv(EpisodicEnv):
             **episodes: seed, autoreset, final_obs, episode_stride, as for :func:`headrace.bridge`.
         """
         num_envs = backend.exchange.layout.num_envs
-        self._held = held_of(backend.exchange)
+        self._held = HeldRows(backend.exchange)
         super().__init__(num_envs, self._held.device, {}, **episodes)
         self.name = name
         self.metadata = {"autoreset_mode": AUTORESET_MODES[self.autoreset], "render_modes": ["rgb_array"]}
@@ -73,7 +73,6 @@ class BridgeEnv(EpisodicEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.backend = backend
-        self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._background: set[int] = set()
         """Environments whose reset is under way."""
         self._knows_success = False
@@ -97,7 +96,7 @@ class BridgeEnv(EpisodicEnv):
     @property
     def no_identity(self) -> str:
         """Why episodes are not functions of (seed, episode id), as far as the simulator says; "" where they are."""
-        return "" if self.reseeds else str(getattr(self.backend, "no_identity", ""))
+        return "" if self.reseeds else self.backend.no_identity
 
     # --- episodes -----------------------------------------------------------------------------------------------
 
@@ -137,15 +136,12 @@ class BridgeEnv(EpisodicEnv):
     @property
     def overlaps_resets(self) -> bool:
         """Whether :meth:`begin_reset` works: environments of threads, processes and other interpreters."""
-        return self._overlapping is not None
+        return self.backend.overlaps_resets
 
     @property
     def resetting(self) -> Tensor:
         """bool (N,), a copy: who cannot act before a reset under way is done, their own or one of their process."""
-        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        if self._overlapping is not None:
-            mask[self._overlapping.resetting()] = True
-        return mask
+        return self._mask_of(torch.tensor(self.backend.resetting(), dtype=torch.int64, device=self.device))
 
     def begin_reset(self, options: dict[str, object] | None = None) -> None:
         """Begin new episodes in the background: other environments can be stepped meanwhile.
@@ -159,8 +155,7 @@ class BridgeEnv(EpisodicEnv):
         self._check_ready("begin_reset")
         request = parse_reset_options(options, self.num_envs, self.device)
         ids = self._episodes.everyone if request.ids is None else request.ids
-        backend = self._overlapping
-        if backend is None:
+        if not self.overlaps_resets:
             raise UnsupportedError(
                 f'begin_reset: {self.name} is reset where it is stepped; bridge it with executor="threads" or '
                 '"processes", or use reset()'
@@ -172,7 +167,7 @@ class BridgeEnv(EpisodicEnv):
             self._active_set.park(ids)
             seeds = self._next_seeds(ids, request.episode_ids)
             self._background.update(ids.tolist())
-            self._call_backend(lambda: backend.begin_reset(ids.tolist(), seeds))
+            self._call_backend(lambda: self.backend.begin_reset(ids.tolist(), seeds))
 
     def finish_resets(self, timeout: float | None = 0.0) -> Tensor:
         """Let environments act whose background reset is done; their ids, int64 (n,), ascending.
@@ -181,8 +176,7 @@ class BridgeEnv(EpisodicEnv):
         """
         self._check_ready("finish_resets")
         with self._alone("finish_resets"):
-            backend = self._overlapping
-            told = {} if backend is None else self._call_backend(lambda: backend.take_resets(timeout))
+            told = self._call_backend(lambda: self.backend.take_resets(timeout))
             ids = torch.tensor(sorted(told), dtype=torch.int64, device=self.device)
             if told:
                 self._background.difference_update(told)
@@ -343,9 +337,8 @@ class BridgeEnv(EpisodicEnv):
 
     def _drop_resets(self) -> None:
         """Everything begins anew: wait for the resets that are under way, and forget them."""
-        if self._overlapping is not None:
-            self._overlapping.drop_resets()
-            self._background.clear()
+        self.backend.drop_resets()
+        self._background.clear()
 
     def _check_settled(self, call: str, ids: Tensor) -> None:
         """Refuse what cannot be done with environments whose reset is under way."""

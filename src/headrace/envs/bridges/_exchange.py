@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace._leaves import Leaf as NestedLeaf
 from headrace._leaves import Path, leaves
-from headrace.envs.bridges.child import arrays_over
+from headrace.envs.bridges.child import arrays_over, row_leaves
 from headrace.errors import ConfigError, DtypeError, ShapeError
 
 Array: TypeAlias = NDArray[Any]
@@ -107,6 +107,8 @@ class Exchange:
         block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
         self.arrays: dict[str, Array] = arrays_over(block, layout.places())
         arrays = self.arrays
+        self.leaves = row_leaves(arrays, [(leaf.name, leaf.path) for leaf in layout.leaves])
+        """What ``child.write_row`` writes single observations by."""
         self.obs: dict[str, Array] = {leaf.name: arrays[f"obs:{leaf.name}"] for leaf in layout.leaves}
         self.actions = arrays["actions"]
         """Of the action space's dtype; the rows of environments that act are valid during a step."""

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,133 +20,111 @@ _T = TypeVar("_T")
 Fidelity: TypeAlias = Literal["native", "restore", "hold"]
 
 
-class Backend(Protocol):
+class Backend:
     """N environments behind an exchange, any of which can be reset and stepped.
 
     After ``reset`` and ``step`` the rows that were named hold the results: the true last observation where an episode
     ended, never the first of the next. Other rows are not written.
     """
 
-    @property
-    def exchange(self) -> Exchange | TensorExchange:
-        """What crosses between the environments and the bridge."""
-        ...
-
-    fidelity: Fidelity
+    exchange: Exchange | TensorExchange
+    """What crosses between the environments and the bridge."""
+    fidelity: Fidelity = "native"
     """How environments that do not act are kept."""
-    reseeds: bool
+    reseeds: bool = True
     """Whether an episode is a function of the seed that its reset gets."""
-    resets_some: bool
+    no_identity: str = ""
+    """Why it is not, as far as the simulator says."""
+    resets_some: bool = True
     """Whether some environments can be reset without the others."""
+    overlaps_resets: bool = False
+    """Whether :meth:`begin_reset` works: environments are reset in the background, while others are stepped."""
+
+    def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
+        """Have environments (ascending) do something; one entry of ``more``, and of what comes back, for each, if any.
+
+        ``reset`` (more: seeds) starts episodes and gives instructions, "" where there is none; ``step`` takes the
+        actions on the exchange; ``save`` gives states, or raises UnsupportedError where they cannot be had; ``restore``
+        (more: states) puts back; ``render`` gives what the environments' own gives.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override call(name, env_ids, more)")
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each environment (ascending) from its seed; its instruction, "" where there is none."""
-        ...
+        """Start an episode in each environment from its seed; its instruction."""
+        return self.call("reset", env_ids, seeds)
 
     def step(self, env_ids: Sequence[int]) -> None:
-        """Step each environment (ascending) with its action on the exchange."""
-        ...
+        """Step each environment with its action on the exchange."""
+        self.call("step", env_ids, ())
 
     def save(self) -> list[object]:
-        """The state of every environment; raises UnsupportedError where that cannot be had."""
-        ...
+        """The state of every environment."""
+        return self.call("save", range(self.exchange.layout.num_envs), ())
 
     def restore(self, states: Sequence[object]) -> None:
         """Put every environment back."""
-        ...
+        self.call("restore", range(len(states)), states)
 
     def render(self, env_ids: Sequence[int]) -> list[object]:
         """What the ``render`` of each of some environments gives."""
-        ...
-
-    def close(self) -> None:
-        """Release the environments and whoever stepped them."""
-        ...
-
-
-@runtime_checkable
-class OverlappingBackend(Backend, Protocol):
-    """A backend that resets environments in the background, while others are stepped."""
+        return self.call("render", env_ids, ())
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment; it must not be stepped before it is taken."""
-        ...
+        raise NotImplementedError
 
     def take_resets(self, timeout: float | None) -> dict[int, str]:
         """Instructions of the environments that are ready, by id; raises what a reset raised.
 
         Waits until one is, for so many seconds (None: as long as it takes); empty where none is under way.
         """
-        ...
+        del timeout
+        return {}
 
     def resetting(self) -> list[int]:
         """Environments that cannot be stepped without waiting for a reset: their own, or one of their worker."""
-        ...
+        return []
 
     def drop_resets(self) -> None:
         """Wait for the resets that are under way, whatever they give."""
-        ...
+
+    def close(self) -> None:
+        """Release the environments and whoever stepped them."""
+        raise NotImplementedError
 
 
-class InlineBackend:
+class InlineBackend(Backend):
     """All environments in this process, one after the other."""
-
-    fidelity: Fidelity = "native"
-    reseeds = True
-    resets_some = True
 
     def __init__(self, group: EnvGroup, exchange: Exchange, on_close: Callable[[], None] | None = None) -> None:
         """Step ``group``; ``on_close`` replaces closing its environments where somebody else owns them."""
         self.exchange = exchange
         self._group = group
-        self._on_close = group.close if on_close is None else on_close
-
-    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each environment."""
-        return self._group.call("reset", env_ids, seeds)
-
-    def step(self, env_ids: Sequence[int]) -> None:
-        """Step each environment."""
-        self._group.call("step", env_ids, ())
-
-    def save(self) -> list[object]:
-        """The state of every environment as bytes."""
-        return self._group.call("save", range(self.exchange.layout.num_envs), ())
-
-    def restore(self, states: Sequence[object]) -> None:
-        """Put every environment back."""
-        self._group.call("restore", range(len(states)), states)
-
-    def render(self, env_ids: Sequence[int]) -> list[object]:
-        """One picture of each environment."""
-        return self._group.call("render", env_ids, ())
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._on_close()
+        self.call = group.call
+        self.close = group.close if on_close is None else on_close
 
 
-class ThreadBackend(InlineBackend):
+class ThreadBackend(Backend):
     """All environments in this process, stepped by a few threads: for those that release Python's lock, as MuJoCo."""
 
+    overlaps_resets = True
+
     def __init__(self, group: EnvGroup, exchange: Exchange, workers: int) -> None:
-        super().__init__(group, exchange)
+        self.exchange = exchange
+        self._group = group
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-bridge")
         # of their own: a reset that takes seconds must not keep a step waiting for a thread
         self._reset_pool = ThreadPoolExecutor(workers, thread_name_prefix="headrace-reset")
         self._resets: dict[Future[list[str]], int] = {}
 
-    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each environment."""
+    def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
+        """Reset and step on the threads, the rest here."""
+        if name not in ("reset", "step"):
+            return self._group.call(name, env_ids, more)
         parts = split(len(env_ids), self._workers)
-        told = _finish([self._pool.submit(self._group.call, "reset", env_ids[part], seeds[part]) for part in parts])
-        return [text for part in told for text in part]
-
-    def step(self, env_ids: Sequence[int]) -> None:
-        """Step each environment."""
-        parts = split(len(env_ids), self._workers)
-        _finish([self._pool.submit(self._group.call, "step", env_ids[part], ()) for part in parts])
+        done = _finish([self._pool.submit(self._group.call, name, env_ids[part], more[part]) for part in parts])
+        return [text for part in done for text in part]
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment, each by itself."""
@@ -171,7 +149,7 @@ class ThreadBackend(InlineBackend):
         """Stop the threads and close the environments."""
         self._reset_pool.shutdown(cancel_futures=True)
         self._pool.shutdown()
-        super().close()
+        self._group.close()
 
 
 def split(count: int, workers: int) -> list[slice]:

@@ -47,7 +47,6 @@ _LOG = logging.getLogger("headrace.bridge")
 _CLOSE_SECONDS = 5.0
 _TAIL_LINES = 20
 _TOKEN = "HEADRACE_TOKEN"
-_RESULTS = ("reward", "terminated", "truncated", "success")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +289,7 @@ class ForeignWorker:
                     raise ValueError
                 return told
             case "step":
-                self._read_rows(body, _RESULTS)
+                self._read_rows(body, child.RESULTS)
             case "save":
                 return _pieces(body, head["sizes"])
             case "render":
@@ -410,14 +409,7 @@ def _mapped(descriptor: int, nbytes: int) -> memoryview:
 
 
 def _pieces(body: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """A body cut into pieces, which must be all of it."""
-    if sum(sizes) != len(body) or min(sizes, default=0) < 0:
-        raise WorkerLostError(
-            f"a child: expected {list(sizes)[:8]} bytes of rows, got {len(body)}; it must run headrace's child.py"
-        )
-    pieces: list[bytes] = []
-    offset = 0
-    for size in sizes:
-        pieces.append(body[offset : offset + size])
-        offset += size
-    return pieces
+    try:
+        return child.pieces(body, sizes)
+    except child.RefusedError as error:
+        raise WorkerLostError(f"a child: {error} of rows; it must run headrace's child.py") from error

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.bridges._exchange import Exchange, ExchangeLayout
+from headrace.envs.bridges.child import NO_SUCCESS_MEASURE
 from headrace.errors import DtypeError, ShapeError
 from headrace.types import Obs
 
@@ -27,92 +28,33 @@ class Results(NamedTuple):
     """bool (n,): rows with a number that is not finite; None if there are none."""
 
 
-class HeldArrays:
-    """The rows of a bridge over an exchange in this machine's memory; ``shown`` and ``rows`` give copies.
-
-    Arrays, since torch cannot index every unsigned type of a space.
-    """
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.device = torch.device("cpu")
-        self._exchange = exchange
-        self._held: dict[str, NDArray[Any]] = {
-            group: np.zeros(rows.shape, rows.dtype) for group, rows in exchange.obs.items()
-        }
-
-    def write_actions(self, actions: Tensor, active_ids: Tensor | None) -> None:
-        """Hand over the actions of the environments that act, in the dtype of the space; the others stay."""
-        target = self._exchange.actions
-        if active_ids is None:
-            np.copyto(target, actions.detach().numpy(), casting="unsafe")
-        else:
-            target[active_ids.numpy()] = actions.detach().index_select(0, active_ids).numpy().astype(target.dtype)
-
-    def results(self, rows: Tensor) -> Results:
-        """What the last step made of ``rows``, int64 (n,)."""
-        exchange, ids = self._exchange, rows.numpy()
-        reward, terminated, truncated = exchange.reward[ids], exchange.terminated[ids], exchange.truncated[ids]
-        # a reward of 1e60 is infinite as float32, which is what the caller would see
-        finite = self._finite(ids) & (np.abs(reward) <= _FLOAT32_MAX)
-        return Results(
-            *map(torch.from_numpy, (reward, terminated, truncated)),
-            diverged=None if finite.all() else torch.from_numpy(~finite),
-        )
-
-    def not_finite(self, rows: Tensor) -> Tensor | None:
-        """bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
-        finite = self._finite(rows.numpy())
-        return None if finite.all() else torch.from_numpy(~finite)
-
-    def _finite(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        finite = np.ones(len(ids), np.bool_)
-        for values in self._exchange.obs.values():
-            if values.dtype.kind == "f":
-                finite &= np.isfinite(values[ids]).reshape(len(ids), -1).all(axis=1)
-        return finite
-
-    def success(self, rows: Tensor) -> Tensor:
-        """int8 (n,): 1, 0, or that there is no such measure."""
-        return torch.from_numpy(self._exchange.success[rows.numpy()])
-
-    def hold(self, rows: Tensor) -> None:
-        """Take over the observation of ``rows`` from the last step or reset."""
-        ids = rows.numpy()
-        for group, held in self._held.items():
-            if len(ids) == len(held):  # one copy; choosing rows takes two
-                np.copyto(held, self._exchange.obs[group])
-            else:
-                held[ids] = self._exchange.obs[group][ids]
-
-    def shown(self) -> Obs:
-        """The observation of every environment."""
-        return {group: torch.from_numpy(held.copy()) for group, held in self._held.items()}
-
-    def rows(self, rows: Tensor) -> Obs:
-        """The observation of some environments."""
-        return {group: torch.from_numpy(held[rows.numpy()]) for group, held in self._held.items()}
-
-    def load(self, obs: Obs) -> None:
-        """Take over the observations of a snapshot."""
-        for group, values in self._held.items():
-            np.copyto(values, obs[group].numpy())
-
-
 class TensorExchange:
-    """What crosses between a batched simulator and the bridge: tensors (N, …) on the simulator's device.
+    """What crosses between environments and the bridge: tensors (N, …) on one device.
 
-    The simulator's own tensors lie here between a step and the moment they are held; nothing is copied for it.
+    Those of a batched simulator are its own, and lie here between a step and the moment they are held; nothing is
+    copied for it. Those of an :class:`Exchange` are views of its memory (:meth:`over`).
     """
 
-    def __init__(self, layout: ExchangeLayout, device: torch.device, idle_action: Tensor) -> None:
+    def __init__(
+        self, layout: ExchangeLayout, device: torch.device, idle_action: Tensor | None, actions: Tensor
+    ) -> None:
         self.layout, self.device = layout, device
         self.idle_action = idle_action
-        self.actions = idle_action.expand(layout.num_envs, *layout.action_shape).clone()
-        """Fresh for each step; rows that nobody acts in have the idle action."""
+        """For simulators that get fresh actions for each step: what rows play that nobody acts in."""
+        self.actions = actions
         self.obs: dict[str, Tensor] = {}
         self.reward, self.terminated, self.truncated = (torch.empty(0),) * 3
         self.success: Tensor | None = None
         self._leaves = [(leaf, getattr(torch, str(leaf.dtype))) for leaf in layout.leaves]
+
+    @classmethod
+    def over(cls, exchange: Exchange) -> TensorExchange:
+        """Views of an exchange in this machine's memory."""
+        views = cls(exchange.layout, torch.device("cpu"), None, _view(exchange.actions))
+        views.obs = {name: _view(rows) for name, rows in exchange.obs.items()}
+        for name in ("reward", "terminated", "truncated", "success"):
+            setattr(views, name, torch.from_numpy(exchange.arrays[name]))
+        return views
 
     def write_obs(self, obs: object) -> None:
         """Take a batched observation, with its shapes and dtypes checked."""
@@ -129,32 +71,33 @@ class TensorExchange:
             self.obs[leaf.name] = value.to(dtype)
 
 
-class HeldTensors:
-    """As :class:`HeldArrays`, over tensors on the simulator's device."""
+class HeldRows:
+    """The rows of a bridge on one device; ``shown`` and ``rows`` give copies."""
 
-    def __init__(self, exchange: TensorExchange) -> None:
-        self.device = exchange.device
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange | TensorExchange) -> None:
+        self._exchange = exchange if isinstance(exchange, TensorExchange) else TensorExchange.over(exchange)
+        self.device = self._exchange.device
         layout = exchange.layout
+        self._dtypes = {leaf.name: getattr(torch, str(leaf.dtype)) for leaf in layout.leaves}
+        # torch cannot index every unsigned type of a space: these are held as signed ones of the same bits
         self._held: Obs = {
-            leaf.name: torch.zeros(
-                (layout.num_envs, *leaf.shape), dtype=getattr(torch, str(leaf.dtype)), device=self.device
-            )
+            leaf.name: _view(np.zeros((layout.num_envs, *leaf.shape), leaf.dtype)).to(self.device)
             for leaf in layout.leaves
         }
 
     def write_actions(self, actions: Tensor, active_ids: Tensor | None) -> None:
-        """Hand over the actions of the environments that act."""
+        """Hand over the actions of the environments that act, in the dtype of the space; the others stay."""
         exchange = self._exchange
+        if exchange.idle_action is not None:
+            exchange.actions = exchange.idle_action.expand(exchange.actions.shape).clone()
+        target = exchange.actions
         if active_ids is None:
-            exchange.actions = actions.to(exchange.idle_action.dtype, copy=True)
-            return
-        shape = (exchange.layout.num_envs, *exchange.layout.action_shape)
-        exchange.actions = exchange.idle_action.expand(shape).clone()
-        exchange.actions.index_copy_(0, active_ids, actions.index_select(0, active_ids).to(exchange.actions.dtype))
+            target.copy_(actions)
+        else:
+            target.index_copy_(0, active_ids, actions.index_select(0, active_ids).to(target.dtype))
 
     def results(self, rows: Tensor) -> Results:
-        """What the last step made of ``rows``."""
+        """What the last step made of ``rows``, int64 (n,)."""
         exchange = self._exchange
         everyone = rows.shape[0] == exchange.layout.num_envs
         reward, terminated, truncated = (
@@ -164,39 +107,40 @@ class HeldTensors:
         return Results(reward, terminated, truncated, self._diverged(rows, reward))
 
     def not_finite(self, rows: Tensor) -> Tensor | None:
-        """bool (n,), or None."""
+        """bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
         return self._diverged(rows, torch.zeros((), device=self.device))
 
     def success(self, rows: Tensor) -> Tensor:
-        """int8 (n,)."""
+        """int8 (n,): 1, 0, or that there is no such measure."""
         success = self._exchange.success
         if success is None:
-            return torch.full(rows.shape, -1, dtype=torch.int8, device=self.device)
+            return torch.full(rows.shape, NO_SUCCESS_MEASURE, dtype=torch.int8, device=self.device)
         return success.index_select(0, rows)
 
     def hold(self, rows: Tensor) -> None:
-        """Take over the observation of ``rows``."""
+        """Take over the observation of ``rows`` from the last step or reset."""
         for group, held in self._held.items():
             values = self._exchange.obs[group]
-            if rows.shape[0] == held.shape[0]:
+            if rows.shape[0] == held.shape[0]:  # one copy; choosing rows takes two
                 held.copy_(values)
             else:
                 held.index_copy_(0, rows, values.index_select(0, rows))
 
     def shown(self) -> Obs:
         """The observation of every environment."""
-        return {group: held.clone() for group, held in self._held.items()}
+        return {group: held.clone().view(self._dtypes[group]) for group, held in self._held.items()}
 
     def rows(self, rows: Tensor) -> Obs:
         """The observation of some environments."""
-        return {group: held.index_select(0, rows) for group, held in self._held.items()}
+        return {group: held.index_select(0, rows).view(self._dtypes[group]) for group, held in self._held.items()}
 
     def load(self, obs: Obs) -> None:
         """Take over the observations of a snapshot."""
         for group, held in self._held.items():
-            held.copy_(obs[group])
+            held.copy_(obs[group].view(held.dtype))
 
     def _diverged(self, rows: Tensor, reward: Tensor) -> Tensor | None:
+        """A reward of 1e60 is infinite as float32, which is what the caller would see."""
         everyone = rows.shape[0] == self._exchange.layout.num_envs
         floats = [
             values if everyone else values.index_select(0, rows)
@@ -220,11 +164,6 @@ class HeldTensors:
         return None if bool(finite.all()) else ~finite
 
 
-def held_of(exchange: Exchange | TensorExchange) -> HeldArrays | HeldTensors:
-    """What holds the rows of an exchange."""
-    return HeldTensors(exchange) if isinstance(exchange, TensorExchange) else HeldArrays(exchange)
-
-
 def as_tensor(value: Any, device: torch.device) -> Tensor:
     """A tensor on ``device`` of an array of torch, numpy, or whoever speaks DLPack; memory is shared where it can "
     "be."""
@@ -235,3 +174,9 @@ def as_tensor(value: Any, device: torch.device) -> Tensor:
         else:
             value = torch.from_dlpack(value)
     return value.detach().to(device)
+
+
+def _view(array: NDArray[Any]) -> Tensor:
+    """A tensor over the memory of an array, unsigned numbers of several bytes as signed ones."""
+    wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
+    return torch.from_numpy(array.view(f"i{array.dtype.itemsize}") if wide else array)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.bridges._actions import as_action_space, exchange_layout, idle_action
-from headrace.envs.bridges._executors import Fidelity
+from headrace.envs.bridges._executors import Backend, Fidelity
 from headrace.envs.bridges._frames import space_from_json
 from headrace.envs.bridges._held import TensorExchange, as_tensor
 from headrace.envs.bridges._texts import instruction_path, instructions_of
-from headrace.envs.bridges.child import RefusedError, RowSimulation, space_to_json
+from headrace.envs.bridges.child import RefusedError, RowSimulation, space_to_json, success_of
 from headrace.envs.bridges.child import UnsupportedError as ChildUnsupportedError
 from headrace.errors import ConfigError, EnvError, HeadraceError, UnsupportedError
 
@@ -73,10 +73,8 @@ class RowSimulator(Protocol):
         ...
 
 
-class RowBackend:
+class RowBackend(Backend):
     """A batched simulator behind an exchange of tensors on its device."""
-
-    resets_some = True
 
     def __init__(self, sim: RowSimulator) -> None:
         """Take over ``sim``; ``close`` closes it."""
@@ -102,8 +100,9 @@ class RowBackend:
         for leaf in layout.leaves:
             if str(leaf.dtype) not in _NUMBERS:
                 raise ConfigError(f"observation {leaf.name!r}: expected one of {_NUMBERS}, got {leaf.dtype}")
-        idle = torch.from_numpy(idle_action(as_action_space(self.action_space)))
-        self.exchange = TensorExchange(layout, self._device, idle.to(self._device))
+        idle = torch.from_numpy(idle_action(as_action_space(self.action_space))).to(self._device)
+        actions = idle.expand(layout.num_envs, *layout.action_shape).clone()
+        self.exchange = self._exchange = TensorExchange(layout, self._device, idle, actions)
 
     @property
     def held_ends(self) -> int:
@@ -113,12 +112,12 @@ class RowBackend:
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
         """Start an episode in each environment."""
         obs, info = self._called("reset_rows", lambda: self._rows.reset(env_ids, seeds))
-        self.exchange.write_obs(obs)
+        self._exchange.write_obs(obs)
         return instructions_of(obs, info, None, env_ids)
 
     def step(self, env_ids: Sequence[int]) -> None:
         """Step the environments of ``env_ids``; the others stand still."""
-        exchange = self.exchange
+        exchange = self._exchange
         count = exchange.layout.num_envs
         active = np.ones(count, np.bool_)
         if len(env_ids) != count:
@@ -130,11 +129,8 @@ class RowBackend:
         exchange.reward = self._flags("reward", reward, torch.float64)
         exchange.terminated = self._flags("terminated", terminated, torch.bool)
         exchange.truncated = self._flags("truncated", truncated, torch.bool)
-        exchange.success = None
-        for key in ("is_success", "success"):
-            if info.get(key) is not None:
-                exchange.success = (self._flags(key, info[key], torch.float64) > 0).to(torch.int8)
-                break
+        said = success_of(info)
+        exchange.success = None if said is None else (self._flags("success", said, torch.float64) > 0).to(torch.int8)
 
     def save(self) -> list[object]:
         """The state of all rows; arrays of numpy as tensors, which a file may hold without being unpickled."""
@@ -158,7 +154,7 @@ class RowBackend:
 
     def _flags(self, name: str, values: Any, dtype: torch.dtype) -> Tensor:
         tensor = as_tensor(values, self._device).to(dtype)
-        expected = (self.exchange.layout.num_envs,)
+        expected = (self._exchange.layout.num_envs,)
         if tuple(tensor.shape) != expected:
             raise EnvError(f"{name}: expected one per row, {expected}, of step, got {tuple(tensor.shape)}")
         return tensor

@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import spaces
 
 from headrace._leaves import Path, leaves
+from headrace.envs.bridges.child import told_by
 from headrace.errors import ConfigError
 
 INSTRUCTION_KEYS = ("instruction", "language_instruction", "task_description", "prompt")
@@ -31,21 +32,8 @@ def instruction_path(space: spaces.Space[Any]) -> Path | None:
 
 def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, env_ids: Sequence[int]) -> list[str]:
     """What the environments ``env_ids`` of a vector environment say at the start of an episode."""
-    told: list[str] = []
     texts: Any = obs
     for part in path or ():
         texts = texts[part]
-    for env_id in env_ids:
-        found = ""
-        for key in INSTRUCTION_KEYS:
-            values = infos.get(key)
-            if values is None:
-                continue
-            said = values if isinstance(values, str) else values[env_id]
-            if isinstance(said, str):
-                found = said
-                break
-        else:
-            found = "" if path is None else str(texts[env_id])
-        told.append(found)
-    return told
+    told = [(told_by(infos, INSTRUCTION_KEYS, env_id), env_id) for env_id in env_ids]
+    return [said if said is not None else "" if path is None else str(texts[env_id]) for said, env_id in told]

@@ -10,9 +10,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 
 from headrace.envs.bridges._exchange import Array, Exchange
-from headrace.envs.bridges._executors import Fidelity
+from headrace.envs.bridges._executors import Backend, Fidelity
 from headrace.envs.bridges._texts import instruction_path, instructions_of
-from headrace.envs.bridges.child import NO_SUCCESS_MEASURE, RefusedError, changed_text, row_leaves, write_row
+from headrace.envs.bridges.child import NO_SUCCESS_MEASURE, SUCCESS_KEYS, RefusedError, changed_text, write_row
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
 AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
@@ -25,7 +25,7 @@ Restore: TypeAlias = Callable[[AnyVectorEnv, int, object], None]
 """``restore(vector_env, i, saved)``: put environment i back; the same ``saved`` may come many times."""
 
 
-class VectorBackend:
+class VectorBackend(Backend):
     """All N environments are stepped; those that should rest play the idle action.
 
     With ``save`` and ``restore`` they are put back after each step (fidelity ``restore``); without, they drift and
@@ -43,7 +43,7 @@ class VectorBackend:
         restore: Restore | None,
         wants_final_obs: bool,
     ) -> None:
-        self.exchange = exchange
+        self.exchange = self._exchange = exchange
         self.held_ends = 0
         """How many episodes ended only because a resting environment was held, not frozen."""
         self.mode = autoreset_mode(vector)
@@ -89,14 +89,14 @@ class VectorBackend:
         self._over[rows] = False
         for env_id in env_ids:
             self._saved.pop(env_id, None)
-        self.exchange.write_batch(rows, obs)
+        self._exchange.write_batch(rows, obs)
         if self._text_path is not None:
             self._texts.update(zip(env_ids, instructions_of(obs, {}, self._text_path, env_ids), strict=True))
         return instructions_of(obs, infos, self._text_path, env_ids)
 
     def step(self, env_ids: Sequence[int]) -> None:
         """Step everybody; write the rows of ``env_ids``; put back or hold the others."""
-        exchange, vector = self.exchange, self._vector
+        exchange, vector = self._exchange, self._vector
         rows = np.asarray(env_ids, dtype=np.int64)
         idle = np.ones(len(self._seeds), dtype=np.bool_)
         idle[rows] = False
@@ -204,25 +204,24 @@ class VectorBackend:
                 "got none; pass final_obs=False to do without the last observation"
             )
         if isinstance(final, np.ndarray) and final.dtype == object:
-            leaves = row_leaves(self.exchange.arrays, [(leaf.name, leaf.path) for leaf in self.exchange.layout.leaves])
             try:
                 for env_id in ended.tolist():
-                    write_row(leaves, env_id, final[env_id])
+                    write_row(self._exchange.leaves, env_id, final[env_id])
             except RefusedError as error:
                 raise EnvError(str(error)) from error
         else:
-            self.exchange.write_batch(ended, final)
+            self._exchange.write_batch(ended, final)
 
     def _write_success(self, ended: NDArray[np.int64], infos: Mapping[str, Any]) -> None:
         if not len(ended):
             return
         source: Mapping[str, Any] = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
-        for key in ("is_success", "success"):
+        for key in SUCCESS_KEYS:
             if key in source:
                 given = np.asarray(source.get(f"_{key}", np.ones(len(self._seeds), dtype=np.bool_)), dtype=np.bool_)
                 values = np.asarray(source[key])
                 for env_id in ended[given[ended]].tolist():
-                    self.exchange.success[env_id] = bool(values[env_id])
+                    self._exchange.success[env_id] = bool(values[env_id])
                 return
 
     def _called(self, call: str, function: Callable[[], Any]) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any, Protocol
 
 from headrace.envs.bridges._exchange import Exchange
-from headrace.envs.bridges._executors import Fidelity
+from headrace.envs.bridges._executors import Backend, Fidelity
 from headrace.errors import ConfigError, EnvError, HeadraceError, LifecycleError, UnsupportedError
 
 # the clock of poll ends soon after
@@ -62,10 +62,10 @@ class Worker(Protocol):
         ...
 
 
-class WorkerBackend:
+class WorkerBackend(Backend):
     """Environments dealt out in turn, so that any run of neighbors is work for all; rows lie in the exchange."""
 
-    resets_some = True
+    overlaps_resets = True
 
     def __init__(
         self,
@@ -94,30 +94,24 @@ class WorkerBackend:
         """The process ids of the workers of this machine."""
         return [worker.pid for worker in self.workers if worker.pid is not None]
 
-    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """Start an episode in each environment."""
-        seed_of = dict(zip(env_ids, seeds, strict=True))
-        told = self._command("reset", env_ids, lambda mine: [seed_of[env_id] for env_id in mine])
-        return [str(told[env_id]) for env_id in env_ids]
-
-    def step(self, env_ids: Sequence[int]) -> None:
-        """Step each environment."""
-        self._command("step", env_ids, lambda _: [])
-
-    def save(self) -> list[object]:
-        """The state of every environment as bytes."""
-        everyone = range(self.exchange.layout.num_envs)
-        saved = self._command("save", everyone, lambda _: [])
-        return [saved[env_id] for env_id in everyone]
-
-    def restore(self, states: Sequence[object]) -> None:
-        """Put every environment back."""
-        self._command("restore", range(len(states)), lambda mine: [states[env_id] for env_id in mine])
-
-    def render(self, env_ids: Sequence[int]) -> list[object]:
-        """One picture of each environment, drawn by its worker."""
-        drawn = self._command("render", env_ids, lambda _: [])
-        return [drawn[env_id] for env_id in env_ids]
+    def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
+        """Have every worker that has some of ``env_ids`` do something, all at once."""
+        given = dict(zip(env_ids, more, strict=False))
+        asked: list[tuple[Worker, list[int]]] = []
+        results: dict[int, Any] = {}
+        failure: WorkerFailedError | None = None
+        with self._guard():
+            for worker, mine in self._free(env_ids):
+                worker.send(name, mine, [given[env_id] for env_id in mine if given])
+                asked.append((worker, mine))
+            for worker, mine in asked:
+                try:
+                    results.update(zip(mine, worker.receive(name), strict=False))
+                except WorkerFailedError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure.error
+        return [results[env_id] for env_id in env_ids if results]
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment; a worker does nothing else until that is done."""
@@ -159,24 +153,6 @@ class WorkerBackend:
         if not self._closed:
             self._closed = True
             end_workers(self.workers)
-
-    def _command(self, call: str, env_ids: Sequence[int], more: Callable[[list[int]], list[Any]]) -> dict[int, object]:
-        """Have every worker that has some of ``env_ids`` do something, all at once; answers by env id."""
-        asked: list[tuple[Worker, list[int]]] = []
-        results: dict[int, object] = {}
-        failure: WorkerFailedError | None = None
-        with self._guard():
-            for worker, mine in self._free(env_ids):
-                worker.send(call, mine, more(mine))
-                asked.append((worker, mine))
-            for worker, mine in asked:
-                try:
-                    results.update(zip(mine, worker.receive(call), strict=False))
-                except WorkerFailedError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure.error
-        return results
 
     def _free(self, env_ids: Sequence[int]) -> Generator[tuple[Worker, list[int]]]:
         """Every worker that has some of ``env_ids``, and which; a reset under way in it is waited for."""

@@ -50,7 +50,8 @@ _LARGEST_GREETING = 1 << 20
 _GREETING_SECONDS = 30.0
 NO_SUCCESS_MEASURE = -1
 _WITH_THE_FIRST = b"-"
-_RESULTS = ("reward", "terminated", "truncated", "success")
+RESULTS = ("reward", "terminated", "truncated", "success")
+SUCCESS_KEYS = ("is_success", "success")
 
 
 class RefusedError(Exception):
@@ -105,9 +106,15 @@ def _exactly(stream: Any, size: int) -> bytes:
 
 def space_to_json(space: Any) -> dict[str, Any]:
     """A space of Gymnasium or Gym, known by the name of its class, or a plain dict that describes one."""
+    kinds = _kinds(space)
+    if "Dict" in kinds:
+        parts = _parts(space)
+        items = parts.items() if hasattr(parts, "items") else parts
+        return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in items]}
+    if "Tuple" in kinds:
+        return {"type": "tuple", "spaces": [space_to_json(part) for part in _parts(space)]}
     if isinstance(space, dict):
-        return _described(space)  # pyright: ignore[reportUnknownArgumentType]  # checked there
-    kinds = [kind.__name__ for kind in type(space).__mro__]
+        return _described_box(space) if "Box" in kinds else space  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # checked by the parent
     if "Box" in kinds:
         return _box(space.low, space.high, np.dtype(space.dtype))
     if "Discrete" in kinds:
@@ -125,33 +132,30 @@ def space_to_json(space: Any) -> dict[str, Any]:
         return {"type": "multi_binary", "shape": list(space.shape)}
     if "Text" in kinds:
         return {"type": "text", "max_length": int(space.max_length)}
-    if "Dict" in kinds:
-        return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in _items(space.spaces)]}
-    if "Tuple" in kinds:
-        return {"type": "tuple", "spaces": [space_to_json(part) for part in space.spaces]}
     raise RefusedError(
         "space: expected Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple or a dict with a type, got "
         + repr(space)
     )
 
 
-def _described(space: dict[str, Any]) -> dict[str, Any]:
-    """A plain dict that describes a space, with what it leaves out."""
-    if space.get("type") == "dict":
-        return {"type": "dict", "spaces": [[key, space_to_json(part)] for key, part in _items(space["spaces"])]}
-    if space.get("type") == "tuple":
-        return {"type": "tuple", "spaces": [space_to_json(part) for part in space["spaces"]]}
-    if space.get("type") != "box":
-        return space
+def _kinds(space: Any) -> list[str]:
+    """The names of a space's class and of those above it."""
+    if isinstance(space, dict):
+        return [str(space.get("type")).capitalize()]  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]  # the user's
+    return [kind.__name__ for kind in type(space).__mro__]
+
+
+def _parts(space: Any) -> Any:
+    return space["spaces"] if isinstance(space, dict) else space.spaces
+
+
+def _described_box(space: dict[str, Any]) -> dict[str, Any]:
+    """A plain dict that describes a Box, with what it leaves out."""
     shape, dtype = tuple(space["shape"]), np.dtype(space.get("dtype", "float32"))
     whole = np.iinfo(dtype) if dtype.kind in "iu" else None
     low = space.get("low", -np.inf if whole is None else whole.min)
     high = space.get("high", np.inf if whole is None else whole.max)
     return _box(np.broadcast_to(np.asarray(low), shape), np.broadcast_to(np.asarray(high), shape), dtype)
-
-
-def _items(spaces: Any) -> Any:
-    return spaces.items() if hasattr(spaces, "items") else spaces
 
 
 def _box(low: Any, high: Any, dtype: Any) -> dict[str, Any]:
@@ -213,6 +217,11 @@ class Group:
         self.instruction_keys: Any = ()
         self.texts: dict[int, str] = {}
         self.spaces: Any = None
+
+    def make(self, make: Any, kwargs: dict[str, Any], env_ids: list[int]) -> None:
+        """Make an environment for each row; whoever calls this closes those that were made when one cannot be."""
+        for env_id in env_ids:
+            self.add(env_id, make(**kwargs))
 
     def add(self, env_id: int, env: Any) -> None:
         """Take over an environment, which must have the spaces of the others."""
@@ -289,7 +298,7 @@ class Group:
         # Python's own look-ups are most of what a cheap environment costs beside itself
         envs, leaves, path, texts, env_id = self.envs, self.leaves, self.text_path, self.texts, env_ids[0]
         actions = self.arrays["actions"]
-        rewards, terminated, truncated, success = (self.arrays[name] for name in _RESULTS)
+        rewards, terminated, truncated, success = (self.arrays[name] for name in RESULTS)
         try:
             with np.errstate(over="ignore"):
                 for env_id in env_ids:
@@ -308,7 +317,8 @@ class Group:
                             raise RefusedError(changed_text(env_id, texts[env_id], now))
                     rewards[env_id] = float(reward)
                     terminated[env_id], truncated[env_id] = bool(ended), bool(cut)
-                    success[env_id] = _success(info) if ended or cut else NO_SUCCESS_MEASURE
+                    said = success_of(info) if ended or cut else None
+                    success[env_id] = NO_SUCCESS_MEASURE if said is None else bool(said)
         except RefusedError:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
@@ -392,11 +402,19 @@ def _at(obs: Any, path: list[Any]) -> Any:
     return obs
 
 
-def _success(info: Any) -> int:
-    for key in ("is_success", "success"):
-        if info.get(key) is not None:
-            return int(bool(info[key]))
-    return NO_SUCCESS_MEASURE
+def success_of(info: Any) -> Any:
+    """What an info says of success, of one environment or of all rows; None where it says nothing."""
+    return next((info[key] for key in SUCCESS_KEYS if info.get(key) is not None), None)
+
+
+def told_by(infos: Any, keys: Any, row: int) -> Any:
+    """The instruction of a row in the info of a batch, a text for all or one per row; None where there is none."""
+    for key in keys:
+        said = infos.get(key)
+        said = said if said is None or isinstance(said, str) else said[row]
+        if isinstance(said, str):
+            return said
+    return None
 
 
 # --- batched simulators -------------------------------------------------------------------------------------------
@@ -512,19 +530,15 @@ class RowSimulation:
 class RowGroup(Group):
     """The rows of one batched simulator. Owns it."""
 
-    def __init__(self, make: Any, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> None:
-        sim = make(num_envs=len(env_ids), **kwargs)
+    def make(self, make: Any, kwargs: dict[str, Any], env_ids: list[int]) -> None:
+        """Make the simulator."""
+        self.envs[env_ids[0]] = sim = make(num_envs=len(env_ids), **kwargs)
         if not hasattr(sim, "reset_rows"):
             raise RefusedError(
                 f"entry: expected a batched simulator with reset_rows of a function that takes num_envs, got "
                 f"{type(sim).__name__}; an entry for single environments takes no num_envs"
             )
-        super().__init__(pickles)
-        try:
-            self.add(env_ids[0], sim)
-        except BaseException:
-            self.close()
-            raise
+        self.add(env_ids[0], sim)
         self.rows = RowSimulation(sim)
         if self.rows.num_envs != len(env_ids):
             raise RefusedError(f"entry: expected a simulator of {len(env_ids)} rows, got {self.rows.num_envs}")
@@ -550,11 +564,7 @@ class RowGroup(Group):
             raise RefusedError(f"expected reset_rows() to give (obs, info), got {type(answer)}")
         obs, info = answer
         self.write_rows(env_ids, places, obs)
-        for key in self.instruction_keys:
-            if info.get(key) is not None:
-                said = info[key]
-                return [said if isinstance(said, str) else str(said[place]) for place in places]
-        return [""] * len(env_ids)
+        return [told_by(info, self.instruction_keys, place) or "" for place in places]
 
     def step(self, env_ids: Any) -> None:
         """Step some rows; the results go to their rows of the exchange."""
@@ -572,12 +582,9 @@ class RowGroup(Group):
         arrays = self.arrays
         arrays["reward"][env_ids] = to_numpy(reward)[places]
         arrays["terminated"][env_ids], arrays["truncated"][env_ids] = ended, cut
-        arrays["success"][env_ids] = NO_SUCCESS_MEASURE
-        for key in ("is_success", "success"):
-            if info.get(key) is not None:
-                succeeded = to_numpy(info[key])[places] > 0
-                arrays["success"][env_ids] = np.where(ended | cut, succeeded, NO_SUCCESS_MEASURE)
-                break
+        said = success_of(info)
+        succeeded = NO_SUCCESS_MEASURE if said is None else to_numpy(said)[places] > 0
+        arrays["success"][env_ids] = np.where(ended | cut, succeeded, NO_SUCCESS_MEASURE)
 
     def write_rows(self, env_ids: list[int], places: list[int], obs: Any) -> None:
         """Copy some rows of a batched observation, with shapes and dtypes checked."""
@@ -616,12 +623,9 @@ def make_group(entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: 
         batched = "num_envs" in inspect.signature(make).parameters
     except (TypeError, ValueError):  # a function of C without a signature
         batched = False
-    if batched:
-        return RowGroup(make, kwargs, env_ids, pickles)
-    group = Group(pickles)
+    group = RowGroup(pickles) if batched else Group(pickles)
     try:
-        for env_id in env_ids:
-            group.add(env_id, make(**kwargs))
+        group.make(make, kwargs, env_ids)
     except BaseException:
         group.close()
         raise
@@ -706,21 +710,26 @@ def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> 
             raise UnsupportedError(
                 "restore: expected a child that headrace started itself, got one that listens at a socket"
             )
-        more, offset = [], 0
-        for size in head["sizes"]:
-            more.append(body[offset : offset + size])
-            offset += size
+        more = pieces(body, head["sizes"])
     done = group.call(call, env_ids, more)
     if call == "reset":
         return {"told": done}, _rows(group, env_ids, memory_fd, ())
     if call == "step":
-        return {}, _rows(group, env_ids, memory_fd, _RESULTS)
+        return {}, _rows(group, env_ids, memory_fd, RESULTS)
     if call == "save":
         return {"sizes": [len(state) for state in done]}, b"".join(done)
     if call == "render":
         images = [_picture(drawn) for drawn in done]
         return {"shapes": [list(image.shape) for image in images]}, b"".join(image.tobytes() for image in images)
     return {}, b""
+
+
+def pieces(body: bytes, sizes: Any) -> list[bytes]:
+    """A body cut into pieces of these sizes, which must be all of it."""
+    if sum(sizes) != len(body) or min(sizes, default=0) < 0:
+        raise RefusedError(f"expected {list(sizes)[:8]} bytes, got {len(body)}")
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    return [body[end - size : end] for size, end in zip(sizes, ends)]  # noqa: B905  (strict= is not in Python 3.8)
 
 
 def _picture(drawn: Any) -> Any:
