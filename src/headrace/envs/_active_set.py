@@ -79,16 +79,14 @@ class ActiveSet:
 
     def park(self, ids: Tensor) -> None:
         """Keep environments whose episode ended from acting until :meth:`unpark`."""
-        self._set_parked(ids, True)
+        self._masks[1][ids.cpu().numpy()] = True
+        self.refresh()
 
     def unpark(self, ids: Tensor) -> None:
         """Environments have begun new episodes."""
         if self._anyone_parked:
-            self._set_parked(ids, False)
-
-    def _set_parked(self, ids: Tensor, parked: bool) -> None:
-        self._masks[1][ids.cpu().numpy()] = parked
-        self.refresh()
+            self._masks[1][ids.cpu().numpy()] = False
+            self.refresh()
 
     def refresh(self) -> None:
         """Follow a change of the masks."""

@@ -24,7 +24,7 @@ from headrace.envs._held_observations import HeldObservations
 from headrace.envs._recipe import EpisodeRules
 from headrace.envs._rehearsal import rehearse
 from headrace.envs._rows import Rows
-from headrace.envs._snapshot import check_layout, checked_snapshot
+from headrace.envs._snapshot import check_snapshot
 from headrace.envs._task import Task
 from headrace.errors import ConfigError
 from headrace.ids import check_ids, check_mask, check_seed
@@ -191,7 +191,20 @@ class BatchEnv(EpisodicEnv):
         failed = self._advance(ids)
         self.timer.start("task")
         rows.renew()
-        outcome, diverged = self._judge(ids, rows, chosen, failed, refused)
+        self._episodes.advance(ids)
+        obs = self.task.observe(rows)
+        reward = self.task.reward(rows, chosen)
+        terminated = self.task.terminated(rows)
+        unfit = None if failed is None else failed.index_select(0, rows.ids)
+        diverged = self._held.post(rows.ids, obs, reward, unfit)
+        limit = self.task.cfg.episode_length
+        outcome = self._episodes.finish(ids, reward, terminated, diverged, limit, refused=refused)
+        if self._held.has_cameras:
+            seen, there = self._active_set.rows, rows.ids
+            if outcome.diverged.shape[0]:
+                seen = np.delete(seen, outcome.diverged.numpy())
+                there = to_device(torch.from_numpy(seen), self.device)
+            self._held.note_poses(seen, there)
         if outcome.refused:
             refuse_actions(actions, self.task.action_space, ids)
         return self._close(ids, outcome, diverged, wanted)
@@ -233,11 +246,10 @@ class BatchEnv(EpisodicEnv):
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of an environment of the same task and ``num_envs``."""
         self._check_open()
-        checked = checked_snapshot(state, self.task.identity, self.num_envs)
-        check_layout(checked, self._snapshot())
-        self.sim.load_state_dict(checked["sim"])
-        self._held.load_state_dict(checked["observations"])
-        self._load_bookkeeping(checked)
+        check_snapshot(state, self._snapshot())
+        self.sim.load_state_dict(state["sim"])
+        self._held.load_state_dict(state["observations"])
+        self._load_bookkeeping(state)
 
     def render(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleMethodOverride]  # one tiled picture
         """The first 16 environments as one tiled picture, uint8 (height, width, 3); the caller owns it."""
@@ -274,12 +286,7 @@ class BatchEnv(EpisodicEnv):
     def _advance(self, ids: Tensor | None) -> Tensor | None:
         """Run the physics of a step; bool (N,): whose simulation failed, None for nobody's."""
         count = self.task.cfg.decimation
-        watching = [
-            observer
-            for observer in self._observers
-            if "substeps" in observer.needs and isinstance(observer, SubstepObserver)
-        ]
-        if not watching:
+        if not self._needs("substeps"):
             return self.sim.step(ids, count)
         env_ids = self._episodes.everyone if ids is None else ids
         episode_ids = self._episodes.episode_ids.index_select(0, env_ids)
@@ -292,29 +299,10 @@ class BatchEnv(EpisodicEnv):
                 failed = lost if failed is None else failed | lost
             states = self.sim.states(ids)
             record = SubstepRecord(env_ids=env_ids, episode_ids=episode_ids, index=index, count=count, states=states)
-            for observer in watching:
-                observer.after_substep(record)
+            for observer in self._observers:
+                if "substeps" in observer.needs and isinstance(observer, SubstepObserver):
+                    observer.after_substep(record)
         return failed
-
-    def _judge(
-        self, ids: Tensor | None, rows: Rows, chosen: Tensor, failed: Tensor | None, refused: Tensor | None
-    ) -> tuple[StepOutcome, Tensor | None]:
-        """Observe the rows that acted, and decide what the step earned and which episodes it ended."""
-        self._episodes.advance(ids)
-        obs = self.task.observe(rows)
-        reward = self.task.reward(rows, chosen)
-        terminated = self.task.terminated(rows)
-        unfit = None if failed is None else failed.index_select(0, rows.ids)
-        diverged = self._held.post(rows.ids, obs, reward, unfit)
-        limit = self.task.cfg.episode_length
-        outcome = self._episodes.finish(ids, reward, terminated, diverged, limit, refused=refused)
-        if self._held.has_cameras:
-            seen, there = self._active_set.rows, rows.ids
-            if outcome.diverged.shape[0]:
-                seen = np.delete(seen, outcome.diverged.numpy())
-                there = to_device(torch.from_numpy(seen), self.device)
-            self._held.note_poses(seen, there)
-        return outcome, diverged
 
     def _close(
         self, ids: Tensor | None, outcome: StepOutcome, diverged: Tensor | None, wanted: Tensor | None

@@ -37,8 +37,10 @@ class Rows:
         self._seen: dict[tuple[str, int | slice | tuple[int, ...] | None], Tensor] = {}
 
     def renew(self) -> None:
-        """The simulation has moved on: what was read of it is read again."""
+        """The simulation has moved on, or was written to: what was read of it is read again."""
         self._seen.clear()
+        if self._parent is not None:
+            self._parent.renew()
 
     def __len__(self) -> int:
         return self._sim.num_envs if self._ids is None else int(self._ids.shape[0])
@@ -98,7 +100,7 @@ class Rows:
     def set(self, field: str, values: Tensor, index: int | slice | None = None) -> None:
         """Write MjData state ``field`` (``qpos``, ``ctrl``, …), float64 (n, …) or what broadcasts to it."""
         self._put(self._view(field, index), values)
-        self._forget()
+        self.renew()
 
     def get_model(self, field: str) -> Tensor:
         """MjModel ``field`` of each row's own model, (n, …)."""
@@ -139,13 +141,7 @@ class Rows:
 
     def noise(self, stream: str, count: int, *, std: float = 1.0) -> Tensor:
         """Normal numbers that are new in each step of an episode, float64 (n, count)."""
-        first = self.steps * count
-        return rng.normal(self._episodes.seed, self.episode_ids, stream, count, std=std, draw=first)
-
-    def _forget(self) -> None:
-        self._seen.clear()
-        if self._parent is not None:
-            self._parent._forget()
+        return self.normal(stream, count, std=std, draw=self.steps * count)
 
     def _array(self, field: str) -> NDArray[Any]:
         views = self._episodes.field_views

@@ -13,20 +13,20 @@ from headrace.types import StateDict
 _KEYS = ("task", "num_envs", "seed", "divergences", "sim", "episodes", "suspended", "parked", "observations")
 
 
-def checked_snapshot(state: StateDict, task: str, num_envs: int) -> StateDict:
-    """``state`` as it is, once it is known to belong to this task and number of environments."""
+def check_snapshot(state: StateDict, like: StateDict) -> None:
+    """Refuse a snapshot of another task or number of environments than ``like``, or of another layout."""
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise DataError(f"snapshot: expected what state_dict() gave, got one without {missing}")
-    if state["task"] != task or state["num_envs"] != num_envs:
+    if state["task"] != like["task"] or state["num_envs"] != like["num_envs"]:
         raise DataError(
-            f"snapshot: expected {num_envs} environments of {task}, got {state['num_envs']} of {state['task']}; "
-            "make an environment with the same task and num_envs"
+            f"snapshot: expected {like['num_envs']} environments of {like['task']}, got {state['num_envs']} of "
+            f"{state['task']}; make an environment with the same task and num_envs"
         )
-    return state
+    _check_layout(state, like)
 
 
-def check_layout(state: StateDict, like: StateDict, inside: str = "") -> None:
+def _check_layout(state: StateDict, like: StateDict, inside: str = "") -> None:
     """Refuse a snapshot that lacks an entry of ``like``, or has a tensor of another shape or dtype in its place."""
     for key, expected in like.items():
         name = f"{inside}{key}"
@@ -36,7 +36,7 @@ def check_layout(state: StateDict, like: StateDict, inside: str = "") -> None:
         if isinstance(expected, Mapping):
             if not isinstance(got, Mapping):
                 raise DataError(f"snapshot: expected entries below {name!r}, got {type(got).__name__}")
-            check_layout(cast("StateDict", got), cast("StateDict", expected), f"{name}.")
+            _check_layout(cast("StateDict", got), cast("StateDict", expected), f"{name}.")
         elif isinstance(expected, list):
             texts = cast("list[object]", got) if isinstance(got, list) else []
             if len(texts) != len(cast("list[object]", expected)) or not all(isinstance(text, str) for text in texts):

@@ -20,7 +20,7 @@ from headrace.envs._actions import checked_actions
 from headrace.envs._episodic_env import AUTORESET_MODES, EpisodicEnv
 from headrace.envs._recipe import EpisodeRules
 from headrace.envs._reset_options import parse_reset_options
-from headrace.envs._snapshot import check_layout, checked_snapshot
+from headrace.envs._snapshot import check_snapshot
 from headrace.envs.bridges._actions import as_action_space
 from headrace.envs.bridges._exchange import group_space
 from headrace.envs.bridges._executors import Backend, Fidelity
@@ -245,13 +245,12 @@ class BridgeEnv(EpisodicEnv):
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
         self._check_open()
-        checked = checked_snapshot(state, self.name, self.num_envs)
-        check_layout(checked, self._kept())
+        check_snapshot(state, self._kept())
         self._drop_resets()
-        self._call_backend(lambda: self.backend.restore(checked["sim"]["envs"]))
-        self._knows_success = bool(checked["sim"]["knows_success"])
-        self._held.load(checked["observations"]["held"])
-        self._load_bookkeeping(checked)
+        self._call_backend(lambda: self.backend.restore(state["sim"]["envs"]))
+        self._knows_success = bool(state["sim"]["knows_success"])
+        self._held.load(state["observations"]["held"])
+        self._load_bookkeeping(state)
 
     def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
         """One picture (H, W, 3) of each of some environments (None: all).
