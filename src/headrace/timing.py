@@ -39,7 +39,7 @@ class StageTimer:
         try:
             yield
         finally:
-            self.stop()
+            self.start(None)
 
     def seconds(self) -> dict[str, float]:
         """Seconds spent in each stage so far, in order of first use."""

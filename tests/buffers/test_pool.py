@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.buffers._pool import OutputPool
+from headrace.buffers._output import OutputPool
 from headrace.errors import ConfigError
 
 SHAPE = (256, 1024)  # 1 MiB of float32, above the size that malloc handles itself

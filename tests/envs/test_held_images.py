@@ -145,14 +145,14 @@ def test_a_normalized_environment_keeps_frames_as_bytes_and_nothing_else(frames:
 
 
 def test_a_step_with_an_end_writes_the_observation_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.vision import _normalize
+    from headrace.buffers import _output
 
     env = _make(2, normalize=True)
     env.reset()
     rows: list[int] = []
-    written = _normalize.normalize_rows
+    written = _output.normalize_rows
     monkeypatch.setattr(
-        _normalize, "normalize_rows", lambda x, out, ids, to: rows.append(len(ids)) or written(x, out, ids, to)
+        _output, "normalize_rows", lambda x, out, ids, to: rows.append(len(ids)) or written(x, out, ids, to)
     )
     env.suspend([1, 2, 3])
     for _ in range(8):

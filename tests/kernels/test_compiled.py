@@ -33,8 +33,8 @@ def test_kernels_leave_torchs_number_of_threads_alone() -> None:
 
 
 def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls() -> None:
-    names = {path.name for path in cache.sources(KERNELS / "render_paint.py")}
-    assert {"render_paint.py", "render_wrap.py", "render_texture.py", "render_scene.py"} <= names, (
+    names = {path.name for path in cache.sources(KERNELS / "render_stages.py")}
+    assert {"render_stages.py", "render_wrap.py", "render_texture.py", "render_scene.py"} <= names, (
         "two imports away too"
     )
     assert "compiled.py" not in names
@@ -58,15 +58,15 @@ def test_every_file_has_the_imports_that_its_syntax_tree_has() -> None:
 def test_an_edit_of_a_called_kernel_changes_the_place_and_restoring_it_brings_it_back(tmp_path) -> None:
     copy = tmp_path / "headrace" / "_kernels"
     shutil.copytree(KERNELS, copy)
-    before = cache.digest(copy / "render_paint.py")
-    assert before == cache.digest(KERNELS / "render_paint.py"), "the same content at another place: after reinstalling"
+    before = cache.digest(copy / "render_stages.py")
+    assert before == cache.digest(KERNELS / "render_stages.py"), "the same content at another place: after reinstalling"
     texture = copy / "render_texture.py"
     content = texture.read_bytes()
     texture.write_bytes(content + b"# changed\n")
-    assert cache.digest(copy / "render_paint.py") != before
+    assert cache.digest(copy / "render_stages.py") != before
     assert cache.digest(copy / "gather.py") == cache.digest(KERNELS / "gather.py"), "those that do not call it stay"
     texture.write_bytes(content)
-    assert cache.digest(copy / "render_paint.py") == before
+    assert cache.digest(copy / "render_stages.py") == before
 
 
 COMPILES = """

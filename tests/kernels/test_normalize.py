@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace._kernels.normalize import normalize_cpu
-from headrace._kernels.normalize_torch import normalize_torch
+from headrace._kernels.normalize import normalize_cpu, normalize_torch
 
 
 def exact(x: Tensor) -> np.ndarray:

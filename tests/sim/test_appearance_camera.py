@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.sim._appearance import Appearance, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.sim._camera import CameraSpec, PoseReader
 from headrace.sim._native_camera import NativeCamera
-from headrace.sim._poses import PoseReader
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES

@@ -13,10 +13,9 @@ import pytest
 
 from headrace.errors import ConfigError, LifecycleError
 from headrace.sim._appearance import Appearance, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.sim._camera import CameraSpec, PoseReader
 from headrace.sim._gl_camera import GLCamera
 from headrace.sim._native_camera import NativeCamera
-from headrace.sim._poses import PoseReader
 from headrace.sim._warp_camera import WarpCamera
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,10 +12,11 @@ versions for other devices give the same bits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from headrace._kernels.compiled import helper, kernel, kernel_threads, run
@@ -23,6 +24,9 @@ from headrace._kernels.compiled import helper, kernel, kernel_threads, run
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
 _Longs = npt.NDArray[np.int64]
+
+Channels: TypeAlias = Literal["last", "first", "none"]
+"""Where a picture has its channels: (…, H, W, C), (…, C, H, W) or, gray without an axis for it, (…, H, W)."""
 
 RECIPROCAL = 1.0 / 255.0
 """Multiplied in float64; the error against a division is far below one float32 ulp."""
@@ -35,6 +39,62 @@ _TILE = 1 << 16
 """Values per tile of a large image, so that a few images keep every thread busy."""
 _SHARE = 1 << 15
 """Waking a thread takes longer than normalizing fewer values than this."""
+
+_CHUNK_VALUES = 1 << 22
+"""Values per chunk in plain torch: bounds the float64 temporaries to 32 MiB each."""
+
+
+def normalize_into(x: Tensor, out: Tensor, channels: Channels) -> None:
+    """Write the normalized pictures of ``x`` into ``out``, on any device with float64; see ``vision.normalize_image``.
+
+    Args:
+        x: uint8 or floating point with values from 0 to 255, (…, H, W, C) or as ``channels`` says, any strides.
+        out: float32 of the same shape and device, any strides; shares no memory with ``x``.
+        channels: where the channels are.
+    """
+    source, target = _as_images(x, channels), _as_images(out, channels)
+    if target.data_ptr() != out.data_ptr() or source.shape[0] != target.shape[0]:
+        # leading axes of ``out`` that no single stride describes
+        for part, to in zip(x.unbind(0), out.unbind(0), strict=True):
+            normalize_into(part, to, channels)
+        return
+    if x.dtype != torch.uint8:
+        exact = source.double()
+        target.copy_((exact - exact.mean((1, 2), keepdim=True)) / 255)
+    elif x.device.type == "cpu":
+        normalize_cpu(source, target)
+    elif x.device.type == "cuda":
+        from headrace._kernels.normalize_warp import normalize_warp  # an extra, loaded on use
+
+        normalize_warp(source, target)
+    else:
+        normalize_torch(source, target)
+
+
+def _as_images(x: Tensor, channels: Channels) -> Tensor:
+    """(images, H, W, C); a copy only where the leading axes of ``x`` cannot be merged by strides."""
+    if channels == "none":
+        x = x.unsqueeze(-1)
+    elif channels == "first":
+        x = x.movedim(-3, -1)
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def normalize_torch(x: Tensor, out: Tensor) -> None:
+    """The reference of the compiled versions, and what other devices run; the same bits.
+
+    Args:
+        x: uint8 (images, height, width, channels) on a device with float64, any strides.
+        out: float32 of the same shape and device, any strides.
+    """
+    pixels = x.shape[1] * x.shape[2]
+    step = max(1, _CHUNK_VALUES // max(1, pixels * x.shape[3]))
+    for first in range(0, x.shape[0], step):
+        part = x[first : first + step]
+        sums = part.long().sum((1, 2), keepdim=True)
+        whole = sums.div(pixels, rounding_mode="floor")
+        fraction = (sums - whole * pixels).double() / pixels
+        out[first : first + step] = ((part.double() - whole) - fraction) * RECIPROCAL
 
 
 def normalize_cpu(x: Tensor, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The small stages around the cameras' big ones: clearing, the static layer, and what is not color."""
+"""What a picture shows besides color, from depths and ids: depth, geom ids and normals; and gray from colors."""
 
 from __future__ import annotations
 
@@ -8,53 +8,7 @@ from numpy.typing import NDArray
 from headrace._kernels.compiled import kernel
 from headrace._kernels.render_light import face_normals, local_points, primitive_normals, run_end, turn
 from headrace._kernels.render_math import line_ray
-from headrace._kernels.render_scene import (
-    F32,
-    F64,
-    I32,
-    U8,
-)
-
-
-@kernel()
-def find_lines(bounds: I32, alphas: F32, first: I32, last: I32, alpha: np.float32, lines: I32) -> None:
-    """Spans int32 (n, H, 2) that geoms first[i] … last[i] of at least alpha can touch; empty ones are (0, 0)."""
-    for i in range(first.shape[0]):
-        for y in range(lines.shape[1]):
-            lines[i, y, 0], lines[i, y, 1] = 32767, 0
-        for g in range(first[i], last[i]):
-            x_0, x_1 = bounds[i, g, 0], bounds[i, g, 1]
-            if x_0 < x_1 and alphas[i, g] >= alpha:
-                for y in range(bounds[i, g, 2], bounds[i, g, 3]):
-                    lines[i, y, 0], lines[i, y, 1] = min(lines[i, y, 0], x_0), max(lines[i, y, 1], x_1)
-        for y in range(lines.shape[1]):
-            lines[i, y, 0] = min(lines[i, y, 0], lines[i, y, 1])
-
-
-@kernel()
-def restore(lines: I32, under: I32, layers: F32, far: np.float32, z: F32, ids: I32) -> None:
-    """Put depths back within the spans, and no surface: those of layers[under[i]], or ``far`` where that is -1."""
-    for i in range(lines.shape[0]):
-        layer = under[i]
-        for y in range(lines.shape[1]):
-            if layer >= 0:
-                for x in range(lines[i, y, 0], lines[i, y, 1]):
-                    z[i, y, x] = layers[layer, y, x]
-            else:
-                for x in range(lines[i, y, 0], lines[i, y, 1]):
-                    z[i, y, x] = far
-            for x in range(lines[i, y, 0], lines[i, y, 1]):
-                ids[i, y, x] = -1
-
-
-@kernel()
-def copy_bytes(under: I32, layers: U8, out: U8) -> None:
-    """Copy layers[under[i]] to out[i], uint8 (…, bytes), where under[i] is not -1."""
-    for i in range(under.shape[0]):
-        if under[i] >= 0:
-            source, target = layers[under[i]], out[i]
-            for k in range(target.shape[0]):
-                target[k] = source[k]
+from headrace._kernels.render_scene import F32, F64, I32, U8
 
 
 @kernel()

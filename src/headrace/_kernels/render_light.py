@@ -23,6 +23,7 @@ from headrace._kernels.render_scene import (
     I32,
     PLANE,
     U8,
+    ShadowMaps,
 )
 
 _ZERO = np.float32(0)
@@ -205,11 +206,9 @@ def illuminate(
 
 @helper
 def darken(
-    maps: F32,
+    shadows: ShadowMaps,
     row: int,
     light: I32,
-    basis: F32,
-    half: np.float32,
     ambient: F32,
     lights: F32,
     diffuse: F32,
@@ -220,10 +219,8 @@ def darken(
     lens: F32,
     work: F32,
 ) -> None:
-    """Take a directional light away again where something stands between; note what arrives in rows 11 … of work.
-
-    ``maps`` float32 (maps, rows, R, R), ``basis`` float32 (maps, 12) of the row: see ``ShadowMaps``.
-    """
+    """Take a directional light away again where something stands between; note what arrives in rows 11 … of work."""
+    maps, basis, half = shadows.depth, shadows.basis[row], shadows.half
     size = maps.shape[2]
     per_meter = np.float32(0.5 * size) / half
     texel = _ONE / per_meter

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace._kernels.compiled import helper
-from headrace._kernels.render_scene import F32, F64
+from headrace._kernels.render_scene import ELLIPSOID, F32, F64, SPHERE
 
 
 @helper
@@ -35,3 +35,9 @@ def line_ray(ray: F64, y: int, out: F32) -> None:
         out[15 + a] = ray[21 + a]
         out[18 + a] = ray[6 + a]
         out[21 + a] = ray[15 + a]
+
+
+@helper
+def is_ball(kind: int) -> bool:
+    """Whether a geom's ray is given in coordinates divided by its size."""
+    return (kind == SPHERE) | (kind == ELLIPSOID)

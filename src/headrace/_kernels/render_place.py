@@ -1,14 +1,20 @@
-"""The first stage: everything about a row relative to its camera, per geom and per light."""
+"""A row relative to its camera: the pixels that a geom can touch, the lights, the order of what is transparent.
+
+A quadric with center c and shape matrix S (Σ sᵢ² aᵢaᵢᵀ over its axes) is touched by the plane X = u·Z through the
+camera where (cₓ − u·c_z)² = Sₓₓ − 2u·Sₓ_z + u²·S_zz: the two roots are its exact extent on the picture. A disc is a
+quadric with one axis of length zero, so balls, capsules (two balls) and cylinders (two discs) all use it; boxes and
+the bounding boxes of shapes use their corners. Z is the depth, positive in front of the camera.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from headrace._kernels.compiled import helper, kernel
-from headrace._kernels.render_bounds import pixel_bounds
+from headrace._kernels.compiled import helper
 from headrace._kernels.render_math import dot
 from headrace._kernels.render_scene import (
-    BOX,
     CAPSULE,
     CYLINDER,
     DIRECTIONAL,
@@ -20,115 +26,119 @@ from headrace._kernels.render_scene import (
     PLANE,
     SPHERE,
     RenderFrame,
-    RenderPlaces,
-    RenderRows,
 )
 
+_EVERYTHING = 1e30
 # a plane seen from behind keeps this much of its alpha, as in MuJoCo's renderer
 _BEHIND = np.float32(0.3)
 
 
 @helper
-def is_ball(kind: int) -> bool:
-    """Whether a geom's ray is given in coordinates divided by its size."""
-    return (kind == SPHERE) | (kind == ELLIPSOID)
-
-
-@kernel(checked_division=False)
-def place(
-    types: I32,
-    shapes: I32,
-    boxes: F64,
-    light_source: I32,
-    light_types: I32,
-    light_ambient: F32,
-    global_ambient: float,
-    rows: RenderRows,
-    frame: RenderFrame,
-    places: RenderPlaces,
-) -> None:
-    """Fill ``places`` for all rows; tables of geoms and lights as in ``RenderScene``."""
-    step_x = (frame.right - frame.left) / frame.width
-    step_y = (frame.top - frame.bottom) / frame.height
-    first_x = frame.left + 0.5 * step_x
-    first_y = frame.top - 0.5 * step_y
-    deep = frame.perspective
-    flat = 1.0 - deep
-    # the fields of a named tuple are taken out once: each time costs a reference count, and time to compile
-    all_mat, all_pos, all_sizes = rows.geom_mat, rows.geom_pos, rows.sizes
-    rays, centers, all_axes, all_bounds = places.rays, places.centers, places.axes, places.bounds
-    all_clipped, distance = places.clipped, places.distance
-    axes = np.empty((3, 3))
-    box = np.empty(6)
-    for i in range(rows.camera_pos.shape[0]):
-        cam, cam_pos = rows.camera_mat[i], rows.camera_pos[i]
-        for g in range(types.shape[0]):
-            mat, pos, ray = all_mat[i, g], all_pos[i, g], rays[i, g]
-            kind, size = types[g], all_sizes[i if all_sizes.shape[0] > 1 else 0, g]
-            center = centers[i, g]
-            away_x, away_y, away_z = cam_pos[0] - pos[0], cam_pos[1] - pos[1], cam_pos[2] - pos[2]
-            extent = 0.0
-            for a in range(3):
-                m_0, m_1, m_2 = mat[a], mat[3 + a], mat[6 + a]
-                rel_x = dot(m_0, m_1, m_2, cam[0], cam[3], cam[6])
-                rel_y = dot(m_0, m_1, m_2, cam[1], cam[4], cam[7])
-                rel_z = dot(m_0, m_1, m_2, cam[2], cam[5], cam[8])
-                # balls work in coordinates divided by their size
-                unit = 1.0 / (size[0] if kind == SPHERE else size[a]) if is_ball(kind) else 1.0
-                to_x, to_y = rel_x * unit, rel_y * unit
-                here = dot(m_0, m_1, m_2, away_x, away_y, away_z) * unit
-                ray[a] = here + flat * (to_x * first_x + to_y * first_y)
-                ray[3 + a] = flat * to_x * step_x
-                ray[6 + a] = -flat * to_y * step_y
-                ray[9 + a] = deep * (to_x * first_x + to_y * first_y) - rel_z * unit
-                ray[12 + a] = deep * to_x * step_x
-                ray[15 + a] = -deep * to_y * step_y
-                axes[a, 0], axes[a, 1], axes[a, 2] = rel_x, rel_y, -rel_z
-                all_axes[i, g, 3 * a] = np.float32(rel_x)
-                all_axes[i, g, 3 * a + 1] = np.float32(rel_y)
-                all_axes[i, g, 3 * a + 2] = np.float32(rel_z)
-                center[a] = -dot(cam[a], cam[3 + a], cam[6 + a], away_x, away_y, away_z)
-                extent += abs(center[a]) + abs(rel_x) + abs(rel_y) + abs(rel_z)
-            center[2] = -center[2]
-            # the moment is linear in the ray: o × d, and one of its factors is the same for all pixels
-            for k in range(3):
-                o, d, out = (0, 9 + 3 * k, 18 + 3 * k) if deep > 0.0 else (3 * k, 9, 18 + 3 * k)
-                ray[out] = ray[o + 1] * ray[d + 2] - ray[o + 2] * ray[d + 1]
-                ray[out + 1] = ray[o + 2] * ray[d] - ray[o] * ray[d + 2]
-                ray[out + 2] = ray[o] * ray[d + 1] - ray[o + 1] * ray[d]
-            for a in range(3):
-                box[a] = 0.0 if kind == BOX else boxes[g, a]
-                box[3 + a] = size[a] if kind == BOX else boxes[g, 3 + a]
-            bounds = all_bounds[i, g]
-            corners = kind == BOX or shapes[g] >= 0
-            clipped = pixel_bounds(kind, corners, box, size, axes, center, frame, bounds)
-            all_clipped[i, g] = 1 if clipped else 0
-            if not extent < 1e15:
-                # a diverged simulation: poses that are not numbers are not drawn
-                for a in range(4):
-                    bounds[a] = 0
-            distance[i, g] = np.sqrt(away_x * away_x + away_y * away_y + away_z * away_z)
-        rgba = rows.rgba[i if rows.rgba.shape[0] > 1 else 0]
-        sizes = all_sizes[i if all_sizes.shape[0] > 1 else 0]
-        places.transparent[i] = _transparent_order(
-            types, sizes, rgba, rays[i], distance[i], places.alpha[i], places.order[i]
-        )
-        _place_lights(
-            light_source,
-            light_types,
-            light_ambient,
-            np.float32(global_ambient),
-            cam,
-            cam_pos,
-            rows.light_pos[i],
-            rows.light_dir[i],
-            places.lights[i],
-            places.ambient[i],
-        )
+def _quadric_extent(c: float, depth: float, s_cc: float, s_cz: float, s_zz: float) -> tuple[float, float]:
+    """Smallest and largest slope u = X/Z over a quadric that lies in front of the camera."""
+    a = depth * depth - s_zz
+    b = c * depth - s_cz
+    root = math.sqrt(max(b * b - a * (c * c - s_cc), 0.0))
+    return (b - root) / a, (b + root) / a
 
 
 @helper
-def _place_lights(
+def pixel_bounds(
+    kind: int, corners: bool, box: F64, size: F64, axes: F64, center: F64, frame: RenderFrame, out: I32
+) -> bool:
+    """Write first and past-the-last column, first and past-the-last row; equal where nothing can be seen.
+
+    Args:
+        kind: mjtGeom.
+        corners: whether the bounds are those of ``box``: boxes and triangles.
+        box: (6,): center and half sizes in the geom's frame.
+        size: (3,) as in the model.
+        axes: (3, 3): row i is axis i of the geom in camera coordinates (x right, y up, depth forward).
+        center: (3,) of the geom in the same coordinates.
+        frame: the frustum.
+        out: int32 (4,).
+
+    Returns:
+        Whether some of it lies in front of the near plane and some behind it.
+    """
+    u_0, u_1, v_0, v_1 = _EVERYTHING, -_EVERYTHING, _EVERYTHING, -_EVERYTHING
+    nearest, farthest = _EVERYTHING, -_EVERYTHING
+    flat = frame.perspective == 0.0
+    if kind == PLANE:
+        nearest, farthest = -1.0, _EVERYTHING
+    elif corners:
+        for corner in range(8):
+            a = box[0] + (box[3] if corner & 1 else -box[3])
+            b = box[1] + (box[4] if corner & 2 else -box[4])
+            c = box[2] + (box[5] if corner & 4 else -box[5])
+            x = center[0] + dot(a, b, c, axes[0, 0], axes[1, 0], axes[2, 0])
+            y = center[1] + dot(a, b, c, axes[0, 1], axes[1, 1], axes[2, 1])
+            depth = center[2] + dot(a, b, c, axes[0, 2], axes[1, 2], axes[2, 2])
+            nearest, farthest = min(nearest, depth), max(farthest, depth)
+            scale = 1.0 if flat else 1.0 / max(depth, 1e-300)
+            u_0, u_1 = min(u_0, x * scale), max(u_1, x * scale)
+            v_0, v_1 = min(v_0, y * scale), max(v_1, y * scale)
+    else:
+        # squared half axes of each ball or disc, and how far its center lies along the geom's z axis
+        s_x = size[0] * size[0]
+        s_y = size[1] * size[1]
+        s_z = size[2] * size[2]
+        offset, pieces = 0.0, 1
+        if kind == SPHERE:
+            s_y = s_z = s_x
+        elif kind == CAPSULE:
+            s_y = s_z = s_x
+            offset, pieces = size[1], 2
+        elif kind == CYLINDER:
+            s_y, s_z = s_x, 0.0
+            offset, pieces = size[1], 2
+        x_0, x_1, x_2 = axes[0, 0], axes[1, 0], axes[2, 0]
+        y_0, y_1, y_2 = axes[0, 1], axes[1, 1], axes[2, 1]
+        z_0, z_1, z_2 = axes[0, 2], axes[1, 2], axes[2, 2]
+        xx = dot(s_x, s_y, s_z, x_0 * x_0, x_1 * x_1, x_2 * x_2)
+        yy = dot(s_x, s_y, s_z, y_0 * y_0, y_1 * y_1, y_2 * y_2)
+        zz = dot(s_x, s_y, s_z, z_0 * z_0, z_1 * z_1, z_2 * z_2)
+        xz = dot(s_x, s_y, s_z, x_0 * z_0, x_1 * z_1, x_2 * z_2)
+        yz = dot(s_x, s_y, s_z, y_0 * z_0, y_1 * z_1, y_2 * z_2)
+        reach = math.sqrt(zz)
+        for piece in range(pieces):
+            shift = offset if piece == 0 else -offset
+            x = center[0] + shift * axes[2, 0]
+            y = center[1] + shift * axes[2, 1]
+            depth = center[2] + shift * axes[2, 2]
+            nearest, farthest = min(nearest, depth - reach), max(farthest, depth + reach)
+            if flat:
+                u_0, u_1 = min(u_0, x - math.sqrt(xx)), max(u_1, x + math.sqrt(xx))
+                v_0, v_1 = min(v_0, y - math.sqrt(yy)), max(v_1, y + math.sqrt(yy))
+            elif depth > reach:
+                low, high = _quadric_extent(x, depth, xx, xz, zz)
+                u_0, u_1 = min(u_0, low), max(u_1, high)
+                low, high = _quadric_extent(y, depth, yy, yz, zz)
+                v_0, v_1 = min(v_0, low), max(v_1, high)
+    out[0], out[1], out[2], out[3] = 0, frame.width, 0, frame.height
+    if not (farthest > frame.near and nearest < frame.far):
+        # this is also where poses that are not numbers end
+        out[1], out[3] = 0, 0
+    elif kind != PLANE and (flat or nearest > 1e-9):
+        per_u = frame.width / (frame.right - frame.left)
+        per_v = frame.height / (frame.top - frame.bottom)
+        out[0] = _clip(math.floor((u_0 - frame.left) * per_u - 0.5), frame.width)
+        out[1] = _clip(math.ceil((u_1 - frame.left) * per_u - 0.5) + 1, frame.width)
+        out[2] = _clip(math.floor((frame.top - v_1) * per_v - 0.5), frame.height)
+        out[3] = _clip(math.ceil((frame.top - v_0) * per_v - 0.5) + 1, frame.height)
+        if out[0] >= out[1] or out[2] >= out[3]:
+            out[0], out[1], out[2], out[3] = 0, 0, 0, 0
+    return nearest <= frame.near
+
+
+@helper
+def _clip(pixel: float, size: int) -> np.int32:
+    # a comparison with NaN is false: never beyond the picture
+    return np.int32(pixel if 0.0 < pixel < size else (0.0 if not pixel >= size else size))
+
+
+@helper
+def place_lights(
     sources: I32,
     types: I32,
     ambient: F32,
@@ -160,7 +170,7 @@ def _place_lights(
 
 
 @helper
-def _transparent_order(types: I32, sizes: F64, rgba: F32, rays: F64, distance: F64, alpha: F32, order: I32) -> int:
+def order_transparent(types: I32, sizes: F64, rgba: F32, rays: F64, distance: F64, alpha: F32, order: I32) -> int:
     """Fill each geom's alpha and the transparent ones from near to far, as MuJoCo sorts them; return how many."""
     count = 0
     for g in range(alpha.shape[0]):

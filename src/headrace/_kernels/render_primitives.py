@@ -22,18 +22,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace._kernels.compiled import helper, kernel
-from headrace._kernels.render_math import dot, line_ray
-from headrace._kernels.render_place import is_ball
-from headrace._kernels.render_scene import (
-    BOX,
-    CAPSULE,
-    CYLINDER,
-    F32,
-    F64,
-    I32,
-    PLANE,
-)
+from headrace._kernels.compiled import helper
+from headrace._kernels.render_math import dot
+from headrace._kernels.render_scene import F32, I32
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -158,54 +149,3 @@ def hit_box(z: F32, ids: I32, xs: F32, ray: F32, size: F32, near: np.float32, co
         hit = (enter <= leave) & (enter > near) & (enter < z[k])
         z[k] = enter if hit else z[k]
         ids[k] = code if hit else ids[k]
-
-
-@kernel(checked_division=False)
-def cast_primitives(
-    types: I32,
-    shapes: I32,
-    face_bits: int,
-    sizes: F64,
-    near: float,
-    rays: F64,
-    bounds: I32,
-    alphas: F32,
-    first: I32,
-    last: I32,
-    alpha: np.float32,
-    below: np.float32,
-    line: F32,
-    xs: F32,
-    z: F32,
-    ids: I32,
-) -> None:
-    """Put the primitives among geoms first[i] … last[i] of each row i into its depth buffer, those of alpha … below.
-
-    ``types`` and ``shapes`` as in ``RenderScene``, ``rays``, ``bounds`` and ``alphas`` as in ``RenderPlaces`` (single
-    arrays, since each one that is passed costs time to compile); ``sizes`` float64 (n or 1, G, 3) as in the model;
-    ``line`` float32 (24,) is scratch.
-    """
-    least = np.float32(near)
-    size = np.empty(3, np.float32)
-    for i in range(first.shape[0]):
-        for g in range(first[i], last[i]):
-            kind = types[g]
-            x_0, x_1 = bounds[i, g, 0], bounds[i, g, 1]
-            if shapes[g] >= 0 or x_0 >= x_1 or not alpha <= alphas[i, g] < below:
-                continue
-            code = np.int32(g << face_bits)
-            for a in range(3):
-                size[a] = np.float32(sizes[i if sizes.shape[0] > 1 else 0, g, a])
-            for y in range(bounds[i, g, 2], bounds[i, g, 3]):
-                line_ray(rays[i, g], y, line)
-                z_run, ids_run, xs_run = z[i, y, x_0:x_1], ids[i, y, x_0:x_1], xs[x_0:x_1]
-                if kind == PLANE:
-                    hit_plane(z_run, ids_run, xs_run, line, size, least, code)
-                elif is_ball(kind):
-                    hit_ball(z_run, ids_run, xs_run, line, least, code)
-                elif kind == CAPSULE:
-                    hit_capsule(z_run, ids_run, xs_run, line, size, least, code)
-                elif kind == CYLINDER:
-                    hit_cylinder(z_run, ids_run, xs_run, line, size, least, code)
-                elif kind == BOX:
-                    hit_box(z_run, ids_run, xs_run, line, size, least, code)

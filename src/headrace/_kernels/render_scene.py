@@ -8,7 +8,7 @@ int32 (n, H, W): the visible geom's slot << face_bits | its face, or -1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,7 +196,7 @@ class RenderScratch(NamedTuple):
     line: F32
     """(24,): the ray of a line, see ``line_ray``."""
     work: F32
-    """(11 + shadow maps, W), see :mod:`render_paint`."""
+    """(11 + shadow maps, W), see :mod:`render_stages`."""
     xs: F32
     """(W,): 0, 1, 2, …"""
     vertices: F32
@@ -205,12 +205,6 @@ class RenderScratch(NamedTuple):
     """(most vertices,): the first column and line at or after each vertex, 16 bits each."""
     faces: U32
     """(most faces,)."""
-
-
-def pick_rows(rows: RenderRows, index: slice | NDArray[np.int64]) -> RenderRows:
-    """Some rows; what serves all serves them, too."""
-    parts: list[Any] = [part[index] if len(part) > 1 else part for part in rows]
-    return RenderRows(*parts)
 
 
 def new_places(rows: int, geoms: int, lights: int) -> RenderPlaces:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from headrace._kernels.compiled import helper
-from headrace._kernels.render_scene import F32, I32, U64
+from headrace._kernels.render_math import along, is_ball
+from headrace._kernels.render_scene import CAPSULE, ELLIPSOID, F32, F64, I32, U64
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -114,7 +115,7 @@ def multiply_texture(
 ) -> None:
     """Multiply the colors of columns start … stop by a repeating texture at (u, v), or a cube in directions (u, v, w).
 
-    ``work`` as in :mod:`render_paint`: rows 0–2 are u, v and w, 6–8 the colors, 9 is ``rho2``. A cube is read from its
+    ``work`` as in :mod:`render_stages`: rows 0–2 are u, v and w, 6–8 the colors, 9 is ``rho2``. A cube is read from its
     nearest level. u, v, w and rho2 are used up; ``index`` int32 (8, …) and ``packed`` uint64 (2, …) are scratch.
     """
     n = stop - start
@@ -154,3 +155,104 @@ def multiply_texture(
         else:
             _multiply(red[at:end], green[at:end], blue[at:end], fine)
         at = end
+
+
+@helper
+def project_texture(
+    kind: int,
+    scale: F32,
+    cube: bool,
+    z_line: F32,
+    columns: F32,
+    at: int,
+    end: int,
+    ray: F32,
+    size: F32,
+    work: F32,
+    levels: I32,
+) -> None:
+    """Coordinates and squared footprint of columns at … end in a cube, or in a 2D texture on a plane.
+
+    The normals in ``work`` are used up.
+    """
+    n, z, xs = end - at, z_line[at:end], columns[at:end]
+    u, v, w, rho2 = work[0, at:end], work[1, at:end], work[2, at:end], work[9, at:end]
+    by_u, by_v, by_w = scale[0], scale[1], scale[2]
+    ox, oy, oz, px, py, pz = ray[0], ray[1], ray[2], ray[3], ray[4], ray[5]
+    dx, dy, dz, sx, sy, sz = ray[6], ray[7], ray[8], ray[9], ray[10], ray[11]
+    if is_ball(kind):
+        # its ray is in units of its size; a sphere's size is its radius
+        by_u *= size[0]
+        by_v *= size[0] if kind != ELLIPSOID else size[1]
+        by_w *= size[0] if kind != ELLIPSOID else size[2]
+    if cube:
+        step = abs(sx) + abs(sy) + abs(sz)
+        fixed = abs(px) + abs(py) + abs(pz)
+        widest = np.float32(0.5) * np.float32(levels[0, 1]) * max(by_u, max(by_v, by_w))
+        for k in range(n):
+            t, x = z[k], xs[k]
+            rho = widest * (step * t + fixed)
+            rho2[k] = rho * rho
+            u[k] = by_u * along(ox, px, dx, sx, x, t)
+            v[k] = by_v * along(oy, py, dy, sy, x, t)
+            w[k] = by_w * along(oz, pz, dz, sz, x, t)
+        if kind == CAPSULE:
+            # the caps go on beyond the ends of the tube, in units of the radius
+            reach = by_w * size[1]
+            per_cap = size[1] / size[0]
+            for k in range(n):
+                beyond = abs(w[k]) - reach
+                cap = reach + per_cap * beyond
+                w[k] = w[k] if beyond <= _ZERO else (cap if w[k] > _ZERO else -cap)
+        return
+    from_u, from_v = scale[3], scale[4]
+    scale_u, scale_v = by_u * np.float32(levels[0, 1]), by_v * np.float32(levels[0, 2])
+    oxy, oyy, ozy, dxy, dyy, dzy = ray[18], ray[19], ray[20], ray[21], ray[22], ray[23]
+    for k in range(n):
+        t, x = z[k], xs[k]
+        along_u, along_v, slope = dx + x * sx, dy + x * sy, _ONE / (dz + x * sz)
+        u[k] = from_u + by_u * (ox + x * px + t * along_u)
+        v[k] = from_v - by_v * (oy + x * py + t * along_v)
+        # one pixel further the ray meets the plane at another depth
+        t_x, t_y = (pz + t * sz) * slope, (ozy + t * dzy) * slope
+        ux = scale_u * (px + t * sx - along_u * t_x)
+        vx = scale_v * (py + t * sy - along_v * t_x)
+        uy = scale_u * (oxy + t * dxy - along_u * t_y)
+        vy = scale_v * (oyy + t * dyy - along_v * t_y)
+        rho2[k] = max(ux * ux + vx * vx, uy * uy + vy * vy)
+
+
+@helper
+def fade_into_haze(red: F32, green: F32, blue: F32, z: F32, xs: F32, ray: F32, haze: F32) -> None:
+    """Blend an infinite plane into the haze with the distance from the foot of the camera."""
+    dx, dy, sx, sy = ray[6], ray[7], ray[9], ray[10]
+    hr, hg, hb, inner = haze[0], haze[1], haze[2], haze[3]
+    inv = _ONE / (haze[4] - haze[3])
+    for k in range(z.shape[0]):
+        a, b = z[k] * (dx + xs[k] * sx), z[k] * (dy + xs[k] * sy)
+        w = min(max((np.sqrt(a * a + b * b) - inner) * inv, _ZERO), _ONE)
+        red[k] += w * (hr - red[k])
+        green[k] += w * (hg - green[k])
+        blue[k] += w * (hb - blue[k])
+
+
+@helper
+def see_sky(cam: F64, lens: F32, columns: F32, at: int, end: int, work: F32, levels: I32) -> None:
+    """White, and the directions in which columns at … end see the sky."""
+    n, xs = end - at, columns[at:end]
+    s, t, r, rho2 = work[0, at:end], work[1, at:end], work[2, at:end], work[9, at:end]
+    first_x, step_x, at_y = lens[3] * lens[0], lens[3] * lens[1], lens[3] * lens[2]
+    span = np.float32(0.5) * step_x * np.float32(levels[0, 1])
+    footprint = span * span
+    # MuJoCo's sky is turned by 90° about x: (s, t, r) = (x, z, −y) of the world
+    base_s = np.float32(cam[0] * first_x + cam[1] * at_y - cam[2])
+    base_r = np.float32(-(cam[3] * first_x + cam[4] * at_y - cam[5]))
+    base_t = np.float32(cam[6] * first_x + cam[7] * at_y - cam[8])
+    by_s, by_r, by_t = np.float32(cam[0] * step_x), np.float32(-cam[3] * step_x), np.float32(cam[6] * step_x)
+    for k in range(n):
+        x = xs[k]
+        s[k], t[k], r[k] = base_s + x * by_s, base_t + x * by_t, base_r + x * by_r
+        rho2[k] = footprint
+    for a in range(3):
+        for k in range(at, end):
+            work[6 + a, k] = _ONE

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace._kernels.compiled import helper
 from headrace._kernels.render_math import along, dot
-from headrace._kernels.render_scene import BOX, CAPSULE, CYLINDER, F32, I32
+from headrace._kernels.render_scene import BOX, CAPSULE, CYLINDER, F32, I32, RenderTriangles
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -99,23 +99,22 @@ def wrap_primitive(
 
 @helper
 def wrap_shape(
+    triangles: RenderTriangles,
+    shape: int,
     scale: F32,
     z: F32,
     xs: F32,
     ids: I32,
     mask: np.int32,
-    first: int,
-    first_texcoord: int,
-    faces: F32,
-    planes: F32,
-    texcoords: F32,
     ray: F32,
     levels: I32,
     u: F32,
     v: F32,
     rho2: F32,
 ) -> None:
-    """A run that sees a shape; without texture coordinates (their first is -1) the texture lies along its z axis."""
+    """A run that sees a shape, faces ``ids & mask``; without texture coordinates the texture lies along its z axis."""
+    first, first_texcoord = np.int64(triangles.ranges[shape, 2]), np.int64(triangles.first_texcoord[shape])
+    faces, planes, texcoords = triangles.normals, triangles.planes, triangles.texcoords
     normal, by_u, by_v = np.empty(3, np.float32), np.empty(3, np.float32), np.empty(3, np.float32)
     for k in range(z.shape[0]):
         f, t, x = np.int64(ids[k] & mask), z[k], xs[k]

@@ -84,8 +84,8 @@ class OrderedFrames:
             self._move(self.data, rows, by, fill, mask)
             return
         ids = np.arange(where.num_envs) if where.ids is None else where.ids.numpy()
-        data = _as_bytes(self.data)
-        new = _as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8)
+        data = as_bytes(self.data)
+        new = as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8)
         run(
             _push,
             len(ids),
@@ -115,8 +115,8 @@ class OrderedFrames:
         run(
             _write,
             env_ids.shape[0],
-            _as_bytes(self.data),
-            _as_bytes(rows),
+            as_bytes(self.data),
+            as_bytes(rows),
             np.arange(env_ids.shape[0]) if source is None else source.numpy(),
             env_ids.numpy(),
             slots.numpy(),
@@ -177,7 +177,7 @@ class OrderedFrames:
         torch.where(over(chosen if mask is None else chosen & mask, target), values, target, out=target)
 
 
-def _as_bytes(rows: Tensor) -> _Bytes:
+def as_bytes(rows: Tensor) -> _Bytes:
     """(rows, bytes) of a CPU tensor; shares memory where it is contiguous."""
     flat = rows.contiguous().view(rows.shape[0], math.prod(rows.shape[1:]))
     return flat.view(torch.uint8).numpy()

@@ -215,7 +215,8 @@ class BatchEnv(EpisodicEnv):
         Rows come in the order of the ids, those of a mask in ascending order. Nothing advances; the caller owns the
         tensors.
         """
-        self._check_ready("observe")
+        if self.closed or not self._ready:
+            self._check_ready("observe")
         rows = None if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
         if self._held.has_cameras:
             with self.timer.measure("render"):

@@ -56,11 +56,8 @@ class HeldObservations:
 
             self._cameras = group_images(pictures, sim, threads or available_cores())
             self._pixels = {name: pixels for camera in self._cameras for name, pixels in camera.pixels.items()}
-
-    @property
-    def has_cameras(self) -> bool:
+        self.has_cameras = bool(self._cameras)
         """Whether some group is filled by a camera."""
-        return bool(self._cameras)
 
     @property
     def frames_drawn(self) -> int:
@@ -114,8 +111,6 @@ class HeldObservations:
 
     def draw(self, rows: NDArray[np.int64], episodes: EpisodeState) -> None:
         """Render the pictures of environments ``rows`` (n,), on the host, which are in the episodes of ``episodes``."""
-        if not len(rows):
-            return
         for camera in self._cameras:
             camera.draw(rows, episodes)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,30 @@ from torch import Tensor
 
 from headrace._device import to_device
 from headrace.buffers._ordered import OrderedFrames
-from headrace.buffers._pool import anonymous
+from headrace.buffers._output import StackOutput, anonymous
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs._image_spec import ImageSpec
 from headrace.errors import ConfigError, DataError
 from headrace.ids import EnvRows
 from headrace.sim import Simulation
 from headrace.sim._appearance import AS_MODELLED, Appearance
+from headrace.sim._camera import PICTURE_FIELDS, PoseReader, ScenePoses
 from headrace.sim._camera_names import make_camera
-from headrace.sim._poses import SceneState
 from headrace.sim._warp_camera import WarpCamera
 from headrace.types import StateDict
 from headrace.vision import image_observation
-from headrace.vision._normalize import StackOutput
 
 _SPARSE = 1 << 18
 """Below this many bytes zeros are written: a process has a limited number of mappings, and callers may keep many."""
+
+_SEEN = ("geom_", "site_", "cam_", "light_", "mat_", "tex_", "mesh_", "hfield_", "skin_", "vis.", "stat.")
+"""Model fields that begin so may change a picture."""
+_UNSEEN = (
+    *("geom_friction", "geom_margin", "geom_gap", "geom_solref", "geom_solimp", "geom_solmix", "geom_contype"),
+    *("geom_conaffinity", "geom_condim", "geom_priority", "geom_fluid", "geom_user", "geom_rbound", "geom_aabb"),
+    *("site_user", "cam_user"),
+)
+"""Those of them that do not."""
 
 
 def group_images(pictures: Mapping[str, ImageSpec], sim: Simulation, threads: int) -> list[EnvImages]:
@@ -110,7 +119,7 @@ class EnvImages:
         self._head[rows] = head
         seen = self._state.take(ids)
         if self._stay:
-            self._rows.flatten(0, 1).index_copy_(0, self._on_device(rows * self._length + head), seen)
+            self._rows.flatten(0, 1).index_copy_(0, _there(rows * self._length + head, self._rows.device), seen)
         else:
             self._rows.numpy()[rows, head] = seen.cpu().numpy()
         # the first frame of an episode makes the whole stack new
@@ -140,8 +149,9 @@ class EnvImages:
         wanted, where = np.unique(places, return_inverse=True)
         frames = self._render(wanted, episodes)
         self.frames_drawn += len(wanted)
-        for name, pixels in self.pixels.items():
-            pixels.update(late, behind, envs, self._length - 1 - lags, frames[name], where)
+        for name, spec in self.specs.items():
+            frame = self._as_frame(spec, frames[spec.kind])
+            self.pixels[name].update(late, behind, envs, self._length - 1 - lags, frame, where)
         self._behind[late] = 0
 
     def state_dict(self) -> StateDict:
@@ -176,25 +186,18 @@ class EnvImages:
             self._rows = torch.from_numpy(self._state.widen(self._rows.cpu().numpy(), self._columns))
             self._columns, self._stay = self._state.columns, False
 
-    def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
-        return to_device(torch.from_numpy(numbers), self._rows.device)
-
-    def _render(self, places: NDArray[np.int64], episodes: EpisodeState) -> dict[str, Tensor]:
-        """Frames of the rows at ``places`` (m,) of the ring, one tensor per group, in its layout."""
+    def _render(self, places: NDArray[np.int64], episodes: EpisodeState) -> Mapping[str, Tensor]:
+        """Frames (m, height, width, …) of the rows at ``places`` (m,) of the ring, by kind."""
         if isinstance(self._camera, WarpCamera) and self._stay:
-            seen = self._rows.flatten(0, 1).index_select(0, self._on_device(places))
-            drawn = self._camera.draw(*self._state.positions(seen))
-            return {name: self._as_frame(spec, drawn[spec.kind]) for name, spec in self.specs.items()}
+            seen = self._rows.flatten(0, 1).index_select(0, _there(places, self._rows.device))
+            return self._camera.draw(*self._state.positions(seen))
         poses = self._state.poses(self._rows.flatten(0, 1).numpy()[places])
         if self._looks_spec != AS_MODELLED:
             if self._looks is None or self._looks.seed != episodes.seed:
                 self._looks = Appearance(self._model, self._looks_spec, seed=episodes.seed)
             poses = self._looks.apply(poses, episodes.episode_ids.cpu().numpy()[places // self._length])
         frames = self._camera.render(poses)
-        return {
-            name: self._as_frame(spec, torch.from_numpy(getattr(frames, spec.kind)))
-            for name, spec in self.specs.items()
-        }
+        return {kind: torch.from_numpy(getattr(frames, kind)) for kind in self._camera.spec.data_types}
 
     def _as_frame(self, spec: ImageSpec, frame: Tensor) -> Tensor:
         """One kind of image in the form of its group: channel axis, layout, and what stands for nothing."""
@@ -212,6 +215,83 @@ class EnvImages:
         return frame
 
 
+class SceneState:
+    """Reads rows from a simulation: qpos, mocap poses, and the model fields that have a value per environment.
+
+    A model field that changes what is seen and that cameras cannot draw per environment is an error, never a picture of
+    the nominal model.
+    """
+
+    def __init__(self, sim: Simulation, *, threads: int = 1) -> None:
+        self._sim = sim
+        self._reader = PoseReader(sim.model, threads=threads)
+        model: Any = sim.model
+        self._positions = {"qpos": (model.nq,), "mocap_pos": (model.nmocap, 3), "mocap_quat": (model.nmocap, 4)}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.columns: dict[str, slice] = {}
+        """Name of a quantity → its columns in a row."""
+        self.width = 0
+        """Numbers in a row."""
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Notice model fields that got a value per environment; whether there are new ones."""
+        expanded = self._sim.expanded
+        for name in expanded:
+            if name.startswith(_SEEN) and not name.startswith(_UNSEEN) and name not in PICTURE_FIELDS:
+                raise ConfigError(
+                    f"camera: {name!r} differs between environments, and pictures cannot show that; randomize one of "
+                    f"{', '.join(PICTURE_FIELDS)}, or the looks of the camera"
+                )
+        shapes = self._positions | {
+            name: np.shape(getattr(self._sim.model, name)) for name in PICTURE_FIELDS if name in expanded
+        }
+        if shapes == self._shapes:
+            return False
+        self._shapes, self.columns, self.width = shapes, {}, 0
+        for name, shape in shapes.items():
+            self.columns[name] = slice(self.width, self.width + math.prod(shape))
+            self.width = self.columns[name].stop
+        return True
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether rows hold more than positions."""
+        return len(self._shapes) > len(self._positions)
+
+    def take(self, ids: Tensor | None) -> Tensor:
+        """Rows of the environments ``ids`` (n,), or of all: float64 (n, width), fresh, where the simulation is."""
+        sim = self._sim
+        rows = sim.num_envs if ids is None else len(ids)
+        parts: list[Tensor] = [torch.empty((rows, 0), dtype=torch.float64, device=sim.device)]
+        for name, shape in self._shapes.items():
+            if math.prod(shape):
+                part = sim.field(name) if name in self._positions else sim.expanded[name]
+                parts.append((part if ids is None else part.index_select(0, ids)).flatten(1))
+        if sim.device.type == "cpu":
+            return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=1, dtype=np.float64))
+        return torch.cat([part.to(torch.float64) for part in parts], dim=1)
+
+    def widen(self, rows: NDArray[np.float64], before: Mapping[str, slice]) -> NDArray[np.float64]:
+        """Rows (…, width) that were taken when the columns were ``before``: what was not there yet was nominal."""
+        wide = np.empty((*rows.shape[:-1], self.width))
+        for name, columns in self.columns.items():
+            known = name in before
+            wide[..., columns] = rows[..., before[name]] if known else np.ravel(getattr(self._sim.model, name))
+        return wide
+
+    def positions(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Joint positions (n, nq), mocap positions (n, m, 3) and quaternions (n, m, 4) of rows (n, width): views."""
+        qpos, places, turns = (rows[:, self.columns[name]] for name in ("qpos", "mocap_pos", "mocap_quat"))
+        return qpos, places.unflatten(1, self._shapes["mocap_pos"]), turns.unflatten(1, self._shapes["mocap_quat"])
+
+    def poses(self, rows: NDArray[np.float64]) -> ScenePoses:
+        """The poses of rows (n, width)."""
+        parts = {name: rows[:, self.columns[name]].reshape(len(rows), *shape) for name, shape in self._shapes.items()}
+        qpos, places, turns = parts.pop("qpos"), parts.pop("mocap_pos"), parts.pop("mocap_quat")
+        return self._reader.read(qpos, places, turns, fields=parts)
+
+
 class Pixels:
     """The newest K frames of N environments as they were last drawn, in the dtype that the camera gives.
 
@@ -223,6 +303,8 @@ class Pixels:
         dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
         shape, axis = spec.frame_shape, spec.stack.axis(len(spec.frame_shape))
         self._frames = OrderedFrames(spec.frames, num_envs, shape, axis, dtype, device)
+        self.data = self._frames.data
+        """The frames themselves, (N, …, K, …): the memory, not a copy."""
         self._output = StackOutput(
             spec.stack,
             shape,
@@ -232,13 +314,10 @@ class Pixels:
             normalize=spec.normalize and spec.dtype == np.uint8,
         )
         self._length = spec.frames
+        # on the CPU the host's numbers are where they are needed
+        self._there = torch.from_numpy if device.type == "cpu" else partial(_there, device=device)
         self._one = torch.ones(num_envs, dtype=torch.int64, device=device)
         self._still, self._first = (torch.full((num_envs,), flag, device=device) for flag in (False, True))
-
-    @property
-    def data(self) -> Tensor:
-        """The frames themselves, (N, …, K, …): the memory, not a copy."""
-        return self._frames.data
 
     def update(
         self,
@@ -293,5 +372,6 @@ class Pixels:
         self._output.put(self.data, ids, out)
         return out
 
-    def _there(self, numbers: NDArray[Any]) -> Tensor:
-        return to_device(torch.from_numpy(numbers), self.data.device)
+
+def _there(numbers: NDArray[Any], device: torch.device) -> Tensor:
+    return to_device(torch.from_numpy(numbers), device)

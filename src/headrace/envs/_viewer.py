@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs._image_spec import ImageSpec, shown_groups
+from headrace.envs._images import SceneState
 from headrace.errors import ConfigError
 from headrace.sim import CameraFrames, CameraSpec, Simulation
 from headrace.sim._camera_names import make_camera
-from headrace.sim._poses import SceneState
 
 _PIXELS = 240
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.gather import Int64s
-from headrace.buffers._pool import OutputPool
+from headrace.buffers._output import OutputPool
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._pool import FramePool, Rows
 from headrace.replay._samplers import Picked

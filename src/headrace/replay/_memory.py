@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace import files
 from headrace._kernels.gather import Bytes
-from headrace.buffers._pool import anonymous
+from headrace.buffers._output import anonymous
 from headrace.errors import CapacityError, DataError
 from headrace.files import Lock, storage_error
 

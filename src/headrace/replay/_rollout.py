@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._kernels.gather import ZERO_ROW, Int64s
-from headrace.buffers._pool import OutputPool
+from headrace.buffers._output import OutputPool
 from headrace.errors import ConfigError, LifecycleError, ShapeError
 from headrace.replay import _arithmetic as arithmetic
 from headrace.replay._arithmetic import CUT, ENDED

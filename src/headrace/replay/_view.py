@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._kernels.gather import Int64s
-from headrace.buffers._pool import OutputPool
+from headrace.buffers._output import OutputPool
 from headrace.errors import ConfigError, IdError, LifecycleError, ShapeError
 from headrace.replay._arithmetic import Float64s
 from headrace.replay._batches import assemble

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.sim._camera import Camera, CameraFrames, CameraSpec
+from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader
 from headrace.sim._camera_names import make_camera, register_camera
 from headrace.sim._mujoco_api import load_model
 from headrace.sim._mujoco_sim import MujocoSim
-from headrace.sim._poses import PoseReader
 from headrace.sim._simulation import Simulation
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.rng import uniform
-from headrace.sim._camera import F64, base_colors, base_diffuse, check_poses
+from headrace.sim._camera import F64, ScenePoses, base_colors, base_diffuse, check_poses
 from headrace.sim._mujoco_api import Model
-from headrace.sim._poses import ScenePoses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,22 @@
-"""Cameras: what one is asked for, and what it gives.
+"""Cameras: what one is asked for, what it is given and what it gives.
 
-A camera is a pure function of :class:`~headrace.sim._poses.ScenePoses`, which follow from a few numbers per row: those
-can be kept and drawn later to the same bits.
+A camera is a pure function of :class:`ScenePoses`, which a :class:`PoseReader` makes from joint positions: a few
+numbers per row that can be kept and drawn later to the same bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DtypeError, ShapeError, UnknownNameError
-from headrace.sim._mujoco_api import Model
-
-if TYPE_CHECKING:
-    from headrace.sim._poses import ScenePoses
+from headrace.sim._mujoco_api import Model, mujoco, new_batch, setconst_inputs
 
 DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
 FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -29,6 +29,27 @@ FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
 """Kind of image → axes after height and width, dtype."""
 _MOST_PIXELS = 32766
 _GROUPS = 6  # MuJoCo's mjNGROUP
+_DERIVED = {
+    "geom_pos": "geom_xpos",
+    "geom_mat": "geom_xmat",
+    "site_pos": "site_xpos",
+    "site_mat": "site_xmat",
+    "camera_pos": "cam_xpos",
+    "camera_mat": "cam_xmat",
+    "light_pos": "light_xpos",
+    "light_dir": "light_xdir",
+}
+"""Part of poses → field of MjData."""
+_STATE = ("qpos", "mocap_pos", "mocap_quat")
+_KINEMATIC = (
+    *("body_pos", "body_quat", "body_ipos", "body_iquat", "jnt_pos", "jnt_axis", "qpos0", "geom_pos", "geom_quat"),
+    *("site_pos", "site_quat", "cam_pos", "cam_quat", "light_pos", "light_dir"),
+)
+"""Model fields that say where things are."""
+PICTURE_FIELDS = (*_KINEMATIC, "geom_size", "geom_rgba", "light_diffuse")
+"""Model fields whose values per row poses can carry."""
+_BODIES_PER_THREAD = 2048
+"""About a millisecond of kinematics."""
 
 F64: TypeAlias = NDArray[np.float64]
 
@@ -99,6 +120,57 @@ class CameraFrames:
             array = getattr(self, kind)
             arrays[kind] = None if array is None else array[index]
         return CameraFrames(**arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenePoses:
+    """Everything that n frames depend on: float64 (n, …), in the world's coordinates."""
+
+    state: F64
+    """(n, S): qpos, mocap positions, mocap quaternions."""
+    geom_pos: F64
+    """(n, geoms, 3)."""
+    geom_mat: F64
+    """(n, geoms, 9)."""
+    site_pos: F64
+    """(n, sites, 3)."""
+    site_mat: F64
+    """(n, sites, 9)."""
+    camera_pos: F64
+    """(n, cameras, 3)."""
+    camera_mat: F64
+    """(n, cameras, 9): columns are right, up and backward."""
+    light_pos: F64
+    """(n, lights, 3)."""
+    light_dir: F64
+    """(n, lights, 3): the direction in which each light shines."""
+    geom_size: F64 | None = None
+    """(n, geoms, 3); None where the model's sizes hold."""
+    geom_rgba: F64 | None = None
+    """(n, geoms, 4); None where the model's colors and lights hold."""
+    light_diffuse: F64 | None = None
+    """(n, 1 + lights, 3), the headlight first; given with ``geom_rgba``."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name, array = field.name, getattr(self, field.name)
+            if array is None:
+                continue
+            if array.dtype != np.float64:
+                raise DtypeError(f"poses.{name}: expected float64, got {array.dtype}")
+            if len(array) != len(self.state):
+                raise ShapeError(f"poses.{name}: expected {len(self.state)} rows, as in state, got {len(array)}")
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def rows(self, index: NDArray[np.int64] | slice) -> ScenePoses:
+        """Some rows: views for a slice, copies for an index array."""
+        picked: dict[str, Any] = {}
+        for field in fields(self):
+            array = getattr(self, field.name)
+            picked[field.name] = None if array is None else array[index]
+        return ScenePoses(**picked)
 
 
 class Camera(Protocol):
@@ -181,3 +253,99 @@ def check_poses(whose: str, model: Model, poses: ScenePoses) -> None:
             f"{whose}: expected poses of the model that it was made for, with {expected} numbers of state, geoms, "
             f"sites, cameras and lights, got {got}; read them with a PoseReader of that model"
         )
+
+
+class PoseReader:
+    """Turns joint positions into :class:`ScenePoses`, for any number of rows.
+
+    Runs MuJoCo's kinematics on rows of its own, so the physics that the positions came from is not touched. Model
+    fields that differ between rows (a body moved by randomization) are given by name.
+    """
+
+    def __init__(self, model: Model, *, threads: int = 1) -> None:
+        if threads < 1:
+            raise ConfigError(f"threads: expected at least 1, got {threads}")
+        self.model = model
+        self._threads = threads
+        # where things are does not depend on contacts, forces or sensors: leave them out
+        bits = mujoco.mjtDisableBit
+        self._kinematic: Any = copy.copy(model)
+        for bit in (bits.mjDSBL_CONSTRAINT, bits.mjDSBL_CONTACT, bits.mjDSBL_ACTUATION, bits.mjDSBL_SENSOR):
+            self._kinematic.opt.disableflags |= int(bit)
+        self._positions_only = int(mujoco.mjtStage.mjSTAGE_POS)
+        is_mocap = self._kinematic.body_mocapid >= 0
+        self._mocap = self._kinematic.body_pos[is_mocap], self._kinematic.body_quat[is_mocap]
+        self._reserve(1)
+
+    def read(
+        self,
+        qpos: F64,
+        mocap_pos: F64 | None = None,
+        mocap_quat: F64 | None = None,
+        *,
+        fields: Mapping[str, F64] | None = None,
+    ) -> ScenePoses:
+        """Poses of n rows, fresh memory.
+
+        Args:
+            qpos: float64 (n, nq).
+            mocap_pos: float64 (n, nmocap, 3); the model's where None.
+            mocap_quat: float64 (n, nmocap, 4); the model's where None.
+            fields: model fields of ``PICTURE_FIELDS`` that differ between rows, float64 (n, …).
+        """
+        if qpos.ndim != 2 or qpos.shape[1] != self.model.nq:
+            raise ShapeError(f"qpos: expected (rows, {self.model.nq}), got {qpos.shape}")
+        n, fields = len(qpos), fields or {}
+        for name in fields:
+            if name not in PICTURE_FIELDS:
+                raise UnknownNameError("model field of a picture", name, PICTURE_FIELDS)
+        if n > self._capacity:
+            self._reserve(n)
+        places, turns = self._mocap
+        given = (qpos, places if mocap_pos is None else mocap_pos, turns if mocap_quat is None else mocap_quat)
+        for target, values in zip(self._state, given, strict=True):
+            target[:n] = values
+        if n:
+            if fields or self._expanded:
+                self._place_fields(n, fields)
+            self._batch.forward(np.arange(n, dtype=np.int32), stage=self._positions_only)
+        parts: dict[str, F64] = {name: field[:n].copy() for name, field in self._derived.items()}
+        if "geom_size" in fields:
+            parts["geom_size"] = np.array(fields["geom_size"], np.float64)
+        if "geom_rgba" in fields or "light_diffuse" in fields:
+            parts["geom_rgba"], parts["light_diffuse"] = self._looks(n, fields)
+        state = np.concatenate([target[:n].reshape(n, math.prod(target.shape[1:])) for target in self._state], axis=1)
+        return ScenePoses(state=state, **parts)
+
+    def _reserve(self, rows: int) -> None:
+        # few bodies are placed sooner than a second thread wakes up, while the camera's threads still hold the cores
+        threads = min(self._threads, 1 + rows * self._kinematic.nbody // _BODIES_PER_THREAD)
+        self._batch = new_batch(self._kinematic, rows, threads)
+        self._capacity = rows
+        self._expanded: dict[str, Any] = {}
+        self._state = [self._batch.bind(name) for name in _STATE]
+        self._derived = {part: self._batch.bind(name) for part, name in _DERIVED.items()}
+
+    def _place_fields(self, n: int, given: Mapping[str, F64]) -> None:
+        """Write the model fields that say where things are; those of an earlier call that are not given are nominal."""
+        names = [name for name in _KINEMATIC if name in given or name in self._expanded]
+        for name in names:
+            if name not in self._expanded:
+                self._expanded[name] = self._batch.expand(name)
+            target = self._expanded[name]
+            target[:n] = given[name].reshape(target[:n].shape) if name in given else getattr(self._kinematic, name)
+        if setconst_inputs().intersection(names):
+            self._batch.set_const(np.arange(n, dtype=np.int32))
+
+    def _looks(self, n: int, given: Mapping[str, F64]) -> tuple[F64, F64]:
+        """Colors (n, geoms, 4) and lights (n, 1 + lights, 3), the model's where they are not given."""
+        rgba = np.repeat(base_colors(self.model)[None], n, 0)
+        diffuse = np.repeat(base_diffuse(self.model)[None], n, 0)
+        if "geom_rgba" in given:
+            own = np.asarray(given["geom_rgba"], np.float64)
+            # a geom whose color is still the model's keeps its material's
+            nominal = (own == np.asarray(self._kinematic.geom_rgba, np.float64)).all(-1, keepdims=True)
+            rgba = np.where(nominal, rgba, own)
+        if "light_diffuse" in given:
+            diffuse[:, 1:] = given["light_diffuse"]
+        return rgba, diffuse

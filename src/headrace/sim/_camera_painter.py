@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._kernels.ahead import KernelCall, compile_ahead
-from headrace._kernels.render_frames import (
-    copy_bytes,
-    copy_depth,
-    copy_segmentation,
-    find_lines,
-    find_normals,
-    restore,
-    to_gray,
-)
-from headrace._kernels.render_paint import paint
-from headrace._kernels.render_place import place
-from headrace._kernels.render_primitives import cast_primitives
+from headrace._kernels.render_frames import copy_depth, copy_segmentation, find_normals, to_gray
 from headrace._kernels.render_scene import (
     F32,
     I32,
@@ -38,11 +27,10 @@ from headrace._kernels.render_scene import (
     ShadowMaps,
     new_places,
     new_scratch,
-    pick_rows,
 )
+from headrace._kernels.render_stages import cast_primitives, find_lines, paint, place, restore
 from headrace._kernels.render_triangles import cast_triangles
 from headrace.sim._camera import CameraFrames
-from headrace.sim._camera_layers import StaticLayers
 from headrace.sim._camera_scene import SceneTables
 from headrace.sim._mujoco_api import Model
 
@@ -51,6 +39,17 @@ _CHUNK_BYTES = 1 << 19
 _MOST_ROWS = 64
 _VISIBLE = np.float32(1e-6)
 """The alpha from which something is seen at all."""
+
+
+class Under(NamedTuple):
+    """What n rows are drawn over: pictures of what never moves."""
+
+    frames: CameraFrames
+    """P of them, with depth."""
+    stamps: NDArray[np.int64]
+    """(P,): a number that changes when a picture is replaced."""
+    of_row: I32
+    """(n,): the picture under each row, or -1 for none."""
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class Painter:
         self._has_primitives = bool((tables.scene.geom_shapes < 0).any())
         self._wraps = _wraps(tables)
         self.has_sky = tables.textures is not None and tables.textures.sky >= 0
-        self._no_layers = np.empty((0, frame.height, frame.width), np.float32)
+        self._no_depths = np.empty((0, frame.height, frame.width), np.float32)
         self._idle: list[_Buffers] = []
 
     def prepare(self, rows: RenderRows, frames: CameraFrames) -> None:
@@ -124,14 +123,7 @@ class Painter:
         self._idle.append(buffers)
 
     def draw(
-        self,
-        start: int,
-        stop: int,
-        rows: RenderRows,
-        layers: StaticLayers | None,
-        layer: I32 | None,
-        frames: CameraFrames,
-        static_only: bool,
+        self, start: int, stop: int, rows: RenderRows, under: Under | None, frames: CameraFrames, static_only: bool
     ) -> None:
         """Draw rows start … stop into ``frames``.
 
@@ -139,8 +131,7 @@ class Painter:
             start: first row.
             stop: past the last row.
             rows: all rows of the call.
-            layers: where the layers are.
-            layer: int32 (n,): the layer under each row, or -1 for none; None for none at all.
+            under: what they are drawn over; None for nothing.
             frames: what to fill.
             static_only: leave out what moves and what is transparent: to make a layer.
         """
@@ -150,32 +141,36 @@ class Painter:
             buffers = self._new_buffers()
         try:
             for at in range(start, stop, buffers.rows):
-                end = min(at + buffers.rows, stop)
-                under = np.full(end - at, -1, np.int32) if layer is None else layer[at:end]
-                chunk = slice(at, end)
-                self._draw_chunk(buffers, pick_rows(rows, chunk), layers, under, frames.rows(chunk), static_only)
+                chunk = slice(at, min(at + buffers.rows, stop))
+                over = None if under is None else under._replace(of_row=under.of_row[chunk])
+                self._draw_chunk(buffers, pick_rows(rows, chunk), over, frames.rows(chunk), static_only)
         finally:
             self._idle.append(buffers)
 
     def _draw_chunk(
-        self,
-        buffers: _Buffers,
-        rows: RenderRows,
-        layers: StaticLayers | None,
-        under: I32,
-        frames: CameraFrames,
-        static_only: bool,
+        self, buffers: _Buffers, rows: RenderRows, under: Under | None, frames: CameraFrames, static_only: bool
     ) -> None:
-        n, tables, scene, frame = len(under), self._tables, self._scene, self._frame
+        n, tables, scene, frame = len(rows.camera_pos), self._tables, self._scene, self._frame
         places, z, ids, lines = buffers.places, buffers.z[:n], buffers.ids[:n], buffers.lines[:n]
+        rgb = frames.rgb
+        if rgb is None and frames.gray is not None:
+            rgb = np.empty((*frames.gray.shape, 3), np.uint8)
+        layer, stamps, depths = np.full(n, -1, np.int32), np.full(n, -1), self._no_depths
+        if under is not None:
+            layer, kept = under.of_row, under.frames
+            assert kept.depth is not None  # every layer has it
+            stamps, depths = np.where(layer < 0, -1, under.stamps[layer]), kept.depth
+            drawn = (rgb, frames.depth, frames.segmentation, frames.normals)
+            for out, laid in zip(drawn, (kept.rgb, kept.depth, kept.segmentation, kept.normals), strict=True):
+                if out is not None and laid is not None:
+                    # a row without a layer gets some other's, and all of it is drawn over
+                    np.take(laid, layer, axis=0, out=out, mode="clip")
         _run(self._place(rows, frame, places))
         # depths of the layer where the last chunk drew; everywhere where another layer was
-        kept = CameraFrames() if layers is None else layers.frames
-        stamps = np.full(n, -1) if layers is None else np.where(under < 0, -1, layers.stamps[under])
         lines[buffers.layer[:n] != stamps] = 0, frame.width
         buffers.layer[:n] = stamps
-        restore(lines, under, self._no_layers if kept.depth is None else kept.depth, np.float32(frame.far), z, ids)
-        bare = under < 0
+        restore(lines, layer, depths, np.float32(frame.far), z, ids)
+        bare = layer < 0
         everything = np.full(n, len(scene.geom_types), np.int32)
         static = np.full(n, tables.static, np.int32)
         first = np.where(bare, np.int32(0), static)
@@ -186,12 +181,8 @@ class Painter:
         _run(*self._cast(buffers.scratch, rows, frame, places, first, static, OPAQUE, z, ids))
         if not static_only:
             _run(*self._cast(buffers.scratch, rows, frame, places, static, everything, OPAQUE, z, ids))
-        rgb = frames.rgb
-        if rgb is None and frames.gray is not None:
-            rgb = np.empty((*frames.gray.shape, 3), np.uint8)
         transparent = 0 if static_only else int(places.transparent[:n].max(initial=0))
         if rgb is not None:
-            _lay(under, kept.rgb, rgb)
             shadows = None if buffers.shadow is None else self._shadows(buffers.shadow, rows)
             ones = np.ones(n, np.float32)
             _run(self._paint(buffers, rows, shadows, lines, ones, bare, z, ids, rgb))
@@ -207,13 +198,10 @@ class Painter:
             find_lines(places.bounds, places.alpha, nothing, everything, _VISIBLE, lines)
             lines[bare] = 0, frame.width
         if frames.depth is not None:
-            _lay(under, kept.depth, frames.depth)
             copy_depth(lines, z, frames.depth)
         if frames.segmentation is not None:
-            _lay(under, kept.segmentation, frames.segmentation)
             copy_segmentation(lines, ids, scene.geom_ids, scene.face_bits, bare, frames.segmentation)
         if frames.normals is not None:
-            _lay(under, kept.normals, frames.normals)
             _run(self._find_normals(buffers, rows, lines, bare, z, ids, frames.normals))
 
     def _place(self, rows: RenderRows, frame: RenderFrame, places: RenderPlaces) -> KernelCall:
@@ -379,6 +367,12 @@ class Painter:
         )
 
 
+def pick_rows(rows: RenderRows, index: slice | NDArray[np.int64]) -> RenderRows:
+    """Some rows; what serves all serves them, too."""
+    parts: list[Any] = [part[index] if len(part) > 1 else part for part in rows]
+    return RenderRows(*parts)
+
+
 def _run(*calls: KernelCall) -> None:
     for kernel, args in calls:
         kernel(*args)
@@ -400,9 +394,3 @@ def _light_frame(model: Model, frame: RenderFrame) -> RenderFrame:
     half = float(raw.vis.map.shadowclip * raw.stat.extent)
     side = min(max(256, 4 * max(frame.width, frame.height)), 2048)
     return frame._replace(width=side, height=side, left=-half, right=half, bottom=-half, top=half, perspective=0.0)
-
-
-def _lay(under: I32, layers: NDArray[Any] | None, out: NDArray[Any]) -> None:
-    """Copy each row's layer, where it has one."""
-    if layers is not None and len(layers):
-        copy_bytes(under, layers.reshape(len(layers), -1).view(np.uint8), out.reshape(len(out), -1).view(np.uint8))

@@ -16,6 +16,7 @@ from headrace.errors import ConfigError, LifecycleError
 from headrace.sim._camera import (
     CameraFrames,
     CameraSpec,
+    ScenePoses,
     base_diffuse,
     camera_id,
     check_poses,
@@ -23,7 +24,6 @@ from headrace.sim._camera import (
     refuse_kinds,
 )
 from headrace.sim._mujoco_api import Model, mujoco
-from headrace.sim._poses import ScenePoses
 
 _PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace._kernels.render_scene import F32, F64, I32, RenderRows
+from headrace._kernels.render_scene import F32, F64, RenderRows
 from headrace._kernels.threads import run
 from headrace.errors import ConfigError, LifecycleError
-from headrace.sim._camera import CameraFrames, CameraSpec, camera_id, check_poses, frames_for
-from headrace.sim._camera_layers import StaticLayers
-from headrace.sim._camera_painter import Painter
+from headrace.sim._camera import CameraFrames, CameraSpec, DataType, ScenePoses, camera_id, check_poses, frames_for
+from headrace.sim._camera_painter import Painter, Under, pick_rows
 from headrace.sim._camera_scene import build_frame, build_tables, camera_moves
 from headrace.sim._mujoco_api import Model
-from headrace.sim._poses import ScenePoses
 
 _FEW_PIXELS = 64 * 64
 """Waking a thread costs as much as it saves on fewer, and far more where the cores are busy."""
+
+MOST_BYTES = 64 << 20
+"""What the layers of one camera may hold; the one unused for longest makes room."""
+_REMEMBERED = 4096
 
 
 class NativeCamera:
@@ -65,8 +71,8 @@ class NativeCamera:
             if not self._prepared:
                 self._painter.prepare(rows, frames)
                 self._prepared = True
-            layer = None if self._layers is None else self._layers.find(rows, self._draw_layers)
-            self._draw(rows, None if layer is None or (layer < 0).all() else layer, frames)
+            under = None if self._layers is None else self._layers.find(rows, self._draw_layers)
+            self._draw(rows, under, frames)
         return frames
 
     def close(self) -> None:
@@ -76,20 +82,11 @@ class NativeCamera:
     def _draw_layers(self, rows: RenderRows, frames: CameraFrames) -> None:
         self._draw(rows, None, frames, static_only=True)
 
-    def _draw(self, rows: RenderRows, layer: I32 | None, frames: CameraFrames, static_only: bool = False) -> None:
+    def _draw(self, rows: RenderRows, under: Under | None, frames: CameraFrames, static_only: bool = False) -> None:
         """Draw rows on all threads, each over its layer."""
-        pixels = self.spec.height * self.spec.width
-        run(
-            self._painter.draw,
-            len(rows.camera_pos),
-            rows,
-            None if layer is None else self._layers,
-            layer,
-            frames,
-            static_only,
-            min_rows=max(1, -(-_FEW_PIXELS // pixels)),
-            threads=self._threads,
-        )
+        few = max(1, -(-_FEW_PIXELS // (self.spec.height * self.spec.width)))
+        args = rows, under, frames, static_only
+        run(self._painter.draw, len(rows.camera_pos), *args, min_rows=few, threads=self._threads)
 
     def _rows(self, poses: ScenePoses) -> RenderRows:
         tables = self._tables
@@ -117,3 +114,94 @@ class NativeCamera:
             rgba=rgba * tables.tint,
             diffuse=diffuse,
         )
+
+
+class StaticLayers:
+    """The layers of one camera: pictures of what never moves before a camera that never moves, drawn once and kept.
+
+    A layer holds depths, colors, ids and normals of the solid geoms that belong to the world. It belongs to the exact
+    bits of everything that it was drawn from (those geoms, the camera, the lights, their looks): a row whose bits
+    differ has another layer or none, so that a layer can never be wrong. Environments with looks of their own have
+    their own layers, made when the same looks come a second time.
+    """
+
+    def __init__(self, spec: CameraSpec, static: int) -> None:
+        self._static = static
+        kinds: list[DataType] = ["depth", *("rgb" if kind == "gray" else kind for kind in spec.data_types)]
+        self._spec = replace(spec, data_types=tuple(dict.fromkeys(kinds)))
+        one = CameraFrames.empty(self._spec, 1)
+        self._most = max(1, MOST_BYTES // sum(getattr(one, kind).nbytes for kind in self._spec.data_types))
+        self._frames = CameraFrames.empty(self._spec, 0)
+        self._stamps = np.zeros(0, np.int64)
+        self._places: OrderedDict[bytes, int] = OrderedDict()
+        self._once: OrderedDict[bytes, None] = OrderedDict()
+        self._drawn = 0
+
+    def find(self, rows: RenderRows, draw: Callable[[RenderRows, CameraFrames], None]) -> Under | None:
+        """The layer of each row, None where no row has one; ``draw`` makes new ones."""
+        n, static = len(rows.camera_pos), self._static
+        seen = (
+            *(rows.geom_pos[:, :static], rows.geom_mat[:, :static], rows.rgba[:, :static], rows.sizes[:, :static]),
+            *(rows.camera_pos, rows.camera_mat, rows.light_pos, rows.light_dir, rows.diffuse),
+        )
+        keys = np.concatenate([np.broadcast_to(part, (n, *part.shape[1:])).reshape(n, -1) for part in seen], axis=1)
+        if n > 1 and bool((keys == keys[0]).all()):
+            owners = {keys[0].tobytes(): np.arange(n)}
+        else:
+            lists: dict[bytes, list[int]] = {}
+            for i in range(n):
+                lists.setdefault(keys[i].tobytes(), []).append(i)
+            owners = {key: np.array(rows) for key, rows in lists.items()}
+        found = np.full(n, -1, np.int32)
+        new: list[bytes] = []
+        for key, members in owners.items():
+            if key in self._places:
+                self._places.move_to_end(key)
+            elif len(members) > 1 or key in self._once:
+                self._once.pop(key, None)
+                new.append(key)
+            else:
+                self._once[key] = None
+                if len(self._once) > _REMEMBERED:
+                    self._once.popitem(last=False)
+        if new:
+            # none is dropped that this call needs
+            room = self._most - sum(key in self._places for key in owners)
+            self._make(new[:room], owners, rows, draw)
+        for key, members in owners.items():
+            found[members] = self._places.get(key, -1)
+        return None if (found < 0).all() else Under(self._frames, self._stamps, found)
+
+    def _make(
+        self,
+        new: list[bytes],
+        owners: dict[bytes, NDArray[np.int64]],
+        rows: RenderRows,
+        draw: Callable[[RenderRows, CameraFrames], None],
+    ) -> None:
+        picked = np.array([owners[key][0] for key in new], np.int64)
+        if not len(picked):
+            return
+        fresh = CameraFrames.empty(self._spec, len(new))
+        draw(pick_rows(rows, picked), fresh)
+        places: list[int] = []
+        for key in new:
+            full = len(self._places) >= self._most
+            place = self._places.popitem(last=False)[1] if full else len(self._places)
+            self._places[key] = place
+            places.append(place)
+        self._grow(max(places) + 1)
+        for kind in self._spec.data_types:
+            getattr(self._frames, kind)[places] = getattr(fresh, kind)
+        self._stamps[places] = self._drawn + np.arange(len(places))
+        self._drawn += len(places)
+
+    def _grow(self, size: int) -> None:
+        if size <= len(self._stamps):
+            return
+        count = len(self._stamps)
+        size = min(self._most, max(size, 2 * count))
+        old, self._frames = self._frames, CameraFrames.empty(self._spec, size)
+        for kind in self._spec.data_types:
+            getattr(self._frames, kind)[:count] = getattr(old, kind)
+        self._stamps = np.concatenate([self._stamps, np.full(size - count, -1)])

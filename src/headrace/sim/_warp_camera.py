@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, LifecycleError, require_extra
 from headrace.sim._camera import (
     CameraFrames,
     CameraSpec,
+    ScenePoses,
     base_colors,
     camera_id,
     check_poses,
@@ -22,7 +23,6 @@ from headrace.sim._camera import (
     refuse_kinds,
 )
 from headrace.sim._mujoco_api import Model, mujoco
-from headrace.sim._poses import ScenePoses
 from headrace.sim._warp_worlds import Worlds
 
 _LOG = logging.getLogger("headrace.sim")

@@ -8,8 +8,10 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from headrace._kernels.normalize import Channels
+from headrace.buffers._output import fresh
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
-from headrace.vision._normalize import Channels, fresh, normalize_image
+from headrace.vision._normalize import normalize_image
 
 ColorKind: TypeAlias = Literal[
     "rgb",

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace._kernels.normalize import Channels, normalize_into
 from headrace.buffers._ordered import OrderedFrames
+from headrace.buffers._output import StackOutput, fresh
 from headrace.buffers._storage import carried, carrier, lasting_zeros, load_tensors
 from headrace.errors import ConfigError, DeviceError, DtypeError, LifecycleError, ShapeError
 from headrace.ids import EnvRows, check_rows, env_rows
 from headrace.types import Ids, StackSpec, StateDict, as_device
-from headrace.vision._normalize import Channels, StackOutput, can_normalize, fresh, normalize_into
+from headrace.vision._normalize import can_normalize
 
 
 @dataclass(frozen=True, slots=True)

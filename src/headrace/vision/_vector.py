@@ -13,10 +13,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from headrace._kernels.normalize import Channels
 from headrace.errors import ConfigError, DataError, LifecycleError, UnknownNameError
 from headrace.ids import check_ids
 from headrace.types import Ids, StackSpec, StateDict, Step
-from headrace.vision._normalize import Channels
 from headrace.vision._stack import FrameStack
 
 Array: TypeAlias = npt.NDArray[Any] | Tensor
