@@ -131,8 +131,9 @@ class StaticLayers:
         self._spec = replace(spec, data_types=tuple(dict.fromkeys(kinds)))
         one = CameraFrames.empty(self._spec, 1)
         self._most = max(1, MOST_BYTES // sum(getattr(one, kind).nbytes for kind in self._spec.data_types))
-        self._frames = CameraFrames.empty(self._spec, 0)
-        self._stamps = np.zeros(0, np.int64)
+        self.frames = CameraFrames.empty(self._spec, 0)
+        self.stamps = np.zeros(0, np.int64)
+        """(P,): a number that changes when a layer is replaced."""
         self._places: OrderedDict[bytes, int] = OrderedDict()
         self._once: OrderedDict[bytes, None] = OrderedDict()
         self._drawn = 0
@@ -170,7 +171,7 @@ class StaticLayers:
             self._make(new[:room], owners, rows, draw)
         for key, members in owners.items():
             found[members] = self._places.get(key, -1)
-        return None if (found < 0).all() else Under(self._frames, self._stamps, found)
+        return None if (found < 0).all() else Under(self.frames, self.stamps, found)
 
     def _make(
         self,
@@ -192,16 +193,16 @@ class StaticLayers:
             places.append(place)
         self._grow(max(places) + 1)
         for kind in self._spec.data_types:
-            getattr(self._frames, kind)[places] = getattr(fresh, kind)
-        self._stamps[places] = self._drawn + np.arange(len(places))
+            getattr(self.frames, kind)[places] = getattr(fresh, kind)
+        self.stamps[places] = self._drawn + np.arange(len(places))
         self._drawn += len(places)
 
     def _grow(self, size: int) -> None:
-        if size <= len(self._stamps):
+        if size <= len(self.stamps):
             return
-        count = len(self._stamps)
+        count = len(self.stamps)
         size = min(self._most, max(size, 2 * count))
-        old, self._frames = self._frames, CameraFrames.empty(self._spec, size)
+        old, self.frames = self.frames, CameraFrames.empty(self._spec, size)
         for kind in self._spec.data_types:
-            getattr(self._frames, kind)[:count] = getattr(old, kind)
-        self._stamps = np.concatenate([self._stamps, np.full(size - count, -1)])
+            getattr(self.frames, kind)[:count] = getattr(old, kind)
+        self.stamps = np.concatenate([self.stamps, np.full(size - count, -1)])
