@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,13 +216,29 @@ class EpisodeTally:
         how = {name: ended[name] for name in get_args(Ended)}
         return schema.EpisodeCounts(completed=len(self.ended), unfinished=self.unfinished, **how)
 
-    def success_rate(self) -> Proportion | None:
-        """Over completed episodes; None where the task has no success measure, or none was completed."""
+    def outcomes(self) -> dict[str, Any]:
+        """The fields of a play about completed episodes; rates are null where the task has no success measure.
+
+        Episode by episode in the order of their ids: null where an id is unknown, or came twice.
+        """
         known = [episode.success for episode in self.ended if episode.success is not None]
-        return Proportion.of(sum(known), len(known))
+        by_id = {episode.episode_id: episode for episode in self.ended}
+        rows = [] if None in by_id else [by_id[number] for number in sorted(cast("dict[int, _Episode]", by_id))]
+        columns = schema.PerEpisode(
+            episode_ids=[cast("int", row.episode_id) for row in rows],
+            rewards=[row.reward for row in rows],
+            lengths=[row.length for row in rows],
+            successes=[row.success for row in rows] if known else None,
+        )
+        return {
+            "success_rate": Proportion.of(sum(known), len(known)),
+            "reward": Statistic.of((episode.reward for episode in self.ended), better="higher"),
+            "ep_length": Statistic.of((episode.length for episode in self.ended), unit="steps"),
+            "per_episode": columns if len(rows) == len(self.ended) else None,
+        }
 
     def per_env(self) -> schema.PerEnv:
-        """The same, environment by environment."""
+        """Completed episodes, environment by environment."""
         by_env: list[list[_Episode]] = [[] for _ in range(self.num_envs)]
         for episode in self.ended:
             by_env[episode.env_id].append(episode)
@@ -230,20 +246,9 @@ class EpisodeTally:
             episodes=[len(rows) for rows in by_env],
             reward_mean=[sum(row.reward for row in rows) / len(rows) if rows else None for rows in by_env],
             length_mean=[sum(row.length for row in rows) / len(rows) if rows else None for rows in by_env],
-            successes=[sum(bool(row.success) for row in rows) for rows in by_env] if self.success_rate() else None,
-        )
-
-    def per_episode(self) -> schema.PerEpisode | None:
-        """The same, episode by episode in the order of their ids; None where an id is unknown, or came twice."""
-        by_id = {episode.episode_id: episode for episode in self.ended}
-        if None in by_id or len(by_id) < len(self.ended):
-            return None
-        rows = [by_id[episode_id] for episode_id in sorted(cast("dict[int, _Episode]", by_id))]
-        return schema.PerEpisode(
-            episode_ids=[cast("int", row.episode_id) for row in rows],
-            rewards=[row.reward for row in rows],
-            lengths=[row.length for row in rows],
-            successes=[row.success for row in rows] if self.success_rate() else None,
+            successes=[sum(bool(row.success) for row in rows) for rows in by_env]
+            if any(episode.success is not None for episode in self.ended)
+            else None,
         )
 
 
@@ -266,6 +271,21 @@ class Builder(ABC):
         self.extra: dict[str, JsonValue] = {}
         self.on_begin: Callable[[], None] = lambda: None
         """Called when the measured part begins; the context of the run sets it."""
+        self.startup = StartupClock()
+        self.library: schema.LibraryDescriptor | None = None
+        self.checkpoint: schema.CheckpointInfo | None = None
+        """That a policy is from, or the newest usable one: set it after each save, so that a crashed run names it."""
+        self.video_path: str | None = None
+
+    def policy_fields(self) -> dict[str, Any]:
+        """The fields of a bundle about the policy that acted or learned, and about what else came of the run."""
+        return {
+            "checkpoint_path": self.checkpoint and self.checkpoint.path,
+            "video_path": self.video_path,
+            "library": self.library,
+            "checkpoint": self.checkpoint,
+            "extra": self.extra,
+        }
 
     @abstractmethod
     def build(self, origin: Provenance) -> schema.Bundle:
@@ -279,7 +299,6 @@ class RuntimeBuilder(Builder):
 
     def __init__(self, num_envs: int, *, mode: schema.TimingMode = "host_return") -> None:
         super().__init__()
-        self.startup = StartupClock()
         self.steps = StepTimes(mode, on_begin=lambda: self.on_begin())
         """Of ``env.step`` alone; choosing actions is in ``iteration_time_s`` and ``total_fps``."""
         self.episodes = EpisodeTally(num_envs)
@@ -301,29 +320,18 @@ class PlayBuilder(RuntimeBuilder):
     def __init__(self, num_envs: int, *, plan: schema.EpisodePlan, mode: schema.TimingMode = "host_return") -> None:
         super().__init__(num_envs, mode=mode)
         self.plan = plan
-        self.library: schema.LibraryDescriptor | None = None
         self.policy: schema.PolicyDescriptor | None = None
-        self.checkpoint: schema.CheckpointInfo | None = None
-        self.video_path: str | None = None
 
     def build(self, origin: Provenance) -> schema.PlayBundle:
         """The bundle of what has been collected so far."""
-        episodes = self.episodes
         return schema.PlayBundle(
             **origin,
+            **self.policy_fields(),
+            **self.episodes.outcomes(),
             runtime=self.runtime(),
-            success_rate=episodes.success_rate(),
-            reward=Statistic.of((episode.reward for episode in episodes.ended), better="higher"),
-            ep_length=Statistic.of((episode.length for episode in episodes.ended), unit="steps"),
-            checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
-            video_path=self.video_path,
-            library=self.library,
             policy=self.policy,
-            checkpoint=self.checkpoint,
             plan=self.plan,
-            per_env=episodes.per_env(),
-            per_episode=episodes.per_episode(),
-            extra=self.extra,
+            per_env=self.episodes.per_env(),
         )
 
 

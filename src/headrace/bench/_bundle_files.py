@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from headrace.bench import _isaaclab_reader
 from headrace.bench import _schema as schema
-from headrace.bench._statistic import Proportion, Statistic
+from headrace.bench._builders import EpisodeTally
+from headrace.bench._schema import with_label
+from headrace.bench._statistic import Statistic
 from headrace.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 
 EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
 """What evaluations and their journals are called where a directory is searched for them; any name will do otherwise."""
-_FORMAT = '"headrace-evaluation-'
+
 _STATUSES: dict[str, schema.Status] = {"completed": "completed", "interrupted": "interrupted", "failed": "crashed"}
 _NOT_PLAYING = ("source", "overrides", "seed", "policy")
+_NOT_TIMED = (
+    *("steps_per_iteration", "iteration_time_s", "collection_fps", "total_fps", "iterations_per_s"),
+    "environment_step_timing",
+)
 _BEFORE = "2.0"
 
 
@@ -82,7 +88,13 @@ def read_bundle(path: Path | str) -> schema.Bundle:
         raise DataError(f"{path}: expected the JSON of a benchmark bundle, got a file that is not text") from error
     except OSError as error:
         raise DataError(f"{path}: expected a benchmark bundle, got: {error.strerror or error}") from error
-    return read_evaluation(path) if is_evaluation(text) else parse_bundle(text, source=str(path))
+    # as the files of ``Evaluation.save`` and journals begin
+    if not text[:40].replace(" ", "").lstrip("{\n").startswith('"format":"headrace-evaluation-'):
+        return parse_bundle(text, source=str(path))
+    from headrace.rollout import Evaluation
+
+    label = path.parent.name if path.name in EVALUATION_FILES else path.stem
+    return with_label(evaluation_bundle(Evaluation.load(path), str(path)), label)
 
 
 def read_bundles(paths: Sequence[Path | str]) -> tuple[list[schema.Bundle], list[str]]:
@@ -130,35 +142,19 @@ def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
     rates = (changed.get("collection_fps") or {}).get("samples") or []
     if old.get("kind") == "training" and changed.get("steps_per_iteration") and rates:
         times = Statistic.of((changed["steps_per_iteration"] / rate for rate in rates), unit="s", better="lower")
-        changed["collection_time_s"] = None if times is None else times.model_dump()
+        changed["collection_time_s"] = times and times.model_dump()
     changed["total_fps"] = changed.pop("throughput_fps", None)
-    changed["collection_fps"] = None
-    split = old.get("time_split_s")
+    spent = None
     if isinstance(timing, dict):
         step = cast("dict[str, Any]", timing)
         seconds = step["environment_step_time_s"]
-        total = seconds["mean"] * (seconds["n"] or 0)
-        changed["collection_fps"] = frames / total if frames and total else None
-        rate = frames / total if frames and total else step["environment_step_fps"]["mean"]
+        spent = seconds["mean"] * (seconds["n"] or 0)
+        rate = frames / spent if frames and spent else step["environment_step_fps"]["mean"]
         changed["environment_step_timing"] = {**step, "environment_step_fps": rate}
-    if isinstance(split, dict):
-        spent = cast("dict[str, Any]", split).get("collection")
-        changed["collection_fps"] = frames / spent if frames and spent else None
+    if isinstance(old.get("time_split_s"), dict):
+        spent = old["time_split_s"].get("collection")
+    changed["collection_fps"] = frames / spent if frames and spent else None
     return new | {"runtime": changed}
-
-
-def is_evaluation(text: str) -> bool:
-    """Whether a file's text begins as those of ``Evaluation.save`` and of journals do."""
-    return text[:40].replace(" ", "").lstrip("{\n").startswith(f'"format":{_FORMAT}')
-
-
-def read_evaluation(path: Path) -> schema.PlayBundle:
-    """The bundle of a saved evaluation or of a journal."""
-    from headrace.rollout import Evaluation
-
-    bundle = evaluation_bundle(Evaluation.load(path), str(path))
-    label = path.parent.name if path.name in EVALUATION_FILES else path.stem
-    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
 
 
 def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
@@ -174,21 +170,26 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
             f"{name}: expected an evaluation that says what was played, got one without an identity; pass policy_id= "
             "(--policy-id), journal= or output= to evaluate"
         )
-    rows = evaluation.episodes
-    measured = any(row.success is not None for row in rows)
-    known = [row.success for row in rows if row.success is not None]
-    status = _STATUSES[evaluation.status]
+    played = EpisodeTally(0)
+    for row in evaluation.episodes:
+        played.add(0, row.reward, row.length, row.success, "diverged" if row.diverged else "truncated", row.episode_id)
+    diverged = played.counts().diverged
     return schema.PlayBundle(
         run=schema.RunIdentity(
             run_id=f"evaluation {name}",
             framework=None,
-            config=_config(about),
+            config=schema.RunConfig(
+                physics_backend="unknown",
+                rendering_backend=None,
+                overrides=dict(about.get("overrides") or {}),
+                playing={name: value for name, value in about.items() if name not in _NOT_PLAYING},
+            ),
             task=str(about["source"]),
             seed=int(about["seed"]),
             start_time_utc="",
             end_time_utc="",
             duration_s=evaluation.counters.seconds,
-            status=status,
+            status=_STATUSES[evaluation.status],
             num_envs=_one(where, "num_envs", int),
             max_iterations=None,
             status_reason=f"{evaluation.unfinished} episodes are unfinished" if evaluation.unfinished else None,
@@ -205,20 +206,13 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
             startup_time_s=schema.StartupTime(),
             iterations_completed=evaluation.counters.batch_steps,
             total_wall_time_s=evaluation.counters.seconds,
-            **dict.fromkeys(
-                (
-                    *("steps_per_iteration", "iteration_time_s", "collection_fps", "total_fps", "iterations_per_s"),
-                    "environment_step_timing",
-                )
-            ),
+            **dict.fromkeys(_NOT_TIMED),
             episodes=schema.EpisodeCounts(
-                completed=len(rows), diverged=sum(row.diverged for row in rows), unfinished=evaluation.unfinished
+                completed=len(played.ended), diverged=diverged, unfinished=evaluation.unfinished
             ),
         ),
         resources=schema.Resources(gpu_util_pct=None, gpu_mem_gb=None, cpu_util_pct=None, ram_gb=None),
-        success_rate=Proportion.of(sum(known), len(known)),
-        reward=Statistic.of((row.reward for row in rows), better="higher"),
-        ep_length=Statistic.of((float(row.length) for row in rows), unit="steps"),
+        **played.outcomes(),
         checkpoint_path=None,
         video_path=None,
         policy=schema.PolicyDescriptor(kind="chunk", name=str(about["policy"]), deterministic=None),
@@ -229,22 +223,7 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
             first_episode_id=min(evaluation.plan, default=None),
             shorter_than_episode=False,
         ),
-        per_episode=schema.PerEpisode(
-            episode_ids=[row.episode_id for row in rows],
-            rewards=[row.reward for row in rows],
-            lengths=[row.length for row in rows],
-            successes=[row.success for row in rows] if measured else None,
-        ),
         extra={"counters": asdict(evaluation.counters)} if evaluation.counters.batch_steps else {},
-    )
-
-
-def _config(about: Mapping[str, Any]) -> schema.RunConfig:
-    return schema.RunConfig(
-        physics_backend="unknown",
-        rendering_backend=None,
-        overrides=dict(about.get("overrides") or {}),
-        playing={name: value for name, value in about.items() if name not in _NOT_PLAYING},
     )
 
 

@@ -6,7 +6,7 @@ Missing is null, never 0.0. Every change of a field bumps :data:`SCHEMA_VERSION`
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, JsonValue
 
@@ -431,13 +431,13 @@ class StartupBundle(BundleBase):
 
 Bundle = RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle
 """The result of one run, of any kind."""
-BUNDLES: dict[Kind, type[RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle]] = {
-    "runtime": RuntimeBundle,
-    "startup": StartupBundle,
-    "training": TrainingBundle,
-    "play": PlayBundle,
-}
+BUNDLES: dict[Kind, type[Bundle]] = {bundle.model_fields["kind"].default: bundle for bundle in get_args(Bundle)}
 """Kind of run → the class of its bundle."""
+
+
+def with_label(bundle: Bundle, label: str | None) -> Bundle:
+    """The bundle with a name for its side of a comparison."""
+    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
 
 
 def bundle_text(bundle: Bundle) -> str:

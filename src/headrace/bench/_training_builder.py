@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.bench import _schema as schema
-from headrace.bench._builders import Builder, Provenance, StartupClock
+from headrace.bench._builders import Builder, Provenance
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import ConfigError, DataError
 
@@ -72,11 +72,6 @@ class TrainingBuilder(Builder):
         if not 0.0 < ema_alpha <= 1.0:
             raise ConfigError(f"--ema-alpha: expected above 0 and up to 1, got {ema_alpha}")
         super().__init__()
-        self.startup = StartupClock()
-        self.library: schema.LibraryDescriptor | None = None
-        self.checkpoint: schema.CheckpointInfo | None = None
-        """The newest usable checkpoint; set it after each save, so that a crashed run names it."""
-        self.video_path: str | None = None
         self.step_timing: schema.EnvironmentStepTiming | None = None
         self._alpha, self._series, self.rule, self._clock = ema_alpha, series, rule, clock
         self._began: float | None = None
@@ -178,8 +173,10 @@ class TrainingBuilder(Builder):
         )
         ends = [began, *(it.ended_at for it in done)]
         wall = 0.0 if self._began is None else (self._ended or self._clock()) - ends[warm]
+
         return schema.TrainingBundle(
             **origin,
+            **self.policy_fields(),
             runtime=schema.Runtime(
                 startup_time_s=self.startup.record(),
                 iterations_completed=len(done),
@@ -197,23 +194,18 @@ class TrainingBuilder(Builder):
             ),
             learning=self._learning(),
             success_rate=self._recent_success(rule.window if rule else 20),
-            checkpoint_path=None if self.checkpoint is None else self.checkpoint.path,
-            video_path=self.video_path,
-            library=self.library,
             # the parts are measured by the learner, the whole here: what is neither is other
             time_split_s=schema.TrainingTime(
                 collection=collection, learning=learning, other=wall - collection - learning
             ),
             early_stop=schema.EarlyStop(
                 enabled=rule is not None,
-                success_threshold=rule.threshold if rule else None,
-                success_window=rule.window if rule else None,
-                rule=rule.kind if rule else None,
+                success_threshold=rule and rule.threshold,
+                success_window=rule and rule.window,
+                rule=rule and rule.kind,
                 reached=self._stopped_at is not None,
                 iteration=self._stopped_at,
             ),
-            checkpoint=self.checkpoint,
-            extra=self.extra,
         )
 
     def _learning(self) -> schema.Learning:

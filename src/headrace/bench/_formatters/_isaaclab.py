@@ -5,6 +5,7 @@ Its schema has no null where headrace has one: a number that was not measured is
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from typing import Any
@@ -32,6 +33,7 @@ _OF_RUN = {
     *("run_id", "framework", "config", "task", "seed", "start_time_utc", "end_time_utc", "duration_s", "status"),
     *("num_envs", "max_iterations"),
 }
+_MODES: dict[schema.TimingMode, str] = {"host_return": "host_return", "synchronized": "serialized_synchronized"}
 _NOTHING: Fields = {"mean": 0.0, "std": 0.0, "peak": None}
 _STARTUP_NAMES = {
     "app_launch": "App Launch Time",
@@ -46,7 +48,7 @@ Measured = dict[str, tuple[float, str]]
 
 def isaaclab_text(bundle: schema.Bundle) -> str:
     """The bundle as Isaac Lab 1.2 writes it."""
-    return json.dumps(isaaclab_fields(bundle), indent=2, allow_nan=False) + "\n"
+    return _dumped(isaaclab_fields(bundle), indent=2)
 
 
 def isaaclab_fields(bundle: schema.Bundle) -> Fields:
@@ -59,31 +61,20 @@ def isaaclab_fields(bundle: schema.Bundle) -> Fields:
     scalars = {name: value for name, value in bundle.extra.items() if isinstance(value, (bool, int, float, str))}
     end: Fields = {"extra": scalars or None, "schema_version": _WRITTEN}
     if isinstance(bundle, schema.StartupBundle):
-        phases = {
-            name: {
-                "total_time_s": phase.total_time_s,
-                "top_functions": [function.model_dump() for function in phase.top_functions],
-            }
-            for name, phase in bundle.phases.items()
-        }
+        phases = {name: phase.model_dump(exclude={"tree"}) for name, phase in bundle.phases.items()}
         whitelist = bundle.config.whitelist
         config = {"top_n": bundle.config.top_n, "whitelist": None if whitelist is None else json.dumps(whitelist)}
         return {**about, "phases": phases, "config": config, **end}
     about |= {"runtime": _runtime(bundle.runtime), "resources": _resources(bundle.resources)}
+    if isinstance(bundle, schema.RuntimeBundle):
+        return {**about, **end}
+    rate = {"success_rate": bundle.success_rate and bundle.success_rate.rate}
     if isinstance(bundle, schema.TrainingBundle):
-        learning = bundle.learning
-        about["learning"] = {
-            "ema_alpha": learning.ema_alpha,
-            "reward": _curve(learning.reward),
-            "ep_length": _curve(learning.ep_length),
-        }
-    if isinstance(bundle, (schema.TrainingBundle, schema.PlayBundle)):
-        about["success_rate"] = None if bundle.success_rate is None else bundle.success_rate.rate
-    if isinstance(bundle, schema.PlayBundle):
-        about |= {"reward": mean_std(bundle.reward), "ep_length": mean_std(bundle.ep_length)}
-    if isinstance(bundle, (schema.TrainingBundle, schema.PlayBundle)):
-        about |= {"checkpoint_path": bundle.checkpoint_path, "video_path": bundle.video_path}
-    return {**about, **end}
+        curves = {name: _curve(getattr(bundle.learning, name)) for name in ("reward", "ep_length")}
+        about |= {"learning": {"ema_alpha": bundle.learning.ema_alpha, **curves}, **rate}
+    else:
+        about |= rate | {name: mean_std(getattr(bundle, name)) for name in ("reward", "ep_length")}
+    return {**about, "checkpoint_path": bundle.checkpoint_path, "video_path": bundle.video_path, **end}
 
 
 def mean_std(statistic: Statistic | None) -> Fields | None:
@@ -182,7 +173,7 @@ def _timing(step: schema.EnvironmentStepTiming) -> Fields | None:
         "outside_simulation_step_time_s": {**spread, "mean": outside},
         "outside_simulation_step_fraction": outside / step.environment_step_time_s.mean,
         "simulation_step_calls": calls,
-        "measurement_mode": "serialized_synchronized",
+        "measurement_mode": _MODES["synchronized"],
     }
 
 
@@ -198,12 +189,9 @@ def _curve(curve: schema.LearningCurve | None) -> Fields:
         return {"final_raw": 0.0, "final_ema": 0.0, "series_per_iter": None}
     series = curve.series_per_iter
     if series is not None:
-        last = next((value for value in series if value is not None), 0.0)
-        filled: list[float] = []
-        for value in series:
-            last = last if value is None else value
-            filled.append(last)
-        series = filled
+        first = next((value for value in series if value is not None), 0.0)
+        filled = itertools.accumulate(series, lambda last, value: last if value is None else value, initial=first)
+        series = [*filled][1:]
     return {"final_raw": curve.final_raw or 0.0, "final_ema": curve.final_ema or 0.0, "series_per_iter": series}
 
 
@@ -266,11 +254,12 @@ def measurements(bundle: schema.Bundle) -> dict[str, Measured]:
                     f"{function.name} Calls": (function.calls, "count"),
                 }
         return found
-    fields = isaaclab_fields(bundle)
-    found = {
-        "startup": _startup_measured(bundle.runtime.startup_time_s),
-        "runtime": _runtime_measured(fields["runtime"]),
-    }
+    fields, times = isaaclab_fields(bundle), bundle.runtime.startup_time_s
+    spent = {label: getattr(times, name) for name, label in _STARTUP_NAMES.items()}
+    startup = {label: (1000.0 * seconds, "ms") for label, seconds in spent.items() if seconds is not None}
+    if startup:
+        startup["Total Start Time (Launch to Train)"] = (sum(value for value, _ in startup.values()), "ms")
+    found = {"startup": startup, "runtime": _runtime_measured(fields["runtime"])}
     if isinstance(bundle, schema.RuntimeBundle):
         return found
     rate: Measured = {} if bundle.success_rate is None else {"success_rate": (bundle.success_rate.rate, "float")}
@@ -289,17 +278,9 @@ def measurements(bundle: schema.Bundle) -> dict[str, Measured]:
     return found | {"train": train | rate}
 
 
-def _startup_measured(times: schema.StartupTime) -> Measured:
-    spent = {label: getattr(times, name) for name, label in _STARTUP_NAMES.items()}
-    found = {label: (1000.0 * seconds, "ms") for label, seconds in spent.items() if seconds is not None}
-    if found:
-        found["Total Start Time (Launch to Train)"] = (sum(value for value, _ in found.values()), "ms")
-    return found
-
-
 def _runtime_measured(runtime: Fields) -> Measured:
     timing = runtime["environment_step_timing"]
-    synchronized = timing is not None and timing["measurement_mode"] == "serialized_synchronized"
+    synchronized = timing is not None and timing["measurement_mode"] == _MODES["synchronized"]
     prefix = "Serialized Diagnostic " if synchronized else ""
     found: Measured = {
         "Iterations Completed": (runtime["iterations_completed"], "count"),
@@ -313,11 +294,9 @@ def _runtime_measured(runtime: Fields) -> Measured:
         label = "Serialized Synchronized Environment Step FPS" if synchronized else "Environment Step Host-Return FPS"
         found |= _spread(label, timing["environment_step_fps"], "FPS")
     if timing is not None and synchronized:
-        for label, name in (
-            ("Synchronized Simulation Time per Environment Step", "simulation_step_time_s"),
-            ("Outside Simulation Time per Environment Step", "outside_simulation_step_time_s"),
-        ):
-            found |= _spread(label, timing[name], "ms", 1000.0)
+        for label, name in (("Synchronized", "simulation"), ("Outside", "outside_simulation")):
+            time = f"{label} Simulation Time per Environment Step"
+            found |= _spread(time, timing[f"{name}_step_time_s"], "ms", 1000.0)
         found["Outside Simulation Step Fraction"] = (timing["outside_simulation_step_fraction"], "ratio")
     return found | _spread(f"{prefix}Iterations per Second", runtime["iterations_per_s"], "iterations/s")
 
@@ -334,19 +313,13 @@ def _metadata(bundle: schema.Bundle) -> dict[str, Fields]:
     about: Fields = {
         "workflow_name": f"headrace_{bundle.kind}",
         "timestamp": run.start_time_utc,
-        "task": run.task,
-        "seed": run.seed,
-        "num_envs": run.num_envs,
-        "max_iterations": run.max_iterations,
+        **{name: getattr(run, name) for name in ("task", "seed", "num_envs", "max_iterations")},
         "rl_library": run.framework,
         "status": run.status,
     }
-    if not isinstance(bundle, schema.StartupBundle) and bundle.runtime.environment_step_timing is not None:
-        about["environment_step_measurement_mode"] = (
-            "serialized_synchronized"
-            if bundle.runtime.environment_step_timing.measurement_mode == "synchronized"
-            else "host_return"
-        )
+    step = None if isinstance(bundle, schema.StartupBundle) else bundle.runtime.environment_step_timing
+    if step is not None:
+        about["environment_step_measurement_mode"] = _MODES[step.measurement_mode]
     machine: Fields = {
         "cpu_name": hardware.cpu_name,
         "physical_cores": hardware.cpu_physical or hardware.cpu_count,
@@ -358,13 +331,9 @@ def _metadata(bundle: schema.Bundle) -> dict[str, Fields]:
         },
     }
     commit = versions.git_commit
-    dev = {
-        "commit_hash": commit,
-        "commit_hash_short": None if commit is None else commit[:7],
-        "branch": versions.git_branch,
-    }
+    dev = {"commit_hash": commit, "commit_hash_short": commit and commit[:7], "branch": versions.git_branch}
     return {"benchmark_info": about, "hardware_info": machine, "version_info": {**version_fields(versions), "dev": dev}}
 
 
-def _dumped(value: object) -> str:
-    return json.dumps(value, indent=4, allow_nan=False) + "\n"
+def _dumped(value: object, indent: int = 4) -> str:
+    return json.dumps(value, indent=indent, allow_nan=False) + "\n"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.bench._comparison import Comparison
 from headrace.bench._report import _sections as sections
-from headrace.bench._schema import Bundle, Hardware
+from headrace.bench._schema import Bundle, with_label
 from headrace.errors import DataError
 
 
@@ -70,7 +70,8 @@ def report_page(
     """
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
-    bundles = [_on_side(bundle, (sides or {}).get(bundle.run.run_id)) for bundle in bundles]
+    # a run without a name gets that of its side, by which lines and rows are told apart
+    bundles = [with_label(run, run.run.label or (sides or {}).get(run.run.run_id)) for run in bundles]
     resources = files("headrace.bench._report")
     style, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     parts = {
@@ -90,22 +91,10 @@ def report_page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{_listed(notes)}"
+        f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{sections.html_notes(notes) if notes else ''}"
         f'<nav aria-label="sections">{links}</nav></header>'
         f"<main>{''.join(_section(*part) for part in shown)}</main><script>{script}</script></body></html>\n"
     )
-
-
-def _on_side(bundle: Bundle, side: str | None) -> Bundle:
-    """The run under the name of its side, by which lines and rows are told apart."""
-    if side is None or bundle.run.label is not None:
-        return bundle
-    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": side})})
-
-
-def _listed(notes: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<ul class="notes">{items}</ul>' if notes else ""
 
 
 def _section(name: str, heading: str, body: str) -> str:
@@ -137,7 +126,12 @@ def _film(film: Film) -> str:
 
 
 def _facts(bundles: Sequence[Bundle]) -> str:
-    machines = {_machine(bundle.hardware) for bundle in bundles}
+    machines: set[str] = set()
+    for machine in (bundle.hardware for bundle in bundles):
+        cores = machine.cpu_usable or machine.cpu_count
+        parts = [machine.cpu_name or "an unknown machine", f"{cores} cores" if cores else ""]
+        parts += [f"{machine.ram_gb:.0f} GB" if machine.ram_gb else "", *(gpu.name for gpu in machine.gpu_devices)]
+        machines.add(", ".join(filter(None, parts)))
     ended = max(bundle.run.end_time_utc for bundle in bundles)
     plural = "" if len(bundles) == 1 else "s"
     unfinished = sum(bundle.run.status != "completed" for bundle in bundles)
@@ -147,13 +141,6 @@ def _facts(bundles: Sequence[Bundle]) -> str:
     where = escape(" · ".join(whole))
     last = f"; the last ended {escape(ended)}" if ended else ""
     return f"<p>{len(bundles)} run{plural} on {where}{last}{note}.</p>"
-
-
-def _machine(hardware: Hardware) -> str:
-    cores = hardware.cpu_usable or hardware.cpu_count
-    parts = [hardware.cpu_name or "an unknown machine", f"{cores} cores" if cores else ""]
-    parts += [f"{hardware.ram_gb:.0f} GB" if hardware.ram_gb else "", *(gpu.name for gpu in hardware.gpu_devices)]
-    return ", ".join(filter(None, parts))
 
 
 def _filters(bundles: Sequence[Bundle]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -69,11 +69,7 @@ def line_plot(series: Sequence[Series], *, x: str, y: str, label: str, log_x: bo
         _axes(across, up, x, f"{y}, log scale" if log_y else y),
         *(_drawn(s, i, across, up) for i, s in enumerate(series)),
     ]
-    picture = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
-        f"<title>{escape(label)}</title>{''.join(parts)}</svg>"
-    )
-    return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(label)}">{picture}</div>{_legend(series)}'
+    return _plot(_HEIGHT, label, [f"<title>{escape(label)}</title>", *parts]) + _legend(series)
 
 
 def bars(rows: Sequence[Bar], *, legend: bool = True) -> str:
@@ -121,9 +117,13 @@ def icicle(root: ProfileNode, *, label: str) -> str:
 
     draw(root, 0.0, 0)
     cells.append(_time_axis(whole, depth * height))
-    size = f"0 0 {_WIDTH} {depth * height + _TIME_AXIS}"
-    picture = f'<svg viewBox="{size}" role="img" aria-label="{escape(label)}">{"".join(cells)}</svg>'
-    return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(label)}">{picture}</div>'
+    return _plot(depth * height + _TIME_AXIS, label, cells)
+
+
+def _plot(height: int, label: str, parts: Sequence[str]) -> str:
+    name = f'aria-label="{escape(label)}"'
+    picture = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" {name}>{"".join(parts)}</svg>'
+    return f'<div class="plot" tabindex="0" role="group" {name}>{picture}</div>'
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -173,15 +173,11 @@ def _y_scale(ys: Sequence[float], log: bool) -> _Scale:
     ends = _HEIGHT - _BOTTOM, _TOP
     if log:
         ticks = log_ticks(min(ys), max(ys))
-        return _Scale(ticks[0], ticks[-1], *ends, log=True, ticks=_thinned(ticks))
+        # powers of ten alone where 1, 2, 5 would be too many lines
+        few = ticks if len(ticks) <= 9 else [tick for tick in ticks if math.log10(tick) % 1 < 1e-9]
+        return _Scale(ticks[0], ticks[-1], *ends, log=True, ticks=few)
     bottom, top = min(0.0, *ys), max(ys)
     return _Scale(bottom, top if top > bottom else bottom + 1, *ends, ticks=nice_ticks(bottom, top))
-
-
-def _thinned(ticks: Sequence[float]) -> list[float]:
-    """Powers of ten alone where 1, 2, 5 would be too many lines."""
-    powers = [tick for tick in ticks if math.log10(tick) % 1 < 1e-9]
-    return powers if len(ticks) > 9 else list(ticks)
 
 
 def _time_axis(whole: float, top: float) -> str:
@@ -198,14 +194,13 @@ def _time_axis(whole: float, top: float) -> str:
 
 
 def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
-    parts: list[str] = []
-    for tick in up.ticks:
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>'
-            f'<text class="tick end" x="{_LEFT - 6}" y="{up(tick) + 4:.1f}">{short(tick)}</text>'
-        )
-    for tick in across.ticks:
-        parts.append(f'<text class="tick mid" x="{across(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}">{short(tick)}</text>')
+    parts = [
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>'
+        f'<text class="tick end" x="{_LEFT - 6}" y="{up(tick) + 4:.1f}">{short(tick)}</text>'
+        for tick in up.ticks
+    ]
+    below = _HEIGHT - _BOTTOM + 18
+    parts += [f'<text class="tick mid" x="{across(t):.1f}" y="{below}">{short(t)}</text>' for t in across.ticks]
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     parts.append(f'<text class="axis mid" x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 6}">{escape(x)}</text>')
     parts.append(f'<text class="axis mid" transform="translate(14 {middle}) rotate(-90)">{escape(y)}</text>')
@@ -213,17 +208,15 @@ def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
 
 
 def _drawn(series: Series, number: int, across: _Scale, up: _Scale) -> str:
-    color = f"var(--c{number % COLORS})"
+    def placed(points: Iterable[tuple[float, float]]) -> str:
+        return " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+
     parts: list[str] = []
     if series.band:
-        there = [f"{across(x):.1f},{up(high):.1f}" for x, _, high in series.band]
-        back = [f"{across(x):.1f},{up(low):.1f}" for x, low, _ in reversed(series.band)]
-        parts.append(f'<polygon points="{" ".join(there + back)}" fill="{color}" opacity="0.18"/>')
-    line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in series.line)
-    style = _line_style(number)
-    parts.append(f'<polyline points="{line}" fill="none" {style}/>')
-    for x, y, what in series.dots:
-        parts.append(_dot(across(x), up(y), number, escape(what)))
+        edge = [(x, high) for x, _, high in series.band] + [(x, low) for x, low, _ in reversed(series.band)]
+        parts.append(f'<polygon points="{placed(edge)}" fill="var(--c{number % COLORS})" opacity="0.18"/>')
+    parts.append(f'<polyline points="{placed(series.line)}" fill="none" {_line_style(number)}/>')
+    parts += [_dot(across(x), up(y), number, escape(what)) for x, y, what in series.dots]
     runs = escape(_NEWLINE.join(series.runs))
     return f'<g data-runs="{runs}">{"".join(parts)}</g>'
 

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.bench._comparison import Comparison
 from headrace.bench._comparison_output import all_notes, cells
 from headrace.bench._report._plots import Bar, Series, bars, icicle, line_plot, spans_decades
-from headrace.bench._schema import Bundle, PlayBundle, StartupBundle, TrainingBundle
+from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench._statistic import Spread
 from headrace.bench._verdicts import MetricComparison
 
@@ -38,10 +38,19 @@ def html_table(label: str, caption: str, heads: Sequence[str], rows: Iterable[st
     )
 
 
-def html_row(head: str, cells: Iterable[str], *, after: str = "") -> str:
-    """A row with its name in front; ``after`` is the HTML of further cells."""
-    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(head)}</th>{shown}{after}</tr>'
+def html_notes(notes: Iterable[str]) -> str:
+    """Remarks as a list."""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>'
+
+
+def html_row(head: str, cells: Iterable[str], *, after: str = "", attributes: str = "") -> str:
+    """A row with its name in front; ``after`` is the HTML of further cells, ``attributes`` are those of the row."""
+    return f'<tr{attributes}><th scope="row">{escape(head)}</th>{_cells(cells)}{after}</tr>'
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "".join(f"<td>{escape(text)}</td>" for text in texts)
 
 
 def run_name(bundle: Bundle) -> str:
@@ -100,43 +109,39 @@ def _run_row(bundle: Bundle) -> str:
     run, versions = bundle.run, bundle.versions
     fps = reward = success = peak = None
     if not isinstance(bundle, StartupBundle):
-        fps = bundle.runtime.total_fps
-        memory = bundle.resources.ram_gb
-        peak = memory and (memory.peak or memory.mean)
+        fps, peak = bundle.runtime.total_fps, _peak(bundle)
     if isinstance(bundle, PlayBundle):
         reward = bundle.reward and bundle.reward.mean
-        success = bundle.success_rate and bundle.success_rate.rate
     if isinstance(bundle, TrainingBundle):
         reward = bundle.learning.reward and bundle.learning.reward.final_ema
+    if isinstance(bundle, (PlayBundle, TrainingBundle)):
         success = bundle.success_rate and bundle.success_rate.rate
     dirty = "+" if versions.git_dirty else ""
     commit = f"{versions.git_commit[:9]}{dirty}" if versions.git_commit else _NONE
     reason = f' title="{escape(run.status_reason)}"' if run.status_reason else ""
-    cells = [
-        f'<th scope="row">{escape(run.run_id)}</th>',
-        f"<td>{escape(run.label or _NONE)}</td>",
-        *(f"<td>{escape(text)}</td>" for text in (bundle.kind, run.task, run.framework or _NONE)),
-        f"<td>{_figure(run.num_envs, ',')}</td>",
-        f'<td><span class="status {run.status}"{reason}>{run.status}</span></td>',
-        *(f"<td>{text}</td>" for text in (_figure(fps, ",.0f"), _figure(reward, ",.1f"), _figure(success, ".0%"))),
-        *(f"<td>{text}</td>" for text in (_figure(peak, ".2f"), _figure(run.duration_s, ",.1f"), escape(commit))),
-    ]
     marks = {"run": run.run_id, "kind": bundle.kind, "task": run.task, "library": run.framework or _NONE}
     marks["status"] = run.status
     data = " ".join(f'data-{name}="{escape(value)}"' for name, value in marks.items())
-    return f"<tr {data}>{''.join(cells)}</tr>"
+    about = (run.label or _NONE, bundle.kind, run.task, run.framework or _NONE, _figure(run.num_envs, ","))
+    numbers = (_figure(fps, ",.0f"), _figure(reward, ",.1f"), _figure(success, ".0%"), _figure(peak, ".2f"))
+    after = f'<td><span class="status {run.status}"{reason}>{run.status}</span></td>'
+    after += _cells((*numbers, _figure(run.duration_s, ",.1f"), commit))
+    return html_row(run.run_id, about, after=after, attributes=f" {data}")
+
+
+def _peak(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> float | None:
+    memory = bundle.resources.ram_gb
+    return memory and (memory.peak or memory.mean)
 
 
 def throughput(bundles: Sequence[Bundle]) -> str | None:
     """Frames per second against the number of environments, a line per task, kind and library."""
     groups: dict[str, list[tuple[int, float, Bundle]]] = {}
     for bundle in bundles:
-        if isinstance(bundle, StartupBundle) or bundle.run.status != "completed":
-            continue
-        fps = bundle.runtime.total_fps
-        if fps and bundle.run.num_envs is not None:
-            key = " ".join(filter(None, (bundle.run.task, bundle.kind, bundle.run.framework, bundle.run.label)))
-            groups.setdefault(key, []).append((bundle.run.num_envs, fps, bundle))
+        run, fps = bundle.run, None if isinstance(bundle, StartupBundle) else bundle.runtime.total_fps
+        if fps and run.num_envs is not None and run.status == "completed":
+            key = " ".join(filter(None, (run.task, bundle.kind, run.framework, run.label)))
+            groups.setdefault(key, []).append((run.num_envs, fps, bundle))
     series: list[Series] = []
     for name, found in sorted(groups.items()):
         by_envs: dict[int, list[float]] = {}
@@ -202,19 +207,21 @@ def time_split(bundles: Sequence[Bundle]) -> str | None:
         parts = _split(bundle)
         whole = sum(value for _, value in parts)
         if whole > 0:
-            shown = ", ".join(f"{name} {value / whole:.0%}" for name, value in parts if value / whole >= 0.005)
             shares = [(name, value / whole) for name, value in parts]
-            rows.append(Bar(name=run_name(bundle), run=bundle.run.run_id, parts=shares, shown=shown))
+            shown = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+            rows.append(_bar(bundle, shares, shown))
     return bars(rows) if rows else None
+
+
+def _bar(bundle: Bundle, parts: list[tuple[str, float]], shown: str) -> Bar:
+    return Bar(name=run_name(bundle), run=bundle.run.run_id, parts=parts, shown=shown)
 
 
 def _split(bundle: Bundle) -> list[tuple[str, float]]:
     if isinstance(bundle, TrainingBundle) and bundle.time_split_s is not None:
         split = bundle.time_split_s
         return [("collection", split.collection), ("learning", split.learning), ("other", split.other)]
-    if isinstance(bundle, StartupBundle):
-        return []
-    timing = bundle.runtime.environment_step_timing
+    timing = None if isinstance(bundle, StartupBundle) else bundle.runtime.environment_step_timing
     if timing is None:
         return []
     known = {
@@ -231,11 +238,9 @@ def memory(bundles: Sequence[Bundle]) -> str | None:
     """Peak resident memory."""
     rows: list[Bar] = []
     for bundle in bundles:
-        if not isinstance(bundle, StartupBundle) and bundle.resources.ram_gb is not None:
-            peak = bundle.resources.ram_gb.peak or bundle.resources.ram_gb.mean
-            rows.append(
-                Bar(name=run_name(bundle), run=bundle.run.run_id, parts=[("peak", peak)], shown=f"{peak:.2f} GB")
-            )
+        peak = None if isinstance(bundle, StartupBundle) else _peak(bundle)
+        if peak is not None:
+            rows.append(_bar(bundle, [("peak", peak)], f"{peak:.2f} GB"))
     return bars(rows, legend=False) if rows else None
 
 
@@ -255,8 +260,7 @@ def startup(bundles: Sequence[Bundle]) -> str | None:
             spent = bundle.runtime.startup_time_s.model_dump()
             parts = [(name.replace("_", " "), float(value)) for name, value in spent.items() if value]
             if parts:
-                shown = f"{sum(value for _, value in parts):.2f} s"
-                rows.append(Bar(name=run_name(bundle), run=bundle.run.run_id, parts=parts, shown=shown))
+                rows.append(_bar(bundle, parts, f"{sum(value for _, value in parts):.2f} s"))
     if rows:
         found.append(bars(rows))
     return "".join(found) or None
@@ -267,12 +271,11 @@ def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str |
     tables: list[str] = []
     for comparison in comparisons:
         heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "n", "verdict")
-        notes = "".join(f"<li>{escape(note)}</li>" for note in all_notes(comparison))
         title = (
             f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}; medians of runs, means of episodes"
         )
         shown = html_table(title, title, heads, map(_verdict_row, comparison.rows))
-        tables.append(f'{shown}<ul class="notes">{notes}</ul>')
+        tables.append(shown + html_notes(all_notes(comparison)))
     return "".join(tables) or None
 
 
