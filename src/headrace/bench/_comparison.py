@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from headrace.bench._metrics import Metric
 from headrace.bench._samples import Arrangement, named_metrics
 from headrace.bench._schema import Bundle, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench._verdicts import MetricComparison, Verdict, judge
@@ -91,14 +90,18 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
     everyone = sides[0] + sides[1]
     _check_alike(everyone, cfg.allow)
     notes += _circumstances(*sides)
-    per_frame = len({(run.run.num_envs, _frames(run)) for run in everyone}) > 1
+    # a play ends with the environments that still have an episode: how many act says nothing of the batch
+    frames = {None if isinstance(r, StartupBundle | PlayBundle) else r.runtime.steps_per_iteration for r in everyone}
+    per_frame = len(frames) > 1 or len({run.run.num_envs for run in everyone}) > 1
     if per_frame:
         notes.append("the batches differ in size: times are per frame; memory and start-up are shown only")
-    first, second = (_chosen(named_metrics(side, per_frame=per_frame), cfg.metrics) for side in sides)
+    named = [named_metrics(side, per_frame=per_frame) for side in sides]
+    known = named[0].keys() | named[1].keys()
     for pattern in cfg.metrics:
-        if not fnmatch.filter((*first, *second), pattern):
-            known = {path for side in sides for path in named_metrics(side, per_frame=per_frame)}
+        if not fnmatch.filter(known, pattern):
             raise UnknownNameError("metric", pattern, known)
+    chosen = known if not cfg.metrics else {path for p in cfg.metrics for path in fnmatch.filter(known, p)}
+    first, second = ({path: metric for path, metric in side.items() if path in chosen} for side in named)
     arranged = Arrangement(sides[0], sides[1], notes, accept_drift=cfg.accept_drift, per_frame=per_frame)
     shared = [arranged.of(first[path]) for path in first if path in second]
     crashed = [sum(run.run.status == "crashed" for run in runs) for runs in (before, after)]
@@ -112,17 +115,6 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
         notes=notes,
         failed_after=crashed[1] if not crashed[0] else 0,
     )
-
-
-def _frames(run: Bundle) -> int | None:
-    # a play ends with the environments that still have an episode: how many act says nothing of the batch
-    return None if isinstance(run, StartupBundle | PlayBundle) else run.runtime.steps_per_iteration
-
-
-def _chosen(side: dict[str, Metric], patterns: tuple[str, ...]) -> dict[str, Metric]:
-    if not patterns:
-        return side
-    return {path: metric for path, metric in side.items() if any(fnmatch.fnmatchcase(path, p) for p in patterns)}
 
 
 def _usable(runs: Sequence[Bundle], side: str, notes: list[str]) -> list[Bundle]:

@@ -87,10 +87,8 @@ def all_notes(comparison: Comparison) -> list[str]:
     if comparison.failed_after:
         notes.append(_crashes(comparison))
     notes += comparison.notes
-    if comparison.only_before:
-        notes.append(f"only A has: {', '.join(comparison.only_before)}")
-    if comparison.only_after:
-        notes.append(f"only B has: {', '.join(comparison.only_after)}")
+    alone = {"A": comparison.only_before, "B": comparison.only_after}
+    notes += [f"only {side} has: {', '.join(paths)}" for side, paths in alone.items() if paths]
     open_rows = [row for row in comparison.rows if row.verdict == "inconclusive"]
     reasons = _paths_by(open_rows, "reason")
     return notes + [f"inconclusive: {_listed(paths, comparison)}: {reason}" for reason, paths in reasons.items()]

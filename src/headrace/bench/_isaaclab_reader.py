@@ -24,11 +24,8 @@ def upgrade(bundle: Mapping[str, Any]) -> Fields:
     rest: Fields = {}
     new = _fitted(bundle, schema.BUNDLES[kind], "", rest)
     new |= {"kind": kind, "schema_version": schema.SCHEMA_VERSION}
-    new["run"] = _fitted(bundle.get("run"), schema.RunIdentity, "run.", rest) | {
-        "num_envs": _section(bundle, "run").get("num_envs")
-    }
-    new["run"].setdefault("max_iterations", None)
-    new["run"].setdefault("framework", None)
+    missing = dict.fromkeys(("num_envs", "max_iterations", "framework"))
+    new["run"] = missing | _fitted(bundle.get("run"), schema.RunIdentity, "run.", rest)
     config = _fitted(_section(bundle, "run").get("config"), schema.RunConfig, "run.config.", rest)
     rendering = config.get("rendering_backend")
     new["run"]["config"] = config | {"rendering_backend": None if rendering == "none" else rendering}

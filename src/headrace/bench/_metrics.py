@@ -11,10 +11,10 @@ A metric of your own needs no change here::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, StartupTime, TrainingBundle
+from headrace.bench._schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench._statistic import Better, Proportion, Statistic
 from headrace.errors import ConfigError
 
@@ -68,7 +68,11 @@ def register_metrics(source: MetricSource) -> MetricSource:
 
 def metrics(bundle: Bundle) -> list[Metric]:
     """Every number of a bundle that can be compared, each idea once; what is null is left out."""
-    found = _startup_phases(bundle) if isinstance(bundle, StartupBundle) else _measured(bundle)
+    if isinstance(bundle, StartupBundle):
+        found = _startup({name: phase.total_time_s for name, phase in bundle.phases.items()})
+        found += _startup(bundle.unprofiled_s.model_dump() if bundle.unprofiled_s else {}, "_unprofiled")
+    else:
+        found = _measured(bundle)
     for source in _SOURCES:
         taken = {metric.path for metric in found}
         for metric in source(bundle):
@@ -92,19 +96,9 @@ def number(value: float, unit: str | None, *, percent: bool = False) -> str:
     return digits if unit is None else f"{digits} {unit}"
 
 
-def _startup_phases(bundle: StartupBundle) -> list[Metric]:
-    found = [
-        Metric("startup", name, phase.total_time_s, "s", "lower", scales=True) for name, phase in bundle.phases.items()
-    ]
-    if bundle.unprofiled_s is not None:
-        found += [metric._replace(name=f"{metric.name}_unprofiled") for metric in _startup(bundle.unprofiled_s)]
-    return found
-
-
-def _startup(times: StartupTime) -> list[Metric]:
-    spent: dict[str, float | None] = times.model_dump()
+def _startup(spent: Mapping[str, float | None], suffix: str = "") -> list[Metric]:
     return [
-        Metric("startup", name, seconds, "s", "lower", scales=True)
+        Metric("startup", name + suffix, seconds, "s", "lower", scales=True)
         for name, seconds in spent.items()
         if seconds is not None
     ]
@@ -113,7 +107,7 @@ def _startup(times: StartupTime) -> list[Metric]:
 def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metric]:
     runtime, resources = bundle.runtime, bundle.resources
     found = [
-        *_startup(runtime.startup_time_s),
+        *_startup(runtime.startup_time_s.model_dump()),
         *_number("runtime", "total_fps", runtime.total_fps, "frames/s", "higher"),
         *_number("runtime", "total_wall_time_s", runtime.total_wall_time_s, "s", None),
         *_spread("runtime", "iteration_time_s", runtime.iteration_time_s, frames=runtime.steps_per_iteration),
@@ -133,9 +127,8 @@ def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metri
     if isinstance(bundle, TrainingBundle):
         found += _training(bundle)
     if isinstance(bundle, PlayBundle):
-        found += _spread("play", "reward", bundle.reward, role="outcome")
-        found += _spread("play", "ep_length", bundle.ep_length, role="outcome")
-        found += _spread("play", "success_rate", bundle.success_rate, role="outcome")
+        for name in ("reward", "ep_length", "success_rate"):
+            found += _spread("play", name, getattr(bundle, name), role="outcome")
     return found
 
 

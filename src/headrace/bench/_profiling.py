@@ -70,7 +70,7 @@ def checked_whitelist(found: Mapping[Any, object], source: str) -> Whitelist:
 
 def top_functions(entries: Sequence[Entry], top_n: int) -> list[ProfiledFunction]:
     """The ``top_n`` functions with the most time of their own, most first."""
-    return sorted(_functions(entries), key=lambda function: -function.own_time_s)[:top_n]
+    return _functions(entries)[:top_n]
 
 
 def whitelisted(entries: Sequence[Entry], patterns: Sequence[str], phase: str) -> list[ProfiledFunction]:
@@ -82,8 +82,7 @@ def whitelisted(entries: Sequence[Entry], patterns: Sequence[str], phase: str) -
                 f"--whitelist: pattern {pattern!r} of phase {phase!r} matches none of {len(functions)} functions; "
                 "names look like 'torch.nn.modules.module:Module.__init__' or 'headrace.envs._registry:make'"
             )
-    chosen = [f for f in functions if any(fnmatch.fnmatchcase(f.name, pattern) for pattern in patterns)]
-    return sorted(chosen, key=lambda function: -function.own_time_s)
+    return [f for f in functions if any(fnmatch.fnmatchcase(f.name, pattern) for pattern in patterns)]
 
 
 def call_tree(name: str, seconds: float, entries: Sequence[Entry]) -> ProfileNode:
@@ -142,14 +141,15 @@ def _largest(nodes: list[ProfileNode], least: float) -> list[ProfileNode]:
 
 
 def _functions(entries: Sequence[Entry]) -> list[ProfiledFunction]:
-    """Functions by name; those of one name in one module (lambdas, overloads) are added up."""
+    """Functions, most own time first; those of one name in one module (lambdas, overloads) are added up."""
     found: dict[str, tuple[float, float, int]] = {}
     for entry in entries:
         name = _name(entry)
         own, cum, calls = found.get(name, (0.0, 0.0, 0))
         # the one may call the other: their cumulative times cannot be added
         found[name] = own + entry["own"], max(cum, entry["cum"]), calls + entry["calls"]
-    return [ProfiledFunction(name=n, own_time_s=o, cum_time_s=cum, calls=c) for n, (o, cum, c) in found.items()]
+    functions = [ProfiledFunction(name=n, own_time_s=o, cum_time_s=cum, calls=c) for n, (o, cum, c) in found.items()]
+    return sorted(functions, key=lambda function: -function.own_time_s)
 
 
 def _name(entry: Entry) -> str:
@@ -216,8 +216,11 @@ def profile_startup(
 
         _run(recipe, Path(folder) / "profiled", profiled=True, answered=keep)
         progress(2)
+    done = _ended([sys.executable, "-X", "importtime", "-c", f"import {recipe.maker}"])
+    if done.returncode:
+        raise EnvError(f"importing {recipe.maker} failed: {done.stderr.strip().splitlines()[-1]}")
     imports = builder.phases["python_imports"]
-    builder.phases["python_imports"] = imports.model_copy(update={"tree": _import_tree(recipe)})
+    builder.phases["python_imports"] = imports.model_copy(update={"tree": import_tree(done.stderr)})
     progress(3)
 
 
@@ -239,14 +242,6 @@ def _run(
         begun = answers[-1]["phase"] if answers else "the beginning"
         raise EnvError(f"start-up of {recipe.source!r} failed after {begun}:\n{last}")
     return answers
-
-
-def _import_tree(recipe: EnvRecipe) -> ProfileNode:
-    module = recipe.maker
-    done = _ended([sys.executable, "-X", "importtime", "-c", f"import {module}"])
-    if done.returncode:
-        raise EnvError(f"importing {module} failed: {done.stderr.strip().splitlines()[-1]}")
-    return import_tree(done.stderr)
 
 
 def _ended(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:

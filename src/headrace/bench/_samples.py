@@ -140,7 +140,9 @@ class Arrangement:
             )
         self._time = time_layout(steady[0], steady[1], accept_drift=accept_drift)
         self._outcome = outcome_layout(before, after)
-        self._by_episode = one_policy_each(before, after)
+        # plays of one policy each: then episodes are the units
+        plays = [{policy_of(run) for run in side if isinstance(run, PlayBundle)} for side in self._runs]
+        self._by_episode = all(len(policies) == 1 for policies in plays)
 
     def of(self, metric: Metric) -> Sample:
         """The values of a metric on both sides."""
@@ -274,14 +276,9 @@ def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], *, accept_dri
     shared = [turn for turn in first if turn in second]
     if len(shared) >= 3 and _took_turns([(first[turn][0], second[turn][0]) for turn in shared]):
         return Layout(unit="run", before=first, after=second, pairs=[(turn, turn) for turn in shared])
-    alone = [{run.run.run_id: [run] for run in side} for side in (before, after)]
-    return Layout(
-        unit="run",
-        before=alone[0],
-        after=alone[1],
-        pairs=None,
-        refused=None if accept_drift else _order_problem(before, after),
-    )
+    first, second = ({run.run.run_id: [run] for run in side} for side in (before, after))
+    refused = None if accept_drift else _order_problem(before, after)
+    return Layout(unit="run", before=first, after=second, pairs=None, refused=refused)
 
 
 def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
@@ -290,18 +287,12 @@ def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
         by_policy = [_grouped(side, policy_of) for side in (before, after)]
         refused = cut_short((*before, *after))
         return Layout(unit="policy", before=by_policy[0], after=by_policy[1], pairs=None, refused=refused)
-    first, second = (_grouped(side, lambda run: f"{run.run.seed} {_settings(run)}") for side in (before, after))
+    first, second = (_grouped(side, _seed_and_settings) for side in (before, after))
     by_seed = [{runs[0].run.seed: unit for unit, runs in side.items()} for side in (first, second)]
     pairs = None
-    if len(by_seed[0]) == len(first) and len(by_seed[1]) == len(second) and by_seed[0].keys() == by_seed[1].keys():
+    if len(first) == len(second) == len(by_seed[0]) >= 3 and by_seed[0].keys() == by_seed[1].keys():
         pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in by_seed[0]]
-    return Layout(unit="seed", before=first, after=second, pairs=pairs if pairs and len(pairs) >= 3 else None)
-
-
-def one_policy_each(before: Sequence[Bundle], after: Sequence[Bundle]) -> bool:
-    """Whether the sides are plays of one policy each: then episodes are the units."""
-    sides = [{policy_of(run) for run in side if isinstance(run, PlayBundle)} for side in (before, after)]
-    return all(len(policies) == 1 for policies in sides)
+    return Layout(unit="seed", before=first, after=second, pairs=pairs)
 
 
 def cut_short(runs: Iterable[Bundle]) -> str | None:
@@ -373,6 +364,6 @@ def _grouped(runs: Sequence[Bundle], key: Callable[[Bundle], str]) -> dict[str, 
     return found
 
 
-def _settings(run: Bundle) -> str:
+def _seed_and_settings(run: Bundle) -> str:
     library = getattr(run, "library", None)
-    return f"{run.run.config.model_dump_json()} {'' if library is None else library.settings}"
+    return f"{run.run.seed} {run.run.config.model_dump_json()} {'' if library is None else library.settings}"

@@ -46,8 +46,7 @@ def rank_sum_p(first: Sequence[float], second: Sequence[float], *, censored: Seq
     larger &= ~cut[None, :]
     scores = larger.sum(axis=1) - larger.sum(axis=0) + len(pooled) + 1  # without censoring: twice the middle rank
     chances = _sum_chances(tuple(sorted(int(score) for score in scores)), len(first))
-    observed = int(scores[: len(first)].sum())
-    return min(1.0, 2.0 * min(float(chances[: observed + 1].sum()), float(chances[observed:].sum())))
+    return _both_tails(chances, int(scores[: len(first)].sum()))
 
 
 def least_runs(alpha: float) -> int:
@@ -77,8 +76,7 @@ def signed_rank_p(differences: Sequence[float]) -> float:
     _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     doubled = (2 * np.cumsum(counts) - counts + 1)[inverse]
     chances = _signed_chances(tuple(sorted(int(rank) for rank in doubled)))
-    observed = int(doubled[values > 0].sum())
-    return min(1.0, 2.0 * min(float(chances[: observed + 1].sum()), float(chances[observed:].sum())))
+    return _both_tails(chances, int(doubled[values > 0].sum()))
 
 
 def least_signed_rank_p(pairs: int) -> float:
@@ -252,6 +250,10 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         if abs(c * d - 1.0) < 1e-15:
             break
     return front * fraction / a
+
+
+def _both_tails(chances: NDArray[np.float64], observed: int) -> float:
+    return min(1.0, 2.0 * min(float(chances[: observed + 1].sum()), float(chances[observed:].sum())))
 
 
 def _log_choose(n: int, k: int) -> float:

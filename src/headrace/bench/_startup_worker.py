@@ -72,9 +72,8 @@ def main() -> None:
         def first_step() -> None:
             from headrace.bench._stepping import action_maker
 
-            space, count, device = env.single_action_space, env.num_envs, env.device
             env.reset()
-            env.step(action_maker("random", space, count, device, seed=recipe.seed)())
+            env.step(action_maker("random", env.single_action_space, env.num_envs, env.device, recipe.seed)())
 
         recipe = run("python_imports", imports)
         run("task_config", recipe.cfg)

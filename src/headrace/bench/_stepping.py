@@ -85,7 +85,11 @@ class Stepper:
 
     def __init__(self, env: AnyEnv, actions: Callable[[], Tensor], builder: RuntimeBuilder) -> None:
         self._env, self._actions, self._builder = env, actions, builder
-        self._wait = _synchronizer(env) if builder.steps.mode == "synchronized" else None
+        self._wait: Callable[[], None] | None = None
+        if builder.steps.mode == "synchronized" and env.device.type == "cuda":  # a call on the CPU has done its work
+            import torch
+
+            self._wait = lambda: torch.cuda.synchronize(env.device)
         # on a GPU the stages' host times say nothing about where the device's time went
         self._has_split = env.device.type == "cpu"
 
@@ -141,22 +145,26 @@ def action_maker(
     from gymnasium import spaces
 
     generator = torch.Generator(device=device).manual_seed(seed)
+    shape = (num_envs, *(space.shape or ()))
     if isinstance(space, spaces.Box):
-        shape = (num_envs, *space.shape)
         # the nearest allowed to zero
-        rest = torch.as_tensor(np.clip(0.0, space.low, space.high), dtype=torch.float32, device=device)
+        rest, low, high = (
+            torch.as_tensor(values, dtype=torch.float32, device=device)
+            for values in (
+                np.clip(0.0, space.low, space.high),
+                np.where(np.isfinite(space.low), space.low, -1.0),
+                np.where(np.isfinite(space.high), space.high, 1.0),
+            )
+        )
         if kind == "zero":
             return lambda: rest.expand(shape).clone()
-        low = torch.as_tensor(np.where(np.isfinite(space.low), space.low, -1.0), dtype=torch.float32, device=device)
-        high = torch.as_tensor(np.where(np.isfinite(space.high), space.high, 1.0), dtype=torch.float32, device=device)
         return lambda: torch.rand(shape, generator=generator, device=device).mul_(high - low).add_(low)
     if isinstance(space, spaces.Discrete):
         first, choices = int(space.start), int(space.n)
         if kind == "zero":
-            return lambda: torch.full((num_envs,), first, device=device)
-        return lambda: torch.randint(first, first + choices, (num_envs,), generator=generator, device=device)
+            return lambda: torch.full(shape, first, device=device)
+        return lambda: torch.randint(first, first + choices, shape, generator=generator, device=device)
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        shape = (num_envs, *space.shape)
         counts = np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else space.nvec
         tops = torch.as_tensor(counts, dtype=torch.float64, device=device)
         if kind == "zero":
@@ -174,13 +182,3 @@ def first_step(env: AnyEnv) -> None:
     if getattr(env, "reseeds", True):
         env.reset()
         env.step(action_maker("zero", env.single_action_space, env.num_envs, env.device, seed=0)())
-
-
-def _synchronizer(env: AnyEnv) -> Callable[[], None] | None:
-    """Waits for the device; None on the CPU, where a call that returned has done its work."""
-    if env.device.type != "cuda":
-        return None
-    import torch
-
-    device = env.device
-    return lambda: torch.cuda.synchronize(device)

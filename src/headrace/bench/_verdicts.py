@@ -23,7 +23,7 @@ Verdict = Literal["improved", "regressed", "unchanged", "inconclusive"]
 _FEW_EPISODES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MetricComparison:
     """One metric on both sides."""
 
@@ -69,23 +69,13 @@ def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float) -> list
     adjusted = iter(tests.holm([tested.p for tested in found if tested is not None]))
     rows: list[MetricComparison] = []
     for sample, tested in zip(samples, found, strict=True):
-        p = None if tested is None else next(adjusted)
+        p, test, edges = (
+            (None, "", (None, None, None)) if tested is None else (next(adjusted), tested.test, tested.shift)
+        )
         verdict, reason = _verdict(sample, tested, p, needed, alpha, min_effect)
         back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
-        edges = (None, None, None) if tested is None else tested.shift
         effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in edges)
-        rows.append(
-            MetricComparison(
-                sample=sample,
-                effect=effect,
-                low=low,
-                high=high,
-                p=p,
-                test="" if tested is None else tested.test,
-                verdict=verdict,
-                reason=reason,
-            )
-        )
+        rows.append(MetricComparison(sample, effect, low, high, p, test, verdict, reason))
     return rows
 
 
@@ -161,9 +151,8 @@ def _verdict(
 
 def _later(sample: Sample, censored: Sequence[bool]) -> bool:
     """Whether the second side reached success later, or more rarely."""
-    known = [
-        math.inf if never else value for value, never in zip((*sample.before, *sample.after), censored, strict=True)
-    ]
+    values = (*sample.before, *sample.after)
+    known = [math.inf if never else value for value, never in zip(values, censored, strict=True)]
     first, second = known[: len(sample.before)], known[len(sample.before) :]
     return sum((b > a) - (b < a) for a in first for b in second) > 0
 
@@ -189,7 +178,7 @@ def _advice(sample: Sample, margin: float, needed: float, size: str) -> str:
         return f"{open_still}; play about {max(count, 2 * min(side.n for side in sample.moments)):,} episodes per side"
     if not sample.paired:
         count = max(count, tests.least_runs(needed))
-    what = (
-        f"run 'headrace sweep … --repeats {count}'" if sample.unit == "runs" else f"use {count} {sample.unit} per side"
-    )
+    what = f"use {count} {sample.unit} per side"
+    if sample.unit == "runs":
+        what = f"run 'headrace sweep … --repeats {count}'"
     return f"{open_still} with {sample.sizes}; {what}"

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
+from headrace.types import StackSpec
 
 Array: TypeAlias = NDArray[Any]
 
@@ -92,6 +94,17 @@ def as_rgb(pictures: Array) -> NDArray[np.uint8]:
     if pictures.shape[-1] not in (1, 3, 4):
         pictures = np.moveaxis(pictures, -3, -1)
     return np.broadcast_to(pictures[..., :3], (*pictures.shape[:-1], 3))
+
+
+def newest_rgb(rows: Array, stack: StackSpec | None) -> NDArray[np.uint8]:
+    """Rows of images, or of stacks of frames, as uint8 (n, H, W, 3): of a stack the newest frame."""
+    return as_rgb(rows if stack is None else stack.newest(torch.from_numpy(rows)).numpy())
+
+
+def enlarge(pictures: Array, height: int) -> Array:
+    """Images (n, H, W, 3), each pixel repeated where they are smaller than about ``height``."""
+    scale = max(1, height // pictures.shape[1])
+    return pictures.repeat(scale, 1).repeat(scale, 2)
 
 
 def check_choice(fields: Iterable[str]) -> None:

@@ -23,16 +23,17 @@ from __future__ import annotations
 import copy
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, require_extra
-from headrace.recording._dataset import EpisodeDataset
+from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._export import Exporter, Unit
 from headrace.recording._fields import Field
@@ -84,9 +85,31 @@ GYM_TYPE = 2
 """robomimic's number for a Gymnasium environment."""
 
 
-class RobomimicExporter(Exporter):
+class _Hdf5Exporter(Exporter):
+    """Writes units of episodes under their final names, in a file of their own each."""
+
+    groups: ClassVar[tuple[str, str]]
+    """Of all episodes, and what comes before the number of one."""
+    natural = False
+    """Whether the episodes of a unit keep their order, 10 after 9."""
+
+    def write_unit(self, unit: Unit, folder: Path) -> None:
+        """Episodes with their attributes."""
+        with open_hdf5(folder / "part.hdf5", "w") as file:
+            everyone = file.create_group(self.groups[0], track_order=self.natural)
+            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
+                self._write(everyone.create_group(f"{self.groups[1]}_{number}"), episode, number)
+
+    @abstractmethod
+    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:
+        """Write an episode into its group."""
+
+
+class RobomimicExporter(_Hdf5Exporter):
     """Writes one ``.hdf5`` file."""
 
+    groups = ("data", "demo")
+    natural = True
     space = 4  # observations are stored twice, as obs and next_obs, and all of it in units and in the result
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
@@ -96,27 +119,21 @@ class RobomimicExporter(Exporter):
         if target.suffix not in (".hdf5", ".h5"):
             raise ConfigError(f"robomimic: expected a target that ends in .hdf5, got {target}")
 
-    def write_unit(self, unit: Unit, folder: Path) -> None:
-        """Demonstrations under their final names, in a file of their own."""
-        with open_hdf5(folder / "part.hdf5", "w") as file:
-            data = file.create_group("data", track_order=True)
-            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
-                meta = episode.meta
-                demo = data.create_group(f"demo_{number}")
-                put_meta(demo, meta, num_samples=meta.length)
-                for name in episode.names:
-                    values = episode.read(name)
-                    if name.startswith("obs/"):
-                        demo.create_dataset(name, data=values[:-1])
-                        demo.create_dataset(f"next_{name}", data=values[1:])
-                    elif name == "states":
-                        demo.create_dataset("states", data=values[:-1])
-                        demo.create_dataset("initial_state/physics", data=values[:1])
-                    else:
-                        demo.create_dataset(name, data=values)
-                if "terminated" in episode.names:
-                    dones = episode.read("terminated") | episode.read("truncated")
-                    demo.create_dataset("dones", data=dones.astype(np.int64))
+    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:  # noqa: ARG002  # in the group's name
+        put_meta(group, episode.meta, num_samples=episode.meta.length)
+        for name in episode.names:
+            values = episode.read(name)
+            if name.startswith("obs/"):
+                group.create_dataset(name, data=values[:-1])
+                group.create_dataset(f"next_{name}", data=values[1:])
+            elif name == "states":
+                group.create_dataset("states", data=values[:-1])
+                group.create_dataset("initial_state/physics", data=values[:1])
+            else:
+                group.create_dataset(name, data=values)
+        if "terminated" in episode.names:
+            dones = episode.read("terminated") | episode.read("truncated")
+            group.create_dataset("dones", data=dones.astype(np.int64))
 
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Join the units in natural order and add attributes and masks."""
@@ -146,9 +163,10 @@ _MINARI_NAMES = {"rewards": "rewards", "terminated": "terminations", "truncated"
 _ID = re.compile(r"[-_\w]+-v\d+")
 
 
-class MinariExporter(Exporter):
+class MinariExporter(_Hdf5Exporter):
     """Writes one dataset directory."""
 
+    groups = ("episodes", "episode")
     space = 2  # in units and in the result
 
     def __init__(self, dataset: EpisodeDataset) -> None:
@@ -181,18 +199,13 @@ class MinariExporter(Exporter):
         if spec is not None:
             self._about["env_spec"] = spec
 
-    def write_unit(self, unit: Unit, folder: Path) -> None:
-        """Episodes under their final names, in a file of their own."""
-        with open_hdf5(folder / "part.hdf5", "w") as file:
-            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
-                meta = episode.meta
-                group = file.require_group("episodes").create_group(f"episode_{number}")
-                put_meta(group, meta, id=number, total_steps=meta.length)
-                for name in episode.names:
-                    path = _MINARI_NAMES.get(name, f"infos/{name}")
-                    if name.startswith("obs/"):
-                        path = name.replace("obs/", "observations/", 1)
-                    group.create_dataset(path, data=episode.read(name))
+    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:
+        put_meta(group, episode.meta, id=number, total_steps=episode.meta.length)
+        for name in episode.names:
+            path = _MINARI_NAMES.get(name, f"infos/{name}")
+            if name.startswith("obs/"):
+                path = name.replace("obs/", "observations/", 1)
+            group.create_dataset(path, data=episode.read(name))
 
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Join the units and describe the spaces."""

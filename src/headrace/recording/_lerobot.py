@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
@@ -25,7 +24,7 @@ from headrace.files import link_or_copy, read_json
 from headrace.recording._dataset import Episode, EpisodeDataset
 from headrace.recording._episode_file import Kinds, check_record, is_count, is_text
 from headrace.recording._export import Exporter, ExportOptions, Unit
-from headrace.recording._fields import Array, Field, as_rgb, can_be_shown, is_image
+from headrace.recording._fields import Array, Field, can_be_shown, is_image, newest_rgb
 from headrace.recording._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
 from headrace.recording._video import Mp4Writer, pixel_format
 from headrace.types import StackSpec
@@ -91,7 +90,7 @@ class Feature:
 
     def images(self, rows: Array) -> NDArray[np.uint8]:
         """The newest frame of each row, uint8 (T, H, W, 3)."""
-        return as_rgb(rows if self.stack is None else self.stack.newest(torch.from_numpy(rows)).numpy())
+        return newest_rgb(rows, self.stack)
 
 
 def plan_features(
@@ -227,9 +226,8 @@ class LeRobotExporter(Exporter):
         if target.suffix:
             raise ConfigError(f"LeRobot: expected a directory as target, got {target}")
         if self._appended is not None:
-            there = {"fps": self._appended.about["fps"], "features": self._appended.about["features"]}
-            here = {"fps": self._fps, "features": self._described()}
-            for name, value in here.items():
+            there = self._appended.about
+            for name, value in {"fps": self._fps, "features": self._described()}.items():
                 if there[name] != value:
                     raise ConfigError(
                         f"append: {name} is {there[name]} in {target} and {value} in {self._dataset.path}"
@@ -251,7 +249,7 @@ class LeRobotExporter(Exporter):
         }
         lines: list[dict[str, Any]] = []
         writer: Any = None
-        first_step = unit.first_step
+        first_step, place = unit.first_step, _place(unit.index)
         try:
             for number, episode in enumerate(unit.episodes, start=unit.first_episode):
                 columns = dict(self._columns(episode, number, first_step))
@@ -260,17 +258,22 @@ class LeRobotExporter(Exporter):
                     writer = self._parquet.ParquetWriter(folder / "data.parquet", table.schema, compression="snappy")
                 writer.write_table(table)
                 stats = {key: vector_stats(values) for key, values in columns.items()}
-                line = self._line(unit, number, first_step, episode.meta.length)
+                line = {
+                    "episode_index": number,
+                    "tasks": [self._task_of[number - self.start.first_episode]],
+                    "length": episode.meta.length,
+                    **{f"data/{name}": value for name, value in place.items()},
+                    "dataset_from_index": first_step,
+                    "dataset_to_index": first_step + episode.meta.length,
+                    "meta/episodes/chunk_index": 0,
+                    "meta/episodes/file_index": 0,
+                }
                 for feature in self._videos:
                     start = videos[feature.key].frames
                     stats[feature.key] = self._add_video(videos[feature.key], feature, episode)
-                    stop = videos[feature.key].frames
-                    line |= {
-                        f"videos/{feature.key}/chunk_index": unit.index // CHUNK,
-                        f"videos/{feature.key}/file_index": unit.index % CHUNK,
-                        f"videos/{feature.key}/from_timestamp": start / self._fps,
-                        f"videos/{feature.key}/to_timestamp": stop / self._fps,
-                    }
+                    times = {"from_timestamp": start, "to_timestamp": videos[feature.key].frames}
+                    there = place | {name: frames / self._fps for name, frames in times.items()}
+                    line |= {f"videos/{feature.key}/{name}": value for name, value in there.items()}
                 for key, each in stats.items():
                     line |= {f"stats/{key}/{name}": _plain(name, values) for name, values in each.items()}
                 lines.append(line)
@@ -312,19 +315,6 @@ class LeRobotExporter(Exporter):
                     kept.append(picture)
         return image_stats(np.stack(kept))
 
-    def _line(self, unit: Unit, number: int, first_step: int, length: int) -> dict[str, Any]:
-        return {
-            "episode_index": number,
-            "tasks": [self._task_of[number - self.start.first_episode]],
-            "length": length,
-            "data/chunk_index": unit.index // CHUNK,
-            "data/file_index": unit.index % CHUNK,
-            "dataset_from_index": first_step,
-            "dataset_to_index": first_step + length,
-            "meta/episodes/chunk_index": 0,
-            "meta/episodes/file_index": 0,
-        }
-
     def assemble(self, units: Sequence[Path], out: Path) -> None:
         """Put data and video files in their places and write the metadata."""
         lines: list[dict[str, Any]] = []
@@ -336,7 +326,7 @@ class LeRobotExporter(Exporter):
                     link_or_copy(file, out / file.relative_to(appended.path))
             lines += self._parquet.read_table(appended.path / episodes).to_pylist()
         for index, unit in enumerate(units, start=self.start.index):
-            place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
+            place = _place(index)
             link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
             for feature in self._videos:
                 link_or_copy(unit / f"{feature.key}.mp4", out / VIDEO_PATH.format(video_key=feature.key, **place))
@@ -386,6 +376,11 @@ class LeRobotExporter(Exporter):
             "video_path": VIDEO_PATH if self._videos else None,
             "features": features,
         }
+
+
+def _place(index: int) -> dict[str, Any]:
+    """Where the files of a unit are."""
+    return {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
 
 
 def _video_info(feature: Feature, fps: int) -> dict[str, Any]:

@@ -170,16 +170,13 @@ class LeRobotDataset:
             raise DataError(f"{self.path}: expected {self._info['total_frames']} rows in data, got {rows}")
         order = np.argsort(np.concatenate([np.asarray(table["index"]) for table in tables]), kind="stable")
         found: dict[str, Array] = {}
-        wanted = {key: self.fields[name].shape for name, key in self._key_of.items()} | {"next.success": ()}
-        for key, shape in wanted.items():
+        wanted = {key: self.fields[name] for name, key in self._key_of.items()}
+        wanted["next.success"] = Field(name="next.success", dtype=np.dtype(np.bool_), shape=())
+        for key, field in wanted.items():
             if key in tables[0].column_names:
-                parts = [_numbers(table[key]).reshape(len(table), *shape) for table in tables]
-                dtype = np.bool_ if key == "next.success" else self.fields[self._name_of(key)].dtype
-                found[key] = np.concatenate(parts)[order].astype(dtype, copy=False)
+                parts = [_numbers(table[key]).reshape(len(table), *field.shape) for table in tables]
+                found[key] = np.concatenate(parts)[order].astype(field.dtype, copy=False)
         return found
-
-    def _name_of(self, key: str) -> str:
-        return next(name for name, other in self._key_of.items() if other == key)
 
     def _decoded(self, key: str, field: Field) -> Array:
         """The images of a video feature: decoded once, file by file, into a file that goes when nobody reads it."""

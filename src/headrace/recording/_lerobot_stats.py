@@ -23,32 +23,25 @@ def vector_stats(values: Array) -> Stats:
     if rows.ndim == 1:
         rows = rows[:, None]
     stats = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
-    for name, values_at in zip(QUANTILES, np.quantile(rows, list(QUANTILES.values()), axis=0), strict=True):
-        stats[name] = values_at
-    stats["count"] = np.array([len(rows)], np.float64)
-    return stats
+    stats |= zip(QUANTILES, np.quantile(rows, list(QUANTILES.values()), axis=0), strict=True)
+    return stats | {"count": np.array([len(rows)], np.float64)}
 
 
 def image_stats(pictures: NDArray[np.uint8]) -> Stats:
     """Of images (T, H, W, 3), per channel in the range 0 to 1, shape (3, 1, 1); exact, from a histogram of bytes."""
-    count = pictures.shape[0]
     levels = np.arange(256) / 255.0
-    columns: dict[str, list[float]] = {name: [] for name in ("min", "max", "mean", "std", *QUANTILES)}
+    channels: list[Numbers] = []
     for channel in range(3):
         histogram = np.bincount(pictures[..., channel].reshape(-1), minlength=256)
-        total = histogram.sum()
+        total, below = histogram.sum(), np.cumsum(histogram)
         present = np.flatnonzero(histogram)
-        mean = float((histogram * levels).sum() / total)
-        columns["min"].append(float(levels[present[0]]))
-        columns["max"].append(float(levels[present[-1]]))
-        columns["mean"].append(mean)
-        columns["std"].append(float(np.sqrt((histogram * (levels - mean) ** 2).sum() / total)))
-        below = np.cumsum(histogram)
-        for name, share in QUANTILES.items():
-            columns[name].append(float(levels[int(np.searchsorted(below, share * total))]))
-    stats = {name: np.array(values).reshape(3, 1, 1) for name, values in columns.items()}
-    stats["count"] = np.array([count], np.float64)
-    return stats
+        mean = (histogram * levels).sum() / total
+        std = np.sqrt((histogram * (levels - mean) ** 2).sum() / total)
+        at = [levels[np.searchsorted(below, share * total)] for share in QUANTILES.values()]
+        channels.append(np.array([levels[present[0]], levels[present[-1]], mean, std, *at]))
+    columns = np.array(channels).T.reshape(-1, 3, 1, 1)
+    stats = dict(zip(("min", "max", "mean", "std", *QUANTILES), columns, strict=True))
+    return stats | {"count": np.array([pictures.shape[0]], np.float64)}
 
 
 def sampled_rows(length: int) -> NDArray[np.int64]:

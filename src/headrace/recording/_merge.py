@@ -29,22 +29,25 @@ def merge_datasets(sources: Sequence[Path | str], target: Path | str) -> Path:
     datasets = [EpisodeDataset(source) for source in sources]
     _check_descriptions(datasets)
     _check_identities(datasets)
-    _check_fields(datasets)
+    filled = [dataset for dataset in datasets if len(dataset)]
+    for dataset in filled[1:]:
+        if different := first_difference(filled[0][0].fields, dataset[0].fields):
+            name, here, there = different
+            raise ConfigError(
+                f"merge: {name} is {here} in {filled[0].path} and {there} in {dataset.path}; record the same fields"
+            )
 
     def fill(folder: Path) -> None:
         (folder / "episodes").mkdir()
-        lines: list[bytes] = []
-        taken: set[tuple[int, int, int]] = set()
+        lines: dict[tuple[int, int, int], bytes] = {}
         for dataset in datasets:
             for entry in dataset.entries:
                 entry.check(dataset.path)
-                if entry.key in taken:
-                    continue
-                taken.add(entry.key)
-                link_or_copy(dataset.path / entry.file, folder / entry.file)
-                lines.append(entry.as_line())
+                if entry.key not in lines:
+                    link_or_copy(dataset.path / entry.file, folder / entry.file)
+                    lines[entry.key] = entry.as_line()
         write_whole(folder / INFO, info_text(datasets[0].info))
-        write_whole(folder / "journal.jsonl", b"".join(lines))
+        write_whole(folder / "journal.jsonl", b"".join(lines.values()))
 
     write_directory(Path(target), fill)
     return Path(target)
@@ -73,14 +76,3 @@ def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
                     f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in "
                     f"{where} and, with other content, in {dataset.path}; record with different seeds"
                 )
-
-
-def _check_fields(datasets: Sequence[EpisodeDataset]) -> None:
-    filled = [dataset for dataset in datasets if len(dataset)]
-    for dataset in filled[1:]:
-        different = first_difference(filled[0][0].fields, dataset[0].fields)
-        if different is not None:
-            name, here, there = different
-            raise ConfigError(
-                f"merge: {name} is {here} in {filled[0].path} and {there} in {dataset.path}; record the same fields"
-            )

@@ -25,7 +25,6 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -227,19 +226,14 @@ class BlockFile:
     def __enter__(self) -> BlockFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None:
             self._write_out(self._held)
 
     def _write_out(self, size: int) -> None:
         """Write the first ``size`` bytes of the buffer; the rest moves to its beginning."""
-        done = 0
         whole = size - size % _ALIGNMENT
-        if whole >= _DIRECT_FROM and self._set_direct(True):
-            done = self._write_direct(whole)
-            self._set_direct(False)
+        done = self._write_direct(whole) if whole >= _DIRECT_FROM else 0
         while done < size:
             done += files.disk.write(self._handle, self._buffer[done:size].data)
         left = self._held - size
@@ -247,20 +241,14 @@ class BlockFile:
         self._held = left
 
     def _write_direct(self, size: int) -> int:
-        """Write the first ``size`` bytes; returns how many the disk took. The usual way finds out why it took less."""
+        """Write the first ``size`` bytes past the page cache; returns how many the disk took, 0 where it cannot. The
+        usual way finds out why it took less."""
+        flags, done = fcntl.fcntl(self._handle, fcntl.F_GETFL), 0
         try:
-            return files.disk.write(self._handle, self._buffer[:size].data)
+            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT)
+            done = files.disk.write(self._handle, self._buffer[:size].data)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return 0
-
-    def _set_direct(self, wanted: bool) -> bool:
-        flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
-        return True
+        fcntl.fcntl(self._handle, fcntl.F_SETFL, flags)
+        return done

@@ -6,10 +6,8 @@ import atexit
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
-from headrace.recording._fields import Field, as_array, check_choice, first_difference, needs_frames
+from headrace.recording._fields import as_array, check_choice, first_difference, needs_frames
 from headrace.recording._info import DatasetInfo
 from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.recording._sources import FieldSources, Told
@@ -104,7 +102,9 @@ class EpisodeRecorder:
         resume: bool = False,
     ) -> None:
         self.cfg = cfg or RecorderCfg()
-        self.needs = _needs(self.cfg.fields)
+        wanted: dict[Need, bool] = {name: name in self.cfg.fields for name in ("states", "substeps")}
+        wanted["frames"] = needs_frames(self.cfg.fields)
+        self.needs = frozenset(name for name, is_wanted in wanted.items() if is_wanted)
         """What the environment must provide."""
         self.info = info or DatasetInfo()
         self.store = EpisodeStore(path, self.info, resume=resume)
@@ -159,7 +159,10 @@ class EpisodeRecorder:
         for row, slot in enumerate(env_ids.tolist()):
             self._forget(slot)
             self._seeds[slot] = record.seed
-            self._instructions[slot] = _instruction(record, row, int(episode_ids[row]))
+            self._instructions[slot] = record.instructions[row] if record.instructions else ""
+            if not is_text(self._instructions[slot]):
+                got = f"{self._instructions[slot]!r} for episode {episode_ids[row]}"
+                raise DataError(f"instructions: expected {TEXT}, got {got}")
         # an interrupt before the last line leaves environments without an episode, not episodes without a beginning
         self._episodes[env_ids] = -1
         if self._rows is None:
@@ -199,7 +202,13 @@ class EpisodeRecorder:
             if not self._planned:
                 self._rows.add_acts(found)
                 if self.store.entries:
-                    _compare_fields(self._rows.fields, self.store.path / self.store.entries[-1].file)
+                    there = EpisodeFile(self.store.path / self.store.entries[-1].file).fields
+                    if different := first_difference(there, self._rows.fields):
+                        name, was, now = different
+                        raise ConfigError(
+                            f"resume: {name} is {was} in the dataset and {now} now; record the same fields, or start a "
+                            "new dataset"
+                        )
                 self._planned = True
             self._rows.write(found, slots, rows, lengths)
             self._lengths[slots] = lengths + 1
@@ -235,9 +244,7 @@ class EpisodeRecorder:
     def __enter__(self) -> EpisodeRecorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _check_open(self) -> None:
@@ -336,32 +343,6 @@ class EpisodeRecorder:
         for slot in range(self._num_envs):
             self._forget(slot)
         self._episodes[:] = -1
-
-
-def _needs(fields: tuple[str, ...]) -> frozenset[Need]:
-    wanted: set[Need] = {"frames"} if needs_frames(fields) else set()
-    if "states" in fields:
-        wanted.add("states")
-    if "substeps" in fields:
-        wanted.add("substeps")
-    return frozenset(wanted)
-
-
-def _compare_fields(fields: Iterable[Field], path: Path) -> None:
-    """Refuse to resume a dataset, of which ``path`` is an episode, with other fields."""
-    different = first_difference(EpisodeFile(path).fields, fields)
-    if different is not None:
-        name, was, now = different
-        raise ConfigError(
-            f"resume: {name} is {was} in the dataset and {now} now; record the same fields, or start a new dataset"
-        )
-
-
-def _instruction(record: ResetRecord, row: int, episode_id: int) -> str:
-    text = record.instructions[row] if record.instructions else ""
-    if not is_text(text):
-        raise DataError(f"instructions: expected {TEXT}, got {text!r} for episode {episode_id}")
-    return text
 
 
 def _close_at_exit(recorder: EpisodeRecorder) -> Any:

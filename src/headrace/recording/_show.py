@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +14,7 @@ from rich.table import Table
 from headrace.errors import ConfigError, require_extra
 from headrace.files import write_whole
 from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._fields import as_rgb, can_be_shown
+from headrace.recording._fields import can_be_shown, enlarge, newest_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,11 +55,6 @@ def field_table(episode: Episode) -> Table:
     return table
 
 
-def cameras_of(episode: Episode) -> list[str]:
-    """Names of the arrays that can be shown as images."""
-    return [field.name for field in episode.fields if can_be_shown(field)]
-
-
 def contact_sheet(
     dataset: EpisodeDataset, path: Path, *, camera: str | None = None, episodes: int = 8, frames: int = 8
 ) -> Path:
@@ -78,7 +72,7 @@ def contact_sheet(
     if not len(dataset):
         raise ConfigError(f"contact sheet: expected an episode in {dataset.path}, got none; record some first")
     stacks = {name: stack for name in dataset[0].names if (stack := dataset.info.stack(name)) is not None}
-    cameras = sorted({*cameras_of(dataset[0]), *stacks})
+    cameras = sorted({*(field.name for field in dataset[0].fields if can_be_shown(field)), *stacks})
     chosen = camera or (cameras[0] if cameras else None)
     if chosen is None or chosen not in cameras:
         wanted = "images" if camera is None else f"images named {camera!r}"
@@ -89,15 +83,12 @@ def contact_sheet(
         )
 
     def image(episode: Episode, row: int) -> NDArray[np.uint8]:
-        """One image (H, W, 3); of a stack of frames the newest."""
-        rows = episode.read(chosen, row, row + 1)
-        return as_rgb(stacks[chosen].newest(torch.from_numpy(rows)).numpy() if chosen in stacks else rows)[0]
+        """One image (H, W, 3); small ones are shown larger, so that the text beside them can be read."""
+        return enlarge(newest_rgb(episode.read(chosen, row, row + 1), stacks.get(chosen)), 64)[0]
 
     lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
     height, width = image(dataset[0], 0).shape[:2]
-    # small images are shown larger, so that the text beside them can be read
-    scale = max(1, 64 // height)
-    height, width, margin = height * scale, width * scale, 14
+    margin = 14
     sheet: Image.Image = images.new("RGB", (frames * width, len(lines) * (height + margin)), "black")
     draw = drawing.Draw(sheet)
     for number, episode in enumerate(lines):
@@ -105,8 +96,7 @@ def contact_sheet(
         words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
         draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
         for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
-            enlarged = np.repeat(np.repeat(image(episode, row), scale, 0), scale, 1)
-            sheet.paste(images.fromarray(enlarged), (column * width, top + margin))
+            sheet.paste(images.fromarray(image(episode, row)), (column * width, top + margin))
     content = io.BytesIO()
     sheet.save(content, format="PNG")
     write_whole(path, content.getvalue())

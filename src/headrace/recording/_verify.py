@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,10 +105,8 @@ def _check_robomimic(path: Path, counts: list[int]) -> Iterator[str]:
         if names != [f"demo_{number}" for number in range(len(names))]:
             yield "data: demonstrations are not demo_0, demo_1, … in natural order"
         for name in names:
-            demo, length = data[name], int(data[name].attrs["num_samples"])
-            counts[0] += 1
-            counts[1] += length
-            for key, rows in row_counts(demo):
+            length = _count(data[name].attrs["num_samples"], counts)
+            for key, rows in row_counts(data[name]):
                 expected = 1 if key.startswith("initial_state/") else length
                 if rows != expected:
                     yield f"data/{name}/{key}: {rows} rows, expected {expected}"
@@ -129,16 +127,26 @@ def _check_minari(path: Path, counts: list[int]) -> Iterator[str]:
                 yield f"main_data.hdf5: episode_{number} is missing"
                 continue
             group: Any = file[f"episode_{number}"]
-            length = int(group.attrs["total_steps"])
-            counts[0] += 1
-            counts[1] += length
+            length = _count(group.attrs["total_steps"], counts)
             for key, rows in row_counts(group):
                 extra = key.startswith("observations") or key == "infos/states"
                 if rows != length + extra:
                     yield f"episode_{number}/{key}: {rows} rows, expected {length + extra}"
-    for name, count in zip(("total_episodes", "total_steps"), counts, strict=True):
-        if metadata[name] != count:
-            yield f"metadata.json: {name} says {metadata[name]}, the file has {count}"
+    yield from _check_totals(metadata, ("total_episodes", "total_steps"), counts, "metadata.json", "file has")
+
+
+def _count(steps: int, counts: list[int]) -> int:
+    """Add an episode; returns its length."""
+    counts[:] = counts[0] + 1, counts[1] + int(steps)
+    return int(steps)
+
+
+def _check_totals(
+    said: Mapping[str, Any], names: tuple[str, str], counts: list[int], where: str, found: str
+) -> Iterator[str]:
+    for name, count in zip(names, counts, strict=True):
+        if said[name] != count:
+            yield f"{where}: {name} says {said[name]}, the {found} {count}"
 
 
 def _check_lerobot(path: Path, counts: list[int]) -> Iterator[str]:
@@ -148,29 +156,22 @@ def _check_lerobot(path: Path, counts: list[int]) -> Iterator[str]:
     tables = read_parquet(path, "data", names)
     columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in names}
     counts[:] = len(lines), len(columns["index"])
-    for name, count in zip(("total_episodes", "total_frames"), counts, strict=True):
-        if info[name] != count:
-            yield f"meta/info.json: {name} says {info[name]}, the files have {count}"
+    yield from _check_totals(info, ("total_episodes", "total_frames"), counts, "meta/info.json", "files have")
     if not np.array_equal(columns["index"], np.arange(counts[1])):
         yield "data: index does not count the rows"
     late = np.abs(columns["timestamp"] - columns["frame_index"] / fps) > TOLERANCE_S
     if late.any():
         yield f"data: row {int(np.flatnonzero(late)[0])} has a timestamp that is not frame_index / fps"
     for line in lines:
-        yield from _check_lerobot_episode(line, columns)
+        number, first, last = line["episode_index"], line["dataset_from_index"], line["dataset_to_index"]
+        rows, numbers = columns["frame_index"][first:last], columns["episode_index"][first:last]
+        if last - first != line["length"]:
+            yield f"meta/episodes: episode {number} has length {line['length']}, its rows are {first} to {last}"
+        elif not np.array_equal(rows, np.arange(last - first)) or (numbers != number).any():
+            yield f"data: rows {first} to {last} are not those of episode {number}"
     for key, feature in info["features"].items():
         if feature["dtype"] == "video":
             yield from _check_videos(path, info, key, lines)
-
-
-def _check_lerobot_episode(line: Line, columns: dict[str, Any]) -> Iterator[str]:
-    number, first, last = line["episode_index"], line["dataset_from_index"], line["dataset_to_index"]
-    if last - first != line["length"]:
-        yield f"meta/episodes: episode {number} has length {line['length']}, its rows are {first} to {last}"
-    elif not np.array_equal(columns["frame_index"][first:last], np.arange(last - first)) or not np.array_equal(
-        columns["episode_index"][first:last], np.full(last - first, number)
-    ):
-        yield f"data: rows {first} to {last} are not those of episode {number}"
 
 
 def _check_videos(path: Path, info: dict[str, Any], key: str, lines: list[Line]) -> Iterator[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, ShapeError, require_extra
 from headrace.files import put_in_place
-from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, is_image
+from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, enlarge, is_image
 from headrace.types import ResetRecord, StackSpec, StepRecord
 
 Picture = NDArray[np.uint8]
@@ -28,13 +28,6 @@ CODEC = "libx264"
 
 def _library() -> Any:
     return require_extra("av", extra="record", purpose="mp4 video")
-
-
-def exact_rate(fps: float) -> Fraction:
-    """Frames per second as the fraction that was meant: 29.97 is 2997/100."""
-    if not 0 < fps <= 1000:
-        raise ConfigError(f"fps: expected more than 0 and at most 1000, got {fps}")
-    return Fraction(fps).limit_denominator(1000)
 
 
 def pixel_format(height: int, width: int) -> str:
@@ -58,20 +51,20 @@ class Mp4Writer:
     def __init__(
         self, path: Path, fps: float, height: int, width: int, *, gop: int = 2, crf: int = 18, streamed: bool = False
     ) -> None:
-        library = _library()
+        if not 0 < fps <= 1000:
+            raise ConfigError(f"fps: expected more than 0 and at most 1000, got {fps}")
         options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if streamed else {}
-        self._library = library
+        self._library = _library()
         self._shape = (height, width, 3)
-        self._rate = exact_rate(fps)
+        self._rate = Fraction(fps).limit_denominator(1000)  # the one that was meant: 29.97 is 2997/100
         self.frames = 0
-        self._container: Any = library.open(str(path), "w", format="mp4", options=options)
-        stream: Any = self._container.add_stream(
+        self._container: Any = self._library.open(str(path), "w", format="mp4", options=options)
+        self._stream: Any = self._container.add_stream(
             CODEC, rate=self._rate, options={"crf": str(crf), "g": str(gop), "bf": "0", "preset": "veryfast"}
         )
-        stream.height, stream.width = height, width
-        stream.pix_fmt = pixel_format(height, width)
-        stream.codec_context.time_base = 1 / self._rate
-        self._stream = stream
+        self._stream.height, self._stream.width = height, width
+        self._stream.pix_fmt = pixel_format(height, width)
+        self._stream.codec_context.time_base = 1 / self._rate
 
     def add(self, picture: Picture) -> None:
         """Encode one image, uint8 (H, W, 3)."""
@@ -91,23 +84,25 @@ class Mp4Writer:
 
 def frame_times(path: Path) -> list[float]:
     """Seconds at which each frame of a video is shown, in order, without decoding."""
-    library = _library()
-    try:
-        with library.open(str(path)) as container:
-            stream = container.streams.video[0]
-            packets = [packet for packet in container.demux(stream) if packet.pts is not None]
-            return sorted(float(packet.pts * packet.time_base) for packet in packets)
-    except (library.error.FFmpegError, IndexError) as error:
-        raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
+    with _opened(path) as container:
+        packets = [packet for packet in container.demux(container.streams.video[0]) if packet.pts is not None]
+        return sorted(float(packet.pts * packet.time_base) for packet in packets)
 
 
 def decode_frames(path: Path) -> Iterator[Picture]:
     """Every frame of a video in order, decoded one by one, uint8 (H, W, 3)."""
+    with _opened(path) as container:
+        for frame in container.decode(video=0):
+            yield frame.to_ndarray(format="rgb24")
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any]:
+    """A video to read; what PyAV raises in the block becomes a DataError."""
     library = _library()
     try:
         with library.open(str(path)) as container:
-            for frame in container.decode(video=0):
-                yield frame.to_ndarray(format="rgb24")
+            yield container
     except (library.error.FFmpegError, IndexError, OSError) as error:
         raise DataError(f"{path}: not a video, or a damaged one ({error})") from error
 
@@ -154,12 +149,18 @@ class TiledVideo:
             captions: a line of text for each tile.
             outcomes: True frames a tile green, False red, None not at all.
         """
-        frame = self._tiled(pictures)
+        # in a grid with even sides; small ones enlarged, so that the text on them can be read
+        pictures = enlarge(pictures, 96)
+        height, width = pictures.shape[1:3]
+        places = [(tile // self._columns * height, tile % self._columns * width) for tile in range(self.tiles)]
+        tall, wide = self._rows * height, self._columns * width
+        frame = np.zeros((tall + tall % 2, wide + wide % 2, 3), np.uint8)
+        for picture, (top, left) in zip(pictures, places, strict=False):
+            frame[top : top + height, left : left + width] = picture
         canvas = self._images.fromarray(frame)
         draw = self._drawing.Draw(canvas)
-        height, width = (pictures.shape[1] * self._scale(pictures), pictures.shape[2] * self._scale(pictures))
-        for tile, (caption, outcome) in enumerate(zip(captions, outcomes, strict=True)):
-            top, left = tile // self._columns * height, tile % self._columns * width
+        told = zip(captions, outcomes, strict=True)
+        for (caption, outcome), (top, left) in zip(told, places, strict=False):
             draw.text((left + 2, top + 1), caption, fill="white", stroke_width=1, stroke_fill="black")
             if outcome is not None:
                 color = _GREEN if outcome else _RED
@@ -179,26 +180,8 @@ class TiledVideo:
     def __enter__(self) -> TiledVideo:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def _scale(self, pictures: Picture) -> int:
-        return max(1, 96 // pictures.shape[1])
-
-    def _tiled(self, pictures: Picture) -> Picture:
-        """Images in a grid with even sides; small ones enlarged, so that the text on them can be read."""
-        scale = self._scale(pictures)
-        _, height, width, _ = pictures.shape
-        tall, wide = self._rows * height * scale, self._columns * width * scale
-        frame = np.zeros((tall + tall % 2, wide + wide % 2, 3), np.uint8)
-        for tile, picture in enumerate(pictures[: self.tiles]):
-            row, column = divmod(tile, self._columns)
-            large = np.repeat(np.repeat(picture, scale, 0), scale, 1)
-            place = frame[row * height * scale :, column * width * scale :]
-            place[: height * scale, : width * scale] = large
-        return frame
 
 
 class VideoObserver:
@@ -303,9 +286,7 @@ class VideoObserver:
     def __enter__(self) -> VideoObserver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _find(self, obs: dict[str, Tensor] | dict[str, Any]) -> Picture:
