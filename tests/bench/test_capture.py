@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.bench._capture import GB, environment_variables, gpu_devices, hardware, versions
-from headrace.bench._monitor import ResourceMonitor
+from headrace.bench._capture import GB, ResourceMonitor, environment_variables, gpu_devices, hardware, versions
 from headrace.errors import ConfigError
 
 

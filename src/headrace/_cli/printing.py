@@ -105,7 +105,7 @@ def compile_bar() -> Generator[None]:
 
 def show_bundle(bundle: Bundle, paths: Sequence[Path]) -> None:
     """Print the summary box of a bundle, and the files it was written to."""
-    from headrace.bench._formatters._summary import summary_table
+    from headrace.bench._metrics import summary_table
 
     Console().print(summary_table(bundle))
     for path in paths:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from headrace.bench._builders import PlayBuilder, RuntimeBuilder
     from headrace.bench._bundle_files import read_bundle
     from headrace.bench._capture import describe_library
-    from headrace.bench._formatters import Form, register_formatter, summary_text
-    from headrace.bench._metrics import Metric, metrics, register_metrics
+    from headrace.bench._formatters import Form, register_formatter
+    from headrace.bench._metrics import Metric, metrics, register_metrics, summary_text
     from headrace.bench._report._page import Film, Saving, Story
     from headrace.bench._schema import (
         EpisodePlan,
@@ -57,9 +57,9 @@ __getattr__, __dir__ = lazy_exports(
         "._benchmark": ("Benchmark", "RunSettings"),
         "._builders": ("PlayBuilder", "RuntimeBuilder"),
         "._bundle_files": ("read_bundle",),
-        "._formatters": ("Form", "register_formatter", "summary_text"),
+        "._formatters": ("Form", "register_formatter"),
         "._capture": ("describe_library",),
-        "._metrics": ("Metric", "metrics", "register_metrics"),
+        "._metrics": ("Metric", "metrics", "register_metrics", "summary_text"),
         "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
         "._report._page": ("Film", "Saving", "Story"),
         "._training_builder": ("SuccessRule", "TrainingBuilder"),

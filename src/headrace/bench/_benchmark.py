@@ -20,9 +20,8 @@ from pydantic import JsonValue
 from headrace._interrupts import held_back, interruptible, signal_name
 from headrace.bench import _schema as schema
 from headrace.bench._builders import Builder, Provenance
-from headrace.bench._capture import gpu_devices, hardware, versions
+from headrace.bench._capture import ResourceMonitor, gpu_devices, hardware, versions
 from headrace.bench._formatters import checked_formatters, output_path, write_formats
-from headrace.bench._monitor import ResourceMonitor
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, Lock, check_writable, write_whole
 

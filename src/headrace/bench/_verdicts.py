@@ -69,9 +69,8 @@ def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float) -> list
     adjusted = iter(tests.holm([tested.p for tested in found if tested is not None]))
     rows: list[MetricComparison] = []
     for sample, tested in zip(samples, found, strict=True):
-        p, test, edges = (
-            (None, "", (None, None, None)) if tested is None else (next(adjusted), tested.test, tested.shift)
-        )
+        p = None if tested is None else next(adjusted)
+        test, edges = ("", (None, None, None)) if tested is None else (tested.test, tested.shift)
         verdict, reason = _verdict(sample, tested, p, needed, alpha, min_effect)
         back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
         effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in edges)

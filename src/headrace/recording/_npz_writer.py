@@ -232,8 +232,11 @@ class BlockFile:
 
     def _write_out(self, size: int) -> None:
         """Write the first ``size`` bytes of the buffer; the rest moves to its beginning."""
+        done = 0
         whole = size - size % _ALIGNMENT
-        done = self._write_direct(whole) if whole >= _DIRECT_FROM else 0
+        if whole >= _DIRECT_FROM and self._set_direct(True):
+            done = self._write_direct(whole)
+            self._set_direct(False)
         while done < size:
             done += files.disk.write(self._handle, self._buffer[done:size].data)
         left = self._held - size
@@ -241,14 +244,20 @@ class BlockFile:
         self._held = left
 
     def _write_direct(self, size: int) -> int:
-        """Write the first ``size`` bytes past the page cache; returns how many the disk took, 0 where it cannot. The
-        usual way finds out why it took less."""
-        flags, done = fcntl.fcntl(self._handle, fcntl.F_GETFL), 0
+        """Write the first ``size`` bytes; returns how many the disk took. The usual way finds out why it took less."""
         try:
-            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT)
-            done = files.disk.write(self._handle, self._buffer[:size].data)
+            return files.disk.write(self._handle, self._buffer[:size].data)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        fcntl.fcntl(self._handle, fcntl.F_SETFL, flags)
-        return done
+            return 0
+
+    def _set_direct(self, wanted: bool) -> bool:
+        flags = fcntl.fcntl(self._handle, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._handle, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return True

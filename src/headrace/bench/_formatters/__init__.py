@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 
 from headrace._named import load
 from headrace.bench._formatters._isaaclab import isaaclab_text, json_text, omniperf_text, osmo_text
-from headrace.bench._formatters._summary import summary_text
 from headrace.bench._formatters._tensorboard import require_tensorboard, write_tensorboard
+from headrace.bench._metrics import summary_text
 from headrace.bench._schema import Bundle, Kind, bundle_text
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.files import write_whole
