@@ -40,6 +40,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from chunking_camera import camera_rows
 from chunking_cases import Case, Effort, Row, case_rows
 from chunking_plot import bars_svg
+from interleaved import verdict
 
 HEADS = ["setting", "N", "scheduler", "useful steps/s", "× any", "× synced", "of bound", "wasted rows", "held"]
 
@@ -84,13 +85,7 @@ def main() -> int:
         Path(arguments.markdown).write_text(_markdown(rows))
     if arguments.plot:
         Path(arguments.plot).write_text(bars_svg(rows))
-    failures = _shortfalls(rows)
-    for failure in failures:
-        console.print(f"[red]short:[/] {failure}", highlight=False)
-    if arguments.check:
-        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
-        return 1 if failures else 0
-    return 0
+    return verdict(console, _shortfalls(rows), check=arguments.check)
 
 
 def _cases(effort: Effort) -> list[Case]:

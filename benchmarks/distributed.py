@@ -52,6 +52,7 @@ from headrace.rollout._evaluation import Counters
 from headrace.rollout._journal import Header, Journal
 from headrace.rollout._policy_source import load_policy_source
 from headrace.types import Obs
+from interleaved import verdict
 
 TASK = "pusher-solid"
 NUM_ENVS = 16
@@ -361,12 +362,7 @@ def _report(rows: list[list[str]], failures: list[str], arguments: argparse.Name
     if arguments.markdown:
         lines = ["| what | measured |", "|---|---:|", *(f"| {' | '.join(row)} |" for row in rows)]
         Path(arguments.markdown).write_text("\n".join(lines) + "\n")
-    for failure in failures:
-        console.print(f"[red]short:[/] {failure}", highlight=False)
-    if arguments.check:
-        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
-        return 1 if failures else 0
-    return 0
+    return verdict(console, failures, check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,15 @@ def rounds(workers: Sequence[Worker], count: int) -> dict[str, list[float]]:
     return values
 
 
+def verdict(console: Any, failures: Sequence[str], *, check: bool) -> int:
+    """Print the bars that fell short on a rich console; returns the exit code, 1 only if ``check`` and any did."""
+    for failure in failures:
+        console.print(f"[red]short:[/] {failure}", highlight=False)
+    if check:
+        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
+    return 1 if check and failures else 0
+
+
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """The median over rounds of the ratio within a round: what slows a whole round down cancels."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

@@ -47,6 +47,7 @@ from rich.table import Table
 from headrace.envs._registry import make
 from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.types import ResetRecord, StepRecord
+from interleaved import verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ENVS = 64
@@ -282,13 +283,7 @@ def main() -> int:
     if arguments.markdown:
         lines = ["| what | state (ant) | images (pusher-camera, 64 × 64) |", "|---|---:|---:|"]
         Path(arguments.markdown).write_text("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n")
-    failures = shortfalls(results, lerobot)
-    for failure in failures:
-        console.print(f"[red]short:[/] {failure}", highlight=False)
-    if arguments.check:
-        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
-        return 1 if failures else 0
-    return 0
+    return verdict(console, shortfalls(results, lerobot), check=arguments.check)
 
 
 def table_rows(results: dict[str, Any], disk: dict[str, float], lerobot: float | str) -> list[list[str]]:

@@ -28,7 +28,7 @@ import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from interleaved import median_ratio, python_of, rounds, serve, started
+from interleaved import median_ratio, python_of, rounds, serve, started, verdict
 
 GYMNASIUM = {
     "inverted-pendulum": ("InvertedPendulum-v5", {}),
@@ -90,13 +90,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         with open(arguments.markdown, "w") as file:
             file.write(markdown)
-    failures = sorted(set(missing)) + _shortfalls(results, imports)
-    for failure in failures:
-        console.print(f"[red]short:[/] {failure}", highlight=False)
-    if arguments.check:
-        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
-        return 1 if failures else 0
-    return 0
+    return verdict(console, sorted(set(missing)) + _shortfalls(results, imports), check=arguments.check)
 
 
 def _measured(

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from interleaved import median_ratio, python_of, rounds, serve, started
+from interleaved import median_ratio, python_of, rounds, serve, started, verdict
 
 TWO_THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "HEADRACE_NUM_THREADS": "2"}
 SIZE = 64
@@ -110,12 +110,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         with open(arguments.markdown, "w") as file:
             file.write("\n".join([*camera_lines, *lines]) + "\n")
-    for failure in failures:
-        console.print(f"[red]short:[/] {failure}", highlight=False)
-    if arguments.check:
-        console.print("[red]--check failed[/]" if failures else "[green]--check passed: every bar holds[/]")
-        return 1 if failures else 0
-    return 0
+    return verdict(console, failures, check=arguments.check)
 
 
 def _cameras(quick: bool, console: Any, failures: list[str]) -> list[str]:

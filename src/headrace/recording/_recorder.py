@@ -104,7 +104,7 @@ class EpisodeRecorder:
         self.cfg = cfg or RecorderCfg()
         wanted: dict[Need, bool] = {name: name in self.cfg.fields for name in ("states", "substeps")}
         wanted["frames"] = needs_frames(self.cfg.fields)
-        self.needs = frozenset(name for name, is_wanted in wanted.items() if is_wanted)
+        self.needs: frozenset[Need] = frozenset(name for name, is_wanted in wanted.items() if is_wanted)
         """What the environment must provide."""
         self.info = info or DatasetInfo()
         self.store = EpisodeStore(path, self.info, resume=resume)
