@@ -180,21 +180,21 @@ class StackOutput:
             self._write_normalized(data.view(self._frame_dtype), ids, out, to)
             return
         out = out.view(data.dtype)
-        if ids is None:
-            out.copy_(self.layout(data))
-        elif _device.has_warp(data.device):
+        if data.device.type == "cpu":
+            # not by torch, whose threads cost more than the copy where other threads are awake
+            source, target = as_bytes(data), as_bytes(out)
+            if ids is None or to is None:
+                taken = np.arange(len(source)) if ids is None else ids.numpy()
+                run(_take_rows, len(taken), source, taken, target, min_rows=_SHARE_BYTES // source.shape[1] + 1)
+            else:
+                for row, place in zip(ids.tolist(), to.tolist(), strict=True):
+                    target[place] = source[row]
+        elif ids is not None and _device.has_warp(data.device):
             from headrace._kernels.frames_warp import copy_rows_warp  # an extra, loaded on use
 
             copy_rows_warp(data, ids, out, _count_to(ids) if to is None else to)
-        elif data.device.type != "cpu":
-            _place(self.layout(data.index_select(0, ids)), out, to)
-        elif to is None:
-            source, target = as_bytes(data), as_bytes(out)
-            run(_take_rows, len(ids), source, ids.numpy(), target, min_rows=_SHARE_BYTES // source.shape[1] + 1)
         else:
-            source, target = as_bytes(data), as_bytes(out)
-            for row, place in zip(ids.tolist(), to.tolist(), strict=True):
-                target[place] = source[row]
+            _place(self.layout(data if ids is None else data.index_select(0, ids)), out, to)
 
     def _write_normalized(self, data: Tensor, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
         if self._pictures and data.dtype == torch.uint8:
