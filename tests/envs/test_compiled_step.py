@@ -142,6 +142,25 @@ class PaidInFull(Ant):
         return super().reward(rows, actions) * 0.0 + 7.0
 
 
+class ToldPendulum(InvertedPendulum):
+    """A pendulum with kernels of its own and texts that name the episode."""
+
+    def compiled(self, arrays):
+        return super().compiled(arrays)
+
+    def instructions(self, rows):
+        return [f"balance {episode}" for episode in rows.episode_ids.tolist()]
+
+
+def test_a_task_with_kernels_and_instructions_names_the_new_episode_after_an_autoreset() -> None:
+    env = headrace.make(ToldPendulum(InvertedPendulumCfg(episode_length=3)), 2, threads=1)
+    env.reset()
+    assert env.instructions() == ("balance 0", "balance 1")
+    for _ in range(3):
+        env.step(torch.zeros(2, 1))
+    assert env.instructions() == ("balance 2", "balance 3")
+
+
 def test_a_subclass_with_a_function_of_its_own_is_not_stepped_by_its_parents_kernels() -> None:
     env = headrace.make(PaidInFull(AntCfg()), 2)
     env.reset()

@@ -65,11 +65,14 @@ class CompiledRows:
 def compiled_rows(task: Task[Any], sim: Simulation, episodes: EpisodeState) -> CompiledRows | None:
     """The compiled form of a task; None where it has none, or where it is not that of all its functions.
 
-    A subclass that overrides a row function without ``compiled`` is stepped by its own functions.
+    A subclass that overrides a row function without ``compiled`` is stepped by its own functions, and so is a task
+    that gives instructions: there is no compiled form of texts.
     """
     if task.images or set(task.observation_space.spaces) != {"policy"} or isinstance(task.action_space, Discrete):
         return None
     order = type(task).__mro__
+    if sum("instructions" in vars(cls) for cls in order) > 1:  # overridden
+        return None
     home = next(place for place, cls in enumerate(order) if "compiled" in vars(cls))
     if any(not ROW_FUNCTIONS.isdisjoint(vars(holder)) for holder in (task, *order[:home])):
         return None
