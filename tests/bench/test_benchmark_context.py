@@ -47,6 +47,16 @@ def test_a_run_that_ends_is_completed_and_its_file_reads_back_equal(tmp_path: Pa
     assert bundle.runtime.frames == 12
 
 
+def test_a_run_starts_when_it_is_entered_not_when_it_is_made(tmp_path: Path) -> None:
+    first, second = begun(tmp_path / "first"), begun(tmp_path / "second")
+    with second:
+        pass
+    time.sleep(0.01)
+    with first:
+        pass
+    assert first.bundle.run.start_time_utc > second.bundle.run.start_time_utc
+
+
 def test_an_early_stop_is_completed_with_its_reason(tmp_path: Path) -> None:
     with begun(tmp_path) as run:
         run.complete("good enough")

@@ -65,7 +65,7 @@ def handle(arguments: argparse.Namespace) -> int:
         max_wait=arguments.max_wait / 1000,
         batching=Batching(
             mode="fast" if arguments.fast else "strict",
-            size=arguments.batch_size or 16,
+            size=16 if arguments.batch_size is None else arguments.batch_size,
             buckets=_buckets(arguments.buckets),
         ),
         api_key=os.environ.get(_KEY) or None,

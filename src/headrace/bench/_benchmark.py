@@ -85,7 +85,7 @@ class Benchmark(Generic[B]):
             raise ConfigError(f"num_envs: expected at least 1, got {settings.num_envs}")
         self.builder = builder
         self.settings = settings
-        self._began_utc = datetime.now(UTC)
+        self._made_utc = datetime.now(UTC)
         self.output = Path("runs") / self.run_id if output is None else output
         self.formatters = check_output(self.output, builder.kind, formatters)
         self.monitor = ResourceMonitor(monitor_interval)
@@ -107,7 +107,7 @@ class Benchmark(Generic[B]):
     @property
     def run_id(self) -> str:
         """``{framework or kind}_{physics}_{task}_{stamp}_seed{n}``, fit for a file name."""
-        known, stamp = self.settings, self._began_utc.strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        known, stamp = self.settings, self._made_utc.strftime("%Y%m%d-%H%M%S-%f")[:-3]
         what = (known.framework or self.builder.kind, known.config.physics_backend, known.task)
         return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part) for part in (*what, stamp, f"seed{known.seed}"))
 
@@ -122,7 +122,7 @@ class Benchmark(Generic[B]):
 
     def __enter__(self) -> Self:
         self._versions, self._hardware = versions(Path.cwd()), hardware()
-        self._began = time.perf_counter()
+        self._began_utc, self._began = datetime.now(UTC), time.perf_counter()
         with contextlib.ExitStack() as held:
             held.enter_context(interruptible())
             held.enter_context(self._claimed())
