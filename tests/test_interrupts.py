@@ -120,6 +120,24 @@ def test_a_delayed_signal_is_delivered_after_the_block_and_a_second_one_at_once(
     assert caught.value.number == signal.SIGHUP
 
 
+def test_a_signal_while_mujoco_is_imported_waits_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.sim import _mujoco_api
+
+    whole: list[str] = []
+
+    def interrupted(name: str) -> object:
+        os.kill(os.getpid(), signal.SIGHUP)
+        whole.append(name)
+        return sys.modules[name]
+
+    _mujoco_api.load_model("<mujoco/>")
+    _mujoco_api._library.cache_clear()
+    monkeypatch.setattr(_mujoco_api.importlib, "import_module", interrupted)
+    with pytest.raises(SignalInterrupt), interruptible():
+        _mujoco_api._library()
+    assert whole == ["mujoco"]
+
+
 def test_other_threads_may_enter_the_blocks() -> None:
     entered: list[bool] = []
 

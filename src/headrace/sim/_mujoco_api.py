@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._interrupts import delayed
 from headrace.errors import ConfigError, LifecycleError, MissingExtraError
 
 _LEAST = 4
@@ -22,7 +23,8 @@ _STILL_WORKS = "bridges, evaluation, replay, learning, vision and bench work wit
 @functools.cache
 def _library(name: str = "mujoco") -> Any:
     try:
-        found = importlib.import_module("mujoco")
+        with delayed():  # a signal inside would become an ImportError of its bindings
+            found = importlib.import_module("mujoco")
     except ModuleNotFoundError as error:
         if error.name != "mujoco":
             raise
