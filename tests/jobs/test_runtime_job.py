@@ -80,6 +80,9 @@ def test_an_impossible_setting_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean"):
         headrace.runtime("cartpole", overrides={"episode_lenght": 3}, output=tmp_path / "out", **QUICK)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="unknown setting"):
+        headrace.startup("cartpole", overrides={"no_such_setting": 1}, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_bundles_and_directories_are_compared_alike(tmp_path: Path) -> None:

@@ -100,10 +100,9 @@ def startup(
             else read_whitelist(Path(whitelist))
         )
     builder = StartupBuilder(StartupConfig(top_n=top_n, whitelist=patterns))
-    measured = request.measured(builder)
     if recipe.overrides:
         recipe.cfg()  # a wrong path is an error before three processes find it
-    with measured as run, (progress or _no_bar)("starting processes", 3) as update:
+    with request.measured(builder) as run, (progress or _no_bar)("starting processes", 3) as update:
         profile_startup(recipe, builder, top_n=top_n, whitelist=patterns, progress=update)
     return RunResult["StartupBundle"].of(run)
 
