@@ -81,6 +81,12 @@ class KeepsModelFields(MujocoSim):
         self.model_field("body_mass").copy_(kept)
 
 
+class KeepsFieldsThatASnapshotLacks(MujocoSim):
+    def load_state_dict(self, state):
+        own = self.state_dict()["model_fields"]
+        super().load_state_dict({**state, "model_fields": {**own, **state["model_fields"]}})
+
+
 class IgnoresModelFields(MujocoSim):
     def model_field(self, name):
         return super().model_field(name).clone()
@@ -118,6 +124,7 @@ BROKEN = [
     (LosesStates, r"right after load_state_dict: field\('qpos'\)"),
     (GivesItsOwnMemory, r"what state_dict\(\) returned, after later steps: \['live'\]"),
     (KeepsModelFields, r"model_field\('body_mass'\) after reset of simulation 1 alone"),
+    (KeepsFieldsThatASnapshotLacks, r"after load_state_dict of a simulation that never gave it values of its own"),
     (IgnoresModelFields, r"expected another qvel after 3 steps"),
     (HidesFailures, r"simulation 1 with qvel 1e20: expected step to report it, got None"),
     (BlamesEverybody, r"expected step to report a bool mask of \[1\]"),

@@ -230,6 +230,9 @@ class MujocoWarpSim:
             raise DataError(f"snapshot: expected states of shape {tuple(width)}, got {tuple(state['state'].shape)}")
         for name, values in state["model_fields"].items():
             self.model_field(name).copy_(values)
+        # a simulation that never gave a field a value per environment has the nominal one
+        for name in self._model_fields.keys() - state["model_fields"].keys():
+            self._model_fields[name].copy_(self._nominal[name].expand_as(self._model_fields[name]))
         self.set_states(None, state["state"])
         self.forward(None)
         # the forward made everything consistent; the fields that were seen get back exactly what was seen

@@ -172,6 +172,10 @@ class _Probe:
             each.forward(None)
             each.step(None, 3)
         self._require_same(self._seen(sim), self._seen(plain), f"3 steps after a reset made {name} nominal again")
+        values[ids] *= 1.5
+        sim.load_state_dict(plain.state_dict())
+        never = f"model_field({name!r}) after load_state_dict of a simulation that never gave it values of its own"
+        require_equal(sim.model_field(name), nominal, never)
 
     def check_failing_physics_is_reported(self) -> None:
         sim, healthy = self._started(), self._started()

@@ -285,6 +285,21 @@ def test_an_environment_that_gives_nan_ends_alone_and_is_reported() -> None:
     assert step.obs["policy"][:, 0].tolist() == [0.0, 300.0]
 
 
+def test_an_observation_that_is_one_number_alone_may_be_nan() -> None:
+    def make() -> gymnasium.Env[Any, Any]:
+        one_number = spaces.Box(-np.inf, np.inf, (), np.float32)
+        return gymnasium.wrappers.TransformObservation(PlainEnv(nan_at=2), lambda obs: obs[0], one_number)
+
+    env = bridge([make, make])
+    env.reset()
+    env.suspend([1])
+    for _ in range(2):
+        step = env.step(torch.zeros(2, dtype=torch.int64))
+    assert step.info["ends"].diverged.tolist() == [True]
+    assert step.info["final_obs"]["policy"].tolist() == [100.0, 0.0]
+    env.close()
+
+
 @pytest.mark.parametrize("executor", ["inline", "threads"])
 def test_an_environment_that_raises_is_named_and_a_full_reset_goes_on(executor: Any) -> None:
     env = bridge([PlainEnv, PlainEnv, lambda: PlainEnv(raise_at=2)], executor=executor)

@@ -160,7 +160,8 @@ class HeldRows:
             return None
         finite = (reward.abs() <= _FLOAT32_MAX).expand(rows.shape).clone()
         for values in floats:
-            finite &= torch.isfinite(values).flatten(1).all(dim=1)
+            # a number alone has no axis but that of the rows
+            finite &= torch.isfinite(values)[:, None].flatten(1).all(dim=1)
         return None if bool(finite.all()) else ~finite
 
 
