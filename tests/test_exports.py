@@ -82,3 +82,4 @@ def test_every_gymnasium_id_names_a_registered_task_and_every_task_has_one() -> 
     code = "import headrace; print(*headrace.task_names())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(IDS.values()) == run.stdout.split()
+    assert [env_id for env_id, task in IDS.items() if env_id != f"headrace/{task.title().replace('-', '')}-v0"] == []

@@ -1,8 +1,10 @@
 """headrace: the data path between batched robot simulation and policy.
 
 Importing it registers the Gymnasium ids (``headrace/Ant-v0``, …) and does nothing else: heavy libraries load on use.
-The stages have their own export lists: ``headrace.sim``, ``headrace.vision``, ``headrace.replay``,
-``headrace.learning``, ``headrace.recording``, ``headrace.chunking``, ``headrace.rollout``, ``headrace.testing``.
+The stages have their own export lists: ``headrace.sim``, ``headrace.envs``, ``headrace.vision``, ``headrace.buffers``,
+``headrace.replay``, ``headrace.learning``, ``headrace.recording``, ``headrace.chunking``, ``headrace.rollout``,
+``headrace.adapters``, ``headrace.serving``, ``headrace.distributed``, ``headrace.bench``, ``headrace.compat``,
+``headrace.testing``.
 """
 
 from __future__ import annotations

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import headrace
+from headrace.adapters import library
+from headrace.adapters._library import BUILT_IN
+from headrace.bench import _capture
 from headrace.bench._capture import GB, ResourceMonitor, environment_variables, gpu_devices, hardware, versions
 from headrace.errors import ConfigError
 
@@ -55,6 +59,16 @@ def test_versions_and_hardware_name_what_is_there(monkeypatch: pytest.MonkeyPatc
     assert machine.ram_gb > 0.5
     assert machine.load_average == (1.0, 2.0, 3.0)
     assert len(gpu_devices()) == torch.cuda.device_count()
+
+
+def test_the_version_of_every_built_in_library_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = versions(Path.cwd()).packages
+    assert {"rl-games", "rsl-rl-lib", "skrl", "stable-baselines3"} <= set(known)
+    assert "headrace" not in known
+    assert list(known) == sorted(known)
+    added = replace(library("sb3"), distribution="pytest")
+    monkeypatch.setattr(_capture, "library", {**{name: library(name) for name in BUILT_IN}, "sb3": added}.__getitem__)
+    assert versions(Path.cwd()).packages["pytest"] == pytest.__version__
 
 
 def test_variables_that_matter_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

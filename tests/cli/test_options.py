@@ -92,3 +92,23 @@ def test_the_help_of_formatter_names_every_form_that_ships() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+def test_the_help_of_library_names_every_built_in_library() -> None:
+    code = (
+        "from headrace.adapters._library import BUILT_IN; BUILT_IN['mine'] = 'mine:LIBRARY'\n"
+        "from headrace._cli.main import build_parser; build_parser().parse_args(['train', '--help'])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "headrace, rl_games, rsl_rl, sb3, skrl, mine" in " ".join(run.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["--device", "--num-envs", "--seed", "--sim", "--threads"])
+def test_the_default_of_what_a_recipe_file_says_is_the_recipes(name: str) -> None:
+    told = {
+        command: str(action.help)
+        for command, action in options()
+        if name in action.option_strings and command in ("evaluate", "play", "run", "runtime", "startup", "train")
+    }
+    assert told
+    assert [command for command, text in told.items() if "recipe" not in text] == []

@@ -30,6 +30,7 @@ PHRASES = {
     r"\b(actions|ms) a (call|step)\b": "per call, per step",
     r"rows for nobody": "wasted rows",
     r"\b(?i:behaviour|colours?|neighbour|normalis|honour|licence|metres?\b|modelled on)": "American spelling",
+    r"\b(?i:maths|fulfil)\b": "American spelling: math, fulfill",
 }
 
 

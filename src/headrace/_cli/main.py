@@ -50,7 +50,7 @@ headrace steps batches of simulated robots and computes nothing that nobody will
   headrace run ant --suspend-fraction 0.5 half of the environments frozen, half of the cost
   headrace view ant                       watch it live in a browser
   headrace picture ant --kind depth -o F  what a camera sees: rgb, depth, segmentation, normals
-  headrace train ant --library rsl_rl     train a policy with one of four RL libraries, or our own learner
+  headrace train ant --library rsl_rl     train a policy with an RL library, or with our own learner
   headrace play cartpole                  what the newest, or the published, checkpoint achieves
   headrace evaluate pusher-solid          play episodes with the chunk policy that we ship
   headrace merge A.jsonl B.jsonl          parts of an evaluation that were played apart, as one table

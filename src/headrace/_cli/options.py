@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace._jobs.request import RunOptions
+from headrace.adapters._library import BUILT_IN
 
 FORMS = "schema, isaaclab, json, omniperf, osmo, summary, tensorboard, or module:function of your own"
 TASK = "TASK"
@@ -22,13 +23,13 @@ _FLAGS = {
 }
 """Arguments whose option is not called like them."""
 _SHARED = {
-    "device": ("", "device of the tensors: cpu, or cuda with --sim warp (default: cpu)"),
+    "device": ("", "device of the tensors: cpu, or cuda with --sim warp"),
     "episodes": ("N", "episodes to play, with ids from 0, each counted once"),
     "formatters": ("FORM", f"form of the result, repeatable: {FORMS} (default: schema, the bundle)"),
     "label": ("", "a name for this run in comparisons and reports"),
     "library": (
         "",
-        "RL library: headrace (our own small PPO), rl_games, rsl_rl, sb3, skrl, or one that an installed package adds",
+        f"RL library: {', '.join(BUILT_IN)} (headrace is our own small PPO), or one that an installed package adds",
     ),
     "num_envs": ("N", "environments in the batch"),
     "num_steps": ("N", "steps of the batch"),
@@ -41,17 +42,19 @@ _SHARED = {
     "renderer": ("NAME", "what draws: native, gl (MuJoCo's own images) or warp"),
     "resume": ("", "continue what was cut short: do only what its journal or checkpoint lacks"),
     "seed": ("N", "seed of episodes and of everything else that is random"),
-    "sim": ("SIM", "physics: mujoco or warp (default: mujoco)"),
+    "sim": ("SIM", "physics: mujoco or warp"),
     "threads": ("N", "physics threads"),
     "warmup_steps": ("N", "steps before measuring, at least; more until the step time is steady"),
     "video": ("FILE.mp4", "record a video of the first environments"),
 }
 """Arguments that several jobs have: metavar and help text."""
 _RUN_DEFAULTS = {
+    "device": "the recipe's, else cpu",
     "num_envs": "the recipe's, else 64",
     "output": "runs/<run id>; never overwrites",
     "seed": "the recipe's, else 0",
-    "threads": "all cores",
+    "sim": "the recipe's, else mujoco",
+    "threads": "the recipe's, else all cores",
 }
 """What :class:`headrace.RunOptions` leaves open, in words."""
 
@@ -81,7 +84,8 @@ def add_options(
 ) -> None:
     """Add options for arguments of a job, whose docstring has their help texts.
 
-    ``; None for …`` at the end of a text is the default in words; what comes after ``; in Python`` is left out.
+    ``; None for …`` or ``; None to …`` at the end of a text is the default in words; what comes after
+    ``; in Python`` is left out.
 
     Args:
         parser: of the command.
@@ -97,11 +101,11 @@ def add_options(
         known = parameters.get(name)
         annotation: Any = RunOptions.__annotations__[name] if known is None else known.annotation
         default = None if known is None or known.default is known.empty else known.default
-        text, _, otherwise = texts.get(name, "").partition("; in Python")[0].partition("; None for ")
+        text, *default_words = re.split("; None (?:for|to) ", texts.get(name, "").partition("; in Python")[0])
         if name in _SHARED:
             usual, text = _SHARED[name]
             metavar = metavar or usual
-        shown = otherwise or (_RUN_DEFAULTS.get(name) if known is None else None)
+        shown = "".join(default_words) or (_RUN_DEFAULTS.get(name) if known is None else None)
         if default not in (None, ()) and default is not False:
             shown = str(default)
         given = _kind(getattr(annotation, "__forward_arg__", annotation), metavar)

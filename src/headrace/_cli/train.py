@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.adapters._training import Iteration
 
-HELP = "train a policy with rsl_rl, rl_games, skrl, stable-baselines3 or our own learner"
+HELP = "train a policy with an RL library, or with our own learner"
 DESCRIPTION = (
     "Train PPO on TASK with the same network, batch, epochs and learning rate whatever the library. Writes "
     "checkpoints (last, best) and training.json with the learning curves, also after Ctrl-C or a crash. "

@@ -88,8 +88,9 @@ def evaluate(
         offset: first row of a chunk that is played.
         latency: simulated steps between an observation and the moment its chunk takes over.
         horizon: rows of a chunk, where the policy does not say.
-        admission: when to infer, and whom: ``greedy``, ``immediate``, ``periodic:K[:hold]``, ``synchronized[:hold]``,
-            ``threshold:N``, ``whole-batch-on-any``, or ``module:name`` of a rule; in Python also the rule itself.
+        admission: when to infer, and for which environments: ``greedy``, ``immediate``, ``periodic:K[:hold]``,
+            ``synchronized[:hold]``, ``threshold:N``, ``whole-batch-on-any``, or ``module:name`` of a rule; in Python
+            also the rule itself.
         engine: where the model runs: ``inline``, ``thread`` (beside the physics), ``process`` (for policies that hold
             the GIL); in Python also the name of a registered engine, or an engine of your own, which you close. A
             server's policy has its own.
@@ -102,7 +103,7 @@ def evaluate(
         hold_action: what waiting environments play under a rule that holds: ``last``, ``zero`` or a function.
         allow_hold: take a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the
             result says so.
-        timeout: seconds that one call of the model may take, with an engine by name; None for any.
+        timeout: seconds that one call of the model may take, with an engine by name; None for no limit.
         journal: file that every finished episode is appended to at once.
         resume: go on with that journal.
         policy_id: what journal and output call the policy, needed for that of a server; None for a hash of its

@@ -70,14 +70,15 @@ def play(
             else the published one.
         library: only checkpoints of this library; None for any.
         episodes: how many, with ids from 0, each to its end and counted once; None for one per environment.
-        num_steps: play so many steps of the batch instead; episodes still running then are counted nowhere.
+        num_steps: steps of the batch to play instead; episodes still running then are counted nowhere; None to play
+            episodes.
         warmup_steps: steps that are played before, unmeasured, at least; more until the step time is steady. 0 for
             none. The episodes that are played do not depend on it.
         deterministic: the policy's mean action; False to sample.
         trust_checkpoint: load a file that holds more than weights, which can execute arbitrary code; load only files
             you trust.
         video: film the first environments into this file.
-        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
+        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.
         on_note: called with what a user may want to know: which checkpoint was found, a plan that is too short.
         on_progress: called with the episodes, or steps, that are done.
         **options: of the environments and the result: see :class:`headrace.RunOptions`. Overrides come on top of those

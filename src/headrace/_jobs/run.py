@@ -92,7 +92,7 @@ def run(
         record: directory to record every finished episode in; physics states, too, of a task of ours.
         num_envs: environments in the batch; None for the recipe's, else 64.
         seed: of episodes and actions; None for the recipe's, else 0.
-        threads: physics threads; None for all cores.
+        threads: physics threads; None for the recipe's, else all cores.
         overrides: task settings by path.
         on_progress: called with the steps that are done.
 

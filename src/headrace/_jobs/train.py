@@ -75,7 +75,7 @@ def train(
             and for each that ``video_interval`` divides. Filming takes time, which is in the figures: comparisons keep
             filmed trainings apart.
         video_interval: iterations from one filmed to the next; filming takes time, which is in the figures.
-        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own pictures) or ``warp``.
+        renderer: what draws the video: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.
         on_begin: called with the output directory once everything is checked.
         on_iteration: called after each iteration.
         **options: of the environments and the result: see :class:`headrace.RunOptions`.

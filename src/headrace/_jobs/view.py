@@ -52,7 +52,8 @@ def view(
         policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
             training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
             the function itself.
-        num_steps: of the batch, after which it ends; None for no end before Ctrl-C, or before the window is closed.
+        num_steps: of the batch, after which it ends; None to run until Ctrl-C, or until the
+            window is closed.
         port: port to listen on; 0 for any free one.
         window: environment 0 in MuJoCo's viewer instead, which needs a display.
         renderer: what draws: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.

@@ -21,7 +21,7 @@ import psutil
 from pydantic import JsonValue
 
 from headrace import __version__
-from headrace.adapters._library import library
+from headrace.adapters._library import BUILT_IN, library
 from headrace.bench._schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Versions
 from headrace.bench._statistic import Statistic
 from headrace.errors import ConfigError
@@ -30,10 +30,8 @@ GB = 2**30
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _CPUINFO = Path("/proc/cpuinfo")
 _GIT_SECONDS = 10.0
-_PACKAGES = (
-    *("envpool", "mujoco-warp", "numba", "onnxruntime", "rl-games", "rsl-rl-lib", "skrl", "stable-baselines3"),
-    *("tensordict", "torchrl", "triton", "warp-lang"),
-)
+_PACKAGES = (*("envpool", "mujoco-warp", "numba", "onnxruntime", "tensordict", "torchrl", "triton", "warp-lang"),)
+"""Recorded besides the RL libraries that there are."""
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "GOMP_CPU_AFFINITY", "HEADRACE_NUM_THREADS", "KMP_AFFINITY", "MALLOC_ARENA_MAX"),
     *("MKL_NUM_THREADS", "MUJOCO_GL", "NUMBA_DISABLE_JIT", "OMP_NUM_THREADS", "OMP_PROC_BIND"),
@@ -52,7 +50,8 @@ def versions(folder: Path) -> Versions:
     commit = _git(folder, "rev-parse", "HEAD")
     branch = commit and _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
     changes = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
-    found = {name: _version(name) for name in _PACKAGES}
+    rl = [spec.distribution for spec in map(library, BUILT_IN) if spec.module is not None]
+    found = {name: _version(name) for name in sorted((*_PACKAGES, *rl))}
     return Versions(
         headrace=__version__,
         python=platform.python_version(),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from headrace.chunking._policy import Answer, Batching, ChunkPolicy, ask
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
 from headrace.types import Obs
 
-EngineName = Literal["inline", "thread", "process"]
-"""The engines that ship."""
 _LONGEST_S = 1e9
 """30 years; the clocks that threads wait by overflow beyond."""
 SECONDS_TO_END = 5.0

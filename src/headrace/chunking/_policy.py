@@ -163,7 +163,7 @@ def _size(name: str, given: int | None, own: object, default: int | None = None)
     if not isinstance(size, int) or size < 1:
         raise ConfigError(
             f"{name}: expected a policy that says it, with at least 1, got {size!r}; "
-            f"pass as_chunk_policy(policy, {name}=…)"
+            f"pass {name}=… where there is such an argument, or as_chunk_policy(policy, {name}=…)"
         )
     if given is not None and given != size:
         raise ConfigError(f"{name}: expected {given}, got a policy with {name} {size}")

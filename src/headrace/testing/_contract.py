@@ -15,7 +15,7 @@ from headrace.types import Ids, Obs, StateDict, Step, StepInfo
 
 
 class ContractEnv(Protocol):
-    """The environment contract, as far as the checks use it. ``BatchEnv`` and every bridge fulfil it."""
+    """The environment contract, as far as the checks use it. ``BatchEnv`` and every bridge fulfill it."""
 
     num_envs: int
 
