@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from script_env import Planner, ScriptEnv
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headrace
 from headrace.chunking import Batching, ChunkContext, as_chunk_policy
@@ -171,6 +173,24 @@ def test_whatever_the_batches_every_row_gets_its_own_answer(episodes: list[int],
         assert set(sizes) <= set(batching.buckets)
     else:
         assert sizes == [len(episodes)]
+
+
+class CopiedBytes(TorchDispatchMode):
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.cat.default, torch.ops.aten.index_select.default):
+            self.total += out.nbytes
+        return out
+
+
+@pytest.mark.parametrize("batching", [Batching(size=4), Batching(mode="fast", buckets=(4,))], ids=["strict", "fast"])
+def test_an_observation_is_copied_as_often_however_many_batches_there_are(batching: Batching) -> None:
+    images = torch.ones(64, 1000)
+    with CopiedBytes() as copied:
+        assert ask(Spy(), {"policy": images}, _context(list(range(64))), batching).calls == 16
+    assert copied.total < 3 * images.nbytes
 
 
 @pytest.mark.parametrize(

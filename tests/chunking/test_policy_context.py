@@ -26,7 +26,7 @@ from headrace.chunking._context import TENSOR_FIELDS
 from headrace.chunking._cursors import ChunkLengths
 from headrace.chunking._engines import make_engine
 from headrace.chunking._policy import ask
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError, StorageError, UnknownNameError
 from headrace.rollout import evaluate
 from headrace.rollout._chunk_loop import ChunkLoop
 from headrace.rollout._episode_plan import EpisodePlan
@@ -170,6 +170,17 @@ def test_an_evaluation_interrupted_in_mid_call_leaves_nothing_in_memory(how: dic
     found = evaluate(ScriptEnv(5), policy, episodes=23, execute=4, progress=False, **how)
     assert (found.status, policy.pressed) == ("interrupted", True)
     assert not policy.planned
+
+
+def test_an_episode_whose_end_cannot_be_written_down_ends_once_in_the_policys_memory() -> None:
+    def full_disk(_rows: object) -> None:
+        raise StorageError("no room")
+
+    policy = Counter()
+    with pytest.raises(StorageError, match="no room"):
+        evaluate(ScriptEnv(5), policy, episodes=23, execute=4, progress=False, on_episodes=full_disk)
+    assert policy.begun
+    assert not policy.planned, "end() was called with an episode that had ended, and raised"
 
 
 def test_an_episode_that_the_policy_has_not_seen_does_not_end_in_it() -> None:

@@ -282,9 +282,10 @@ def ask(
         return Answer(actions=checked_chunk(policy(obs, context), policy, context, read=None), calls=1, padding=0)
     actions = torch.zeros((count, policy.horizon, policy.action_dim))
     batches = _batches(context.episode_ids.cpu().numpy(), batching)
+    context, obs = _with_nobody(context, obs)
     for places in batches:
-        slots = np.flatnonzero(places < count)
-        whole, rows = _placed(context, obs, torch.from_numpy(places))
+        slots, index = np.flatnonzero(places < count), torch.from_numpy(places).to(context.env_ids.device)
+        whole, rows = context.rows(index), {name: values.index_select(0, index) for name, values in obs.items()}
         chosen = checked_chunk(policy(rows, whole), policy, whole, read=torch.from_numpy(slots))
         actions[torch.from_numpy(places[slots])] = chosen
     return Answer(actions=actions, calls=len(batches), padding=sum(map(len, batches)) - count)
@@ -313,16 +314,12 @@ def _batches(episode_ids: NDArray[np.int64], batching: Batching) -> list[NDArray
     return batches
 
 
-def _placed(context: ChunkContext, obs: Obs, places: Tensor) -> tuple[ChunkContext, Obs]:
-    """A batch, fresh: the rows that ``places`` (size,) names; one past the last is zeros without an episode."""
-    texts = (*context.instructions, "")
-    index = places.to(context.env_ids.device)
+def _with_nobody(context: ChunkContext, obs: Obs) -> tuple[ChunkContext, Obs]:
+    """The same n rows, and one more of zeros without an episode, which padding is read from."""
     tensors: dict[str, Tensor] = {}
     for name in TENSOR_FIELDS:
         values: Tensor = getattr(context, name)
         fill = PADDING if name in ("env_ids", "episode_ids") else 0
-        tensors[name] = torch.cat((values, values.new_full((1, *values.shape[1:]), fill))).index_select(0, index)
-    rows: Obs = {}
-    for name, values in obs.items():
-        rows[name] = torch.cat((values, values.new_zeros((1, *values.shape[1:])))).index_select(0, index)
-    return ChunkContext(instructions=tuple(map(texts.__getitem__, places.tolist())), **tensors), rows
+        tensors[name] = torch.cat((values, values.new_full((1, *values.shape[1:]), fill)))
+    rows = {name: torch.cat((values, values.new_zeros((1, *values.shape[1:])))) for name, values in obs.items()}
+    return ChunkContext(instructions=(*context.instructions, ""), **tensors), rows

@@ -259,16 +259,14 @@ def shipped_policies() -> dict[str, dict[str, object]]:
 
 def instruction_numbers(context: ChunkContext, known: Sequence[str]) -> Tensor:
     """int64 (n,): where in ``known`` the instruction of each row stands; 0 for padding rows."""
-    numbers = torch.zeros(len(context.instructions), dtype=torch.int64)
-    for row, text in enumerate(context.instructions):
-        if context.episode_ids[row] == PADDING:
-            continue
-        if text not in known:
+    numbers: list[int] = []
+    for text, episode in zip(context.instructions, context.episode_ids.tolist(), strict=True):
+        if text not in known and episode != PADDING:
             raise ConfigError(
                 f"policy: expected one of the instructions {list(known)} that it was trained on, got {text!r}"
             )
-        numbers[row] = known.index(text)
-    return numbers
+        numbers.append(0 if episode == PADDING else known.index(text))
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _read(path: Path) -> ActPolicy:

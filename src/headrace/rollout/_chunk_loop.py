@@ -307,7 +307,9 @@ class ChunkLoop:
         """No episode is played on: a policy with memory keeps nothing of this evaluation."""
         # an episode that the policy has not seen must not end in it
         seen = np.flatnonzero(self._cursors.asked)
-        self._ended += [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in seen]
+        played = [(int(self._cursors.episode[slot]), self._instructions[slot]) for slot in seen]
+        # where an episode's end was what failed, its slot plays it still
+        self._ended = list(dict.fromkeys(self._ended + played))
         empty = self._cursors.context(np.empty(0, np.int64), self._seed, self._instructions)
         obs = (self._env.observe if self._history is None else self._history.rows)(empty.env_ids)
         self._engine.submit(Request(obs=obs, context=empty, ended=self._take_ended()))
