@@ -44,13 +44,14 @@ def _nothing() -> SimpleNamespace:
     seen = spaces.Box(-np.inf, np.inf, (SEEN,), np.float32)
     return SimpleNamespace(
         num_envs=ENVS,
+        seed=0,
         device=torch.device("cpu"),
         autoreset="same_step",
         single_action_space=spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32),
         single_observation_space=spaces.Dict({"policy": seen}),
         task=SimpleNamespace(cfg=SimpleNamespace(episode_length=1000), images={}),
         episode_steps=torch.zeros(ENVS, dtype=torch.int64),
-        reset=lambda: (step.obs, {}),
+        reset=lambda **_: (step.obs, {}),
         step=_always(step),
     )
 

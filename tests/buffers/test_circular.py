@@ -156,11 +156,11 @@ def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> No
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("filled", [False, True])
-def test_four_frames_of_three_channels_move_as_words_like_in_plain_torch(offset: int, filled: bool) -> None:
+def test_four_frames_of_three_channels_move_like_in_plain_torch(offset: int, filled: bool) -> None:
     compiled = OrderedFrames(4, NUM_ENVS, (5, 8, 3), 2, torch.uint8, CPU)
     generator = torch.Generator().manual_seed(0)
     compiled.data.random_(0, 256, generator=generator)
-    # one byte off: too crooked for words
+    # one byte off: an odd address
     memory = torch.randint(0, 256, (NUM_ENVS * 120 + 1,), dtype=torch.uint8, generator=generator)
     rows = memory[offset : offset + NUM_ENVS * 120].view(NUM_ENVS, 5, 8, 3)
     by, fill = torch.ones(NUM_ENVS, dtype=torch.int64), torch.full((NUM_ENVS,), filled)

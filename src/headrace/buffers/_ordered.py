@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from headrace import _device
-from headrace._kernels.compiled import helper, inline, kernel, run
+from headrace._kernels.compiled import helper, kernel, run
 from headrace.buffers._storage import lasting_zeros
 from headrace.ids import EnvRows, over
 
 _Bytes = npt.NDArray[np.uint8]
-_Words = npt.NDArray[np.uint32]
 _Longs = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
@@ -91,8 +90,6 @@ class OrderedFrames:
             len(ids),
             data,
             new,
-            # four frames of three bytes a pixel are moved and written as words
-            self._groups % 4 == 0 and self._inner_bytes == 3 and self.length == 4 and _on_words(data, new),
             ids,
             np.arange(len(ids)) if where.mask is None else ids,
             by.numpy(),
@@ -183,48 +180,6 @@ def as_bytes(rows: Tensor) -> _Bytes:
     return flat.view(torch.uint8).numpy()
 
 
-def _on_words(*arrays: _Bytes) -> bool:
-    """Whether rows of bytes can be read as words of four: where they begin, and how far apart they are."""
-    return all(array.ctypes.data % 4 == 0 and array.strides[0] % 4 == 0 for array in arrays)
-
-
-@inline
-def _push_word_group(words: _Words, at: int, new: int) -> None:
-    """Twelve bytes (little-endian): the last nine move down, and the low three of ``new`` come after them."""
-    first, second, third = words[at], words[at + 1], words[at + 2]
-    words[at] = (first >> 24) | (second << 8)
-    words[at + 1] = (second >> 24) | (third << 8)
-    words[at + 2] = (third >> 24) | (new << 8)
-
-
-@inline
-def _fill_word_group(words: _Words, at: int, new: int) -> None:
-    """Twelve bytes: the low three of ``new``, four times."""
-    new = new & 0xFFFFFF
-    words[at] = new | (new << 24)
-    words[at + 1] = (new >> 8) | (new << 16)
-    words[at + 2] = (new >> 16) | (new << 8)
-
-
-@helper
-def _push_words(block: _Bytes, row: _Bytes, fill: bool) -> None:
-    """``_push_env`` by one slot with four frames of three bytes a pixel, four pixels at a time: in one pass."""
-    words, rows = block.view(np.uint32), row.view(np.uint32)
-    for k in range(rows.shape[0] // 3):
-        first, second, third = rows[3 * k], rows[3 * k + 1], rows[3 * k + 2]
-        at = 12 * k
-        if fill:
-            _fill_word_group(words, at, first)
-            _fill_word_group(words, at + 3, (first >> 24) | (second << 8))
-            _fill_word_group(words, at + 6, (second >> 16) | (third << 16))
-            _fill_word_group(words, at + 9, third >> 8)
-        else:
-            _push_word_group(words, at, first)
-            _push_word_group(words, at + 3, (first >> 24) | (second << 8))
-            _push_word_group(words, at + 6, (second >> 16) | (third << 16))
-            _push_word_group(words, at + 9, third >> 8)
-
-
 @helper
 def _move_down(data: _Bytes, distance: int) -> None:
     """data[i] = data[i + distance]; through a small piece, since the compiler must assume that the two overlap."""
@@ -300,7 +255,6 @@ def _push(
     stop: int,
     data: _Bytes,
     rows: _Bytes,
-    words: bool,
     ids: _Longs,
     source: _Longs,
     by: _Longs,
@@ -314,9 +268,6 @@ def _push(
     for n in range(start, stop):
         env = ids[n]
         row = rows[source[n]] if writes else data[env, :0]
-        if words and writes and (by[env] == 1 or fill[env]):
-            _push_words(data[env], row, bool(fill[env]))
-            continue
         _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
 
 
