@@ -164,7 +164,7 @@ class Cursors:
             env_ids=self._tensor(ids),
             episode_ids=self._tensor(self.episode[ids]),
             chunk_index=self._tensor(self.chunk_index[ids]),
-            instructions=tuple([instructions[slot] for slot in ids.tolist()]),
+            instructions=tuple(map(instructions.__getitem__, ids.tolist())),
             left_over=left_over,
             left_over_length=left_over_length,
             delay=self._tensor(np.minimum(self._left[ids], self.lengths.latency)),

@@ -287,7 +287,7 @@ class BatchEnv(EpisodicEnv):
     def _advance(self, ids: Tensor | None) -> Tensor | None:
         """Run the physics of a step; bool (N,): whose simulation failed, None for nobody's."""
         count = self.task.cfg.decimation
-        if not self._needs("substeps"):
+        if not (self._observers and self._needs("substeps")):
             return self.sim.step(ids, count)
         env_ids = self._episodes.everyone if ids is None else ids
         episode_ids = self._episodes.episode_ids.index_select(0, env_ids)
@@ -313,7 +313,7 @@ class BatchEnv(EpisodicEnv):
         ended_ids, host_ids = None, outcome.ended
         if outcome.ended.shape[0]:
             host_ids = self._active_set.rows_to_envs(outcome.ended)
-            ended_ids, ended = (to_device(each, self.device) for each in (host_ids, outcome.ended))
+            ended_ids, ended = to_device(host_ids, self.device), to_device(outcome.ended, self.device)
             success = self.task.success(Rows(self.sim, self._episodes, ended_ids))
             gone = None if diverged is None else diverged.index_select(0, ended)
             ends, totals, mask = self._episodes.ends(ended_ids, success, gone)
