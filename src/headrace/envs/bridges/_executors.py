@@ -71,7 +71,7 @@ class Backend:
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment; it must not be stepped before it is taken."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} cannot reset in the background; call reset(env_ids, seeds)")
 
     def take_resets(self, timeout: float | None) -> dict[int, str]:
         """Instructions of the environments that are ready, by id; raises what a reset raised.
@@ -90,7 +90,7 @@ class Backend:
 
     def close(self) -> None:
         """Release the environments and whoever stepped them."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must override close()")
 
 
 class InlineBackend(Backend):
