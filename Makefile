@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators check docs wheel release bench bench-setup format clean
+.PHONY: help demo test test-guides test-gpu test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators test-libero check docs wheel release bench bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -28,9 +28,16 @@ check: $(STAMP)  ## Lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_english.py
 
-test: check  ## Checks and the test suite (about a quarter of an hour on two cores)
+test: check  ## Checks and the test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-guides: $(STAMP)  ## Run what README, docs, examples and CONTRIBUTING show
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m guides
+
+test-gpu: $(STAMP)  ## GPU code on a pretend device, on torch's meta device and in Triton's compiler
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m gpu
 
 test-slow: $(STAMP)  ## Long trainings and kill tests
 	$(BIN)/python -m pytest -m slow
@@ -48,7 +55,7 @@ test-readers: $(STAMP)  ## LeRobot, Minari, robomimic and h5py open our exports 
 
 test-lerobot: $(STAMP)  ## LeRobot's own classes: we play its policies (its own environment)
 	scripts/setup_lerobot.sh
-	PYTHONPATH=src .venv-lerobot/bin/python -m pytest -p no:cacheprovider -W default tests/chunking/lerobot_policies_check.py
+	PYTHONPATH=src .venv-lerobot/bin/python -m pytest -p no:cacheprovider -W default tests/policies/lerobot_policies_check.py
 
 test-aloha: $(STAMP)  ## The genuine gym-aloha: our ALOHA tasks are the same (its own environment: it needs MuJoCo 3)
 	scripts/setup_aloha.sh
@@ -57,12 +64,19 @@ test-aloha: $(STAMP)  ## The genuine gym-aloha: our ALOHA tasks are the same (it
 
 test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own environment: it needs numpy 1)
 	scripts/setup_openpi.sh
-	$(BIN)/python -m pytest tests/serving/openpi_client_check.py
+	$(BIN)/python -m pytest tests/policies/serving/openpi_client_check.py
 
 test-simulators: $(STAMP)  ## robosuite and mjlab in interpreters of their own; MuJoCo Playground and EnvPool in one beside headrace
 	scripts/setup_simulators.sh
-	$(BIN)/python -m pytest -n 0 tests/envs/bridges/robosuite_check.py tests/envs/bridges/mjlab_check.py
-	PYTHONPATH=src .venv-batched/bin/python -m pytest -p no:cacheprovider -W default tests/envs/bridges/envpool_check.py tests/envs/bridges/playground_check.py
+	$(BIN)/python -m pytest -n 0 tests/bridges/robosuite_check.py tests/bridges/mjlab_check.py
+	PYTHONPATH=src .venv-batched/bin/python -m pytest -p no:cacheprovider -W default tests/bridges/envpool_check.py tests/bridges/playground_check.py
+
+test-libero: $(STAMP)  ## The genuine LIBERO: our tasks are the same (its own environment; assets from $$HEADRACE_LIBERO_ASSETS)
+	scripts/setup_libero.sh
+	$(BIN)/headrace libero export --python .venv-libero/bin/python
+	.venv-libero/bin/python tests/envs/tasks/libero/genuine_reference.py .venv-libero/reference.npz \
+	  $$($(BIN)/python -c "from headrace.envs.tasks.libero.exported import *; print(find_assets(), export_directory())")
+	HEADRACE_LIBERO_REFERENCE=$(CURDIR)/.venv-libero/reference.npz $(BIN)/python -m pytest -n 0 tests/envs/tasks/libero/libero_check.py
 
 docs: $(STAMP)  ## Build the site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -79,6 +93,7 @@ bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare wit
 	scripts/setup_openpi.sh
 	scripts/setup_lerobot.sh
 	scripts/setup_aloha.sh
+	scripts/setup_libero.sh
 	scripts/setup_simulators.sh robosuite mjlab batched
 
 bench: bench-setup  ## Every benchmark, quick form, one after the other
@@ -95,6 +110,7 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/bridges_batched.py --quick
 	$(BIN)/python benchmarks/libraries.py --quick
 	$(BIN)/python benchmarks/aloha.py --quick
+	$(BIN)/python benchmarks/libero.py --quick
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .

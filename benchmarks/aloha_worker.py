@@ -152,8 +152,9 @@ def ours(renderer: str, chunk: int, episodes: int, steps: int) -> dict[str, floa
 
     policy, preprocessor, postprocessor = make_act(chunk)
     import headrace
-    from headrace.chunking import LeRobotPolicy
-    from headrace.rollout import evaluate
+    from headrace import evaluate
+    from headrace.evaluation import PlayCfg
+    from headrace.policies import LeRobotPolicy
 
     settings = {"episode_length": steps, "renderer": renderer}
     env = headrace.make("aloha-transfer-cube", episodes, autoreset="disabled", final_obs=False, overrides=settings)
@@ -165,7 +166,7 @@ def ours(renderer: str, chunk: int, episodes: int, steps: int) -> dict[str, floa
     env.step(torch.tensor(START).expand(episodes, -1))
     drawn = env.frames_drawn
     begin = time.perf_counter()
-    found = evaluate(env, adapted, episodes=episodes, execute=chunk, batching="fast", progress=False)
+    found = evaluate(env, adapted, episodes=episodes, play=PlayCfg(execute=chunk, batching="fast"), progress=False)
     seconds = time.perf_counter() - begin
     assert found.counters.env_steps == episodes * steps, "an episode of random weights ended early"
     stages = found.counters.stages

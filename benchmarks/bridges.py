@@ -93,7 +93,7 @@ class Bare:
             process.wait()
 
 
-def bridged_seconds(env: headrace.envs.bridges.BridgeEnv, steps: int) -> float:
+def bridged_seconds(env: headrace.bridges.BridgeEnv, steps: int) -> float:
     """The same number of steps over the bridge, from new episodes."""
     env.reset(seed=0)
     actions = torch.rand(steps, NUM_ENVS, *env.single_action_space.shape) * 0.2 - 0.1
@@ -103,7 +103,7 @@ def bridged_seconds(env: headrace.envs.bridges.BridgeEnv, steps: int) -> float:
     return time.perf_counter() - begun
 
 
-def copied_bytes(env: headrace.envs.bridges.BridgeEnv) -> int:
+def copied_bytes(env: headrace.bridges.BridgeEnv) -> int:
     """Bytes copied per environment and step: observations three times (into the shared memory, out of it, to the
     caller), the action and the results twice."""
     layout = env.backend.exchange.layout

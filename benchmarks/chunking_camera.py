@@ -11,9 +11,10 @@ from torch import Tensor
 
 import headrace
 from chunking_cases import ENDLESS, EXECUTE, Effort, RandomEnds, Row, Window
-from headrace.chunking import ChunkContext
+from headrace import evaluate
 from headrace.envs.tasks.cartpole import CartpoleCamera, CartpoleCameraCfg
-from headrace.rollout import evaluate
+from headrace.evaluation import PlayCfg
+from headrace.policies import ChunkContext
 from headrace.types import Obs
 
 
@@ -49,7 +50,9 @@ def camera_rows(frames: int, effort: Effort) -> list[Row]:
             policy = NoThought()
             window = Window(parking, effort, counts_holds=False)
             window.on_begin = lambda policy=policy: setattr(policy, "seconds", 0.0)
-            evaluate(window, policy, episodes=range(ENDLESS), execute=EXECUTE, batching="fast", progress=False)
+            evaluate(
+                window, policy, episodes=range(ENDLESS), play=PlayCfg(execute=EXECUTE, batching="fast"), progress=False
+            )
             every.append(num_envs / step)
             demand.append(window.useful / (window.seconds - policy.seconds))
             allowed = (physics + drawing) / (physics + frames * drawing / EXECUTE)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import headrace
-from headrace.chunking import Admission, Batching, ChunkContext, ProcessEngine, as_chunk_policy
-from headrace.chunking._admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
-from headrace.envs._rows import Rows
-from headrace.envs.tasks.ant import Ant, AntCfg
-from headrace.rollout import evaluate
+from headrace import evaluate
+from headrace.envs.task import Rows
+from headrace.envs.tasks.walking import Ant, AntCfg
+from headrace.evaluation import Admission, PlayCfg
+from headrace.evaluation.admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
+from headrace.policies import Batching, ChunkContext, ProcessEngine, as_chunk_policy
 from headrace.types import Obs, Step
 
 EXECUTE = 16
@@ -239,10 +240,9 @@ def ours(env: Any, policy: Any, rule: Admission, engine: Any, effort: Effort) ->
         window,
         policy,
         episodes=range(ENDLESS),
-        execute=EXECUTE,
-        admission=rule,
-        engine=engine,
-        batching="fast" if isinstance(engine, str) else None,
+        play=PlayCfg(
+            execute=EXECUTE, admission=rule, engine=engine, batching="fast" if isinstance(engine, str) else None
+        ),
         progress=False,
     )
     assert found.status == "interrupted"

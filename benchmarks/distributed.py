@@ -38,19 +38,18 @@ from rich.console import Console
 from rich.table import Table
 
 import headrace
-import headrace.distributed
 from headrace import EnvRecipe, files
-from headrace.chunking import ChunkContext, as_chunk_policy
-from headrace.distributed._driver import Driver
-from headrace.distributed._evaluate import _driver, _spec
-from headrace.distributed._opening import open_evaluator
-from headrace.distributed._worker import Opened
-from headrace.envs.bridges import BridgeEnv
-from headrace.rollout import EpisodeResult
-from headrace.rollout import _evaluate as evaluate_module
-from headrace.rollout._evaluation import Counters
-from headrace.rollout._journal import Header, Journal
-from headrace.rollout._policy_source import load_policy_source
+from headrace.bridges import BridgeEnv
+from headrace.evaluation import EpisodeResult, PlayCfg, WorkersCfg
+from headrace.evaluation import player as evaluate_module
+from headrace.evaluation._journal import Header, Journal
+from headrace.evaluation._result import Counters
+from headrace.evaluation.player import open_player
+from headrace.evaluation.ray._driver import Driver
+from headrace.evaluation.ray._worker import Opened
+from headrace.evaluation.ray.cluster import _driver, _spec
+from headrace.policies import ChunkContext, as_chunk_policy
+from headrace.policies.load_policy import load_policy
 from headrace.types import Obs
 from interleaved import verdict
 
@@ -82,10 +81,10 @@ def throughput(effort: Effort) -> dict[str, Any]:
     headrace.set_kernel_threads(2)
     rates: dict[str, list[float]] = {"one process": [], "two workers": []}
     env = recipe.make(autoreset="disabled", final_obs=False)
-    begin = time.perf_counter()
+    begin, team = time.perf_counter(), WorkersCfg(count=2, block=BLOCK)
     with (
-        open_evaluator(env, None, 0, {}) as evaluator,
-        _driver(_spec(recipe.replace(threads=1), None, {}, 1), 2, BLOCK, 1, 0, None) as driver,
+        open_player(env, None, PlayCfg(), 0) as evaluator,
+        _driver(_spec(recipe.replace(threads=1), None, PlayCfg(), team), team) as driver,
     ):
         while sum(member.opened is not None for member in driver._members) < 2:
             driver._take(driver._wait())
@@ -165,7 +164,7 @@ class Counted:
     policy: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.policy = load_policy_source(None, task=TASK)
+        self.policy = load_policy(None, EnvRecipe(TASK))
         self.horizon, self.action_dim, self.obs_steps = (
             getattr(self.policy, name) for name in ("horizon", "action_dim", "obs_steps")
         )
@@ -202,15 +201,13 @@ def _counted(directory: Path, *, kill: bool) -> tuple[list[EpisodeResult], int, 
             victims.append(min(int(path.name.partition("-")[2]) for path in directory.glob("process-*")))
             os.kill(victims[0], signal.SIGKILL)
 
-    found = headrace.distributed.evaluate(
+    found = headrace.evaluate(
         EnvRecipe(TASK, num_envs=NUM_ENVS, threads=1),
         policy,
         episodes=4 * BLOCK,
-        block=BLOCK,
-        workers=2,
-        policy_id="counted",
-        on_episodes=strike,
-        progress=False,
+        play=PlayCfg(policy_id="counted"),
+        workers=WorkersCfg(count=2, block=BLOCK),
+        progress=strike,
     )
     assert bool(victims) == kill
     return found.episodes, policy.total(), policy.horizon

@@ -23,7 +23,7 @@ Rollout = Callable[[], tuple[float, float]]
 
 def both_arms(library: str, settings: Any) -> dict[str, Rollout]:
     """``adapter`` and ``native``, each with a learner of its own."""
-    from headrace.adapters import make_learner
+    from headrace.libraries import make_learner
 
     env: Any = _nothing()
     ours: Any = make_learner(library, env, settings)

@@ -37,8 +37,8 @@ def main(library: str) -> int:
 
     warnings.simplefilter("ignore")  # the libraries' deprecations
 
-    from headrace.adapters import library as spec_of
-    from headrace.adapters import library_run
+    from headrace.libraries import library as spec_of
+    from headrace.libraries import library_run
 
     spec_of(library).require()
     sys.argv = ["python", "benchmarks/libraries.py"]  # bundles say what a user would type
@@ -102,8 +102,9 @@ def _benchmark(
     builder: Any, folder: Path, task: str, num_envs: int, *, library: str, seed: int = 0, **more: Any
 ) -> Generator[None]:
     """A run that writes a bundle when its block ends."""
-    from headrace.bench import Benchmark, RunConfig, RunSettings
+    from headrace.bench import Benchmark, RunSettings
     from headrace.bench._capture import environment_variables
+    from headrace.bench.schema import RunConfig
 
     config = RunConfig(
         physics_backend="none" if task == "nothing" else "mujoco",
@@ -132,8 +133,8 @@ def _small(value: Any) -> Any:
 
 
 def _described(library: str, settings: Any) -> Any:
-    from headrace.adapters._checkpoint import plain
     from headrace.bench import describe_library
+    from headrace.libraries.checkpoint import plain
 
     return describe_library(library, algorithm="PPO", settings=plain(asdict(settings)))
 
@@ -160,9 +161,9 @@ def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) 
 
 def _speed(library: str, task: str, folder: Path) -> Section:
     import headrace
-    from headrace.adapters import make_learner
     from headrace.bench import TrainingBuilder
-    from headrace.rollout import PPOCfg
+    from headrace.learning import PPOCfg
+    from headrace.libraries import make_learner
 
     num_envs, overrides = TASKS[task]
     clock, learning, settings = _Clock(), list[float](), PPOCfg()
@@ -194,10 +195,10 @@ def _learning(library: str, iterations: int, folder: Path) -> Section:
 def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
     """A training from its first step on; its bundle has the seconds to the threshold, null where it was not reached."""
     import headrace
-    from headrace.adapters import make_learner
-    from headrace.adapters._torch_state import library_run
     from headrace.bench import TrainingBuilder
-    from headrace.rollout import PPOCfg
+    from headrace.learning import PPOCfg
+    from headrace.libraries import make_learner
+    from headrace.libraries.torch_state import library_run
 
     recent: deque[float] = deque(maxlen=WINDOW)
     clock, settings = _Clock(), PPOCfg(seed=seed)
@@ -226,7 +227,7 @@ def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
 def _overhead(library: str, folder: Path) -> Section:
     """Rollouts with the adapter and natively, in turn, in pairs whose order turns; collecting alone is timed."""
     from headrace.bench import TrainingBuilder
-    from headrace.rollout import PPOCfg
+    from headrace.learning import PPOCfg
     from libraries_nothing import ENVS, both_arms
 
     settings, clock = PPOCfg(epochs=1), _Clock()  # learning is not timed here
@@ -270,20 +271,20 @@ class _Taken:
 def _play(name: str, folder: Path, *, whole: bool) -> Section:
     """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
     import headrace
-    from headrace._jobs.play import roll
     from headrace._published import published, published_file
-    from headrace.adapters._policies import inspect_file, load_policy
     from headrace.bench import PlayBuilder
-    from headrace.bench._schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
-    from headrace.chunking._policy import has_memory
+    from headrace.bench.measured.play import roll
+    from headrace.bench.schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
+    from headrace.policies.load_policy import find_policy, load_policy
+    from headrace.policies.protocol import has_memory
 
     entry = published()[name]
     task = entry["task"]
     num_envs = TASKS[task][0]
     path = published_file(name)
-    file = inspect_file(path, task)
+    file = find_policy(path, task)
     env = headrace.make(task, num_envs, seed=1, overrides=file.overrides, autoreset="disabled", final_obs=False)
-    policy = load_policy(file, env, deterministic=True)
+    policy = load_policy(path, env)
     limit = env.task.cfg.episode_length
     plan = EpisodePlan(
         kind="episodes" if whole else "steps",

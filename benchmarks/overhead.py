@@ -69,7 +69,7 @@ def measured(rounds: int) -> Found:
     import headrace
     from headrace.bench._builders import RuntimeBuilder
     from headrace.bench._capture import ResourceMonitor
-    from headrace.bench._stepping import Stepper, action_maker
+    from headrace.bench.stepping import Stepper, action_maker
 
     torch.set_num_threads(1)
     env = headrace.make(TASK, NUM_ENVS, threads=2)

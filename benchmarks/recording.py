@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from headrace.envs._registry import make
+from headrace.envs.registry import make
 from headrace.recording import EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.types import ResetRecord, StepRecord
 from interleaved import verdict

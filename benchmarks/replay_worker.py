@@ -395,7 +395,7 @@ def run_writes(frames: int, batches: int) -> dict:
     import torch
     from tensordict import TensorDict
 
-    from headrace.replay import _arithmetic as arithmetic
+    from headrace.replay import ring
 
     steps = 64
     one, whole = headrace_buffer(frames), headrace_buffer(frames)
@@ -438,7 +438,7 @@ def run_writes(frames: int, batches: int) -> dict:
             differs = np.zeros(ENVS, np.bool_)
             for plan in pool._plans:  # as FramePool.write does for every step that may not follow the one before
                 expected = np.empty((ENVS, plan.frames), np.int64)
-                arithmetic.pending(pool.everyone, differs, pool.counts, pool.ring, pool.stacks[plan.name], expected)
+                ring.pending(pool.everyone, differs, pool.counts, pool.ring, pool.stacks[plan.name], expected)
                 plan.rows.differ(expected, plan.outer, last, pool.everyone, differs)
             times["compare"].append(time.perf_counter() - start)
     return {name: 1e6 * float(np.median(values[1:])) for name, values in times.items()}

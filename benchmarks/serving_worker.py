@@ -67,7 +67,7 @@ def serve_zmq() -> None:
     """A GR00T server without a model, in the array form of main."""
     import zmq
 
-    from headrace.serving._wire import pack, unpack_map
+    from headrace.policies.serving._wire import pack, unpack_map
 
     socket = zmq.Context().socket(zmq.REP)
     told_port(socket.bind_to_random_port("tcp://127.0.0.1"))
@@ -88,8 +88,7 @@ def serve_policy(kind: str) -> None:
     """Our server: with a model that costs nothing, or 40 ms and 5 ms per row off the CPU."""
     import torch
 
-    from headrace.chunking import Batching, ChunkContext, as_chunk_policy
-    from headrace.serving import PolicyServer, ServeCfg
+    from headrace.policies import Batching, ChunkContext, PolicyServer, ServeCfg, as_chunk_policy
 
     def plan(obs: dict[str, torch.Tensor], context: ChunkContext) -> torch.Tensor:
         del obs
@@ -136,8 +135,7 @@ def call_openpi(port: int) -> None:
 def call_ours(port: int, scheme: str) -> None:
     import torch
 
-    from headrace.chunking import ChunkContext, Request
-    from headrace.serving import RemoteEngine, WireMapping
+    from headrace.policies import ChunkContext, ObservationMap, RemoteEngine, Request
 
     zero = torch.zeros(ROWS, dtype=torch.int64)
     context = ChunkContext(
@@ -152,7 +150,7 @@ def call_ours(port: int, scheme: str) -> None:
     )
     obs = {name: torch.from_numpy(images) for name, images in pictures().items()}
     request = Request(obs=obs, context=context)
-    mapping = WireMapping(keys={"video.left": "left", "video.right": "right"}) if scheme == "tcp" else None
+    mapping = ObservationMap(keys={"video.left": "left", "video.right": "right"}) if scheme == "tcp" else None
     with RemoteEngine(f"{scheme}://127.0.0.1:{port}", mapping=mapping, action_dim=ACTIONS) as engine:
 
         def call() -> None:
@@ -182,8 +180,8 @@ class OneByOne:
     def submit(self, request: Any) -> None:
         import torch
 
-        from headrace.chunking import Reply, Request
-        from headrace.chunking._policy import Answer
+        from headrace.policies import Reply, Request
+        from headrace.policies.protocol import Answer
 
         parts = []
         for row in torch.arange(len(request.context)).split(1):
@@ -210,8 +208,9 @@ def play() -> None:
     import torch
 
     import headrace
-    from headrace.rollout import evaluate
-    from headrace.serving import RemoteEngine
+    from headrace import evaluate
+    from headrace.evaluation import PlayCfg
+    from headrace.policies import RemoteEngine
 
     torch.set_num_threads(1)
     print(json.dumps({"ready": {}}), flush=True)
@@ -230,7 +229,12 @@ def play() -> None:
             runs = OneByOne(engine) if job["serial"] else engine
             episodes = range(job["first"], job["first"] + job["count"])
             found = evaluate(
-                env, engine.policy, engine=runs, episodes=episodes, execute=HORIZON, seed=1, progress=False
+                env,
+                engine.policy,
+                play=PlayCfg(engine=runs, execute=HORIZON),
+                episodes=episodes,
+                seed=1,
+                progress=False,
             )
             print(json.dumps({"steps": found.counters.env_steps, "begin": begin, "end": time.time()}), flush=True)
         env.close()

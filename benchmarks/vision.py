@@ -264,11 +264,11 @@ def _best_torch(shape: tuple[int, ...], spatial: tuple[int, int]) -> Callable[[A
 def _stack_headrace(envs: int, frames: int, seconds: float) -> None:
     import torch
 
+    from headrace.history import FrameStack
     from headrace.types import StackSpec
-    from headrace.vision import FrameStack
 
     pictures = [torch.from_numpy(picture) for picture in _pictures(envs)]
-    stack = FrameStack(StackSpec(frames=frames), num_envs=envs, frame_shape=(SIZE, SIZE, 3), normalize=True)
+    stack = FrameStack(StackSpec(frames=frames, dim=-1), num_envs=envs, frame_shape=(SIZE, SIZE, 3), normalize=True)
 
     def step(turn: int) -> Any:
         stack.append(pictures[turn % 4])
@@ -369,7 +369,7 @@ def _stack_float_ring(envs: int, frames: int, seconds: float) -> None:
 def _normalize_headrace(envs: int, _frames: int, seconds: float) -> None:
     import torch
 
-    from headrace.vision import normalize_image
+    from headrace.history import normalize_image
 
     pictures = [torch.from_numpy(picture) for picture in _pictures(envs)]
     _run(lambda turn: normalize_image(pictures[turn % 4]), lambda: None, seconds)
@@ -414,7 +414,7 @@ def _whole(frames: int, kind: str = "whole") -> Callable[[int, int, float], None
         import torch
 
         import headrace
-        from headrace.vision import normalize_image
+        from headrace.history import normalize_image
 
         before = _resident("VmRSS")
         overrides = {"frame_stack": frames, "normalize": kind == "normalized"}

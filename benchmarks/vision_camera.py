@@ -200,8 +200,8 @@ def _positions(envs: int) -> Any:
 
 def _headrace(pixels: int, envs: int, textured: bool, half: bool, kinds: tuple[Any, ...]) -> Callable[[], Any]:
     from headrace.sim import CameraFrames, CameraSpec, PoseReader
-    from headrace.sim._mujoco_api import load_model
-    from headrace.sim._native_camera import NativeCamera
+    from headrace.sim.camera.native_camera import NativeCamera
+    from headrace.sim.mujoco_api import load_model
 
     model = load_model(_scene_xml(textured))
     spec = CameraSpec(name=CAMERA, width=pixels, height=pixels, data_types=kinds)

@@ -14,7 +14,7 @@ import headrace
 
 
 def main() -> None:
-    """Practice until everybody is done, and count the steps that were not taken."""
+    """Practice until all environments are done, and count the steps that were not taken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--limit", type=int, default=2_000, help="ticks at most (default: 2,000)")

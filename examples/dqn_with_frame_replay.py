@@ -14,7 +14,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 import headrace
-from headrace.adapters.sb3 import FrameReplayBuffer
+from headrace.libraries.sb3 import FrameReplayBuffer
 from headrace.types import StackSpec
 
 

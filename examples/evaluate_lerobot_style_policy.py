@@ -13,8 +13,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import headrace
-from headrace.chunking import as_chunk_policy
-from headrace.rollout import evaluate
+from headrace import evaluate
+from headrace.evaluation import PlayCfg
+from headrace.policies import as_chunk_policy
 
 
 class TinyAct(nn.Module):
@@ -40,7 +41,7 @@ def main() -> None:
     policy = as_chunk_policy(TinyAct(), horizon=16, action_dim=1)
     console = Console()
     for rule in ("whole-batch-on-any", "greedy"):
-        result = evaluate(env, policy, episodes=arguments.episodes, execute=16, seed=0, admission=rule)
+        result = evaluate(env, policy, episodes=arguments.episodes, play=PlayCfg(execute=16, admission=rule), seed=0)
         console.print(rule, result.summary())
     env.close()
 

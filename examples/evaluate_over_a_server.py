@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import headrace
-from headrace.chunking import Batching
-from headrace.rollout import EpisodeResult, evaluate, load_chunk_policy
-from headrace.serving import PolicyServer, RemoteEngine, ServeCfg
+from headrace import evaluate, load_policy
+from headrace.evaluation import EpisodeResult, PlayCfg
+from headrace.policies import Batching, PolicyServer, RemoteEngine, ServeCfg
 
 
 def play(address: str, first: int, count: int, num_envs: int) -> list[EpisodeResult]:
@@ -20,7 +20,9 @@ def play(address: str, first: int, count: int, num_envs: int) -> list[EpisodeRes
     env = headrace.make("pusher-solid", num_envs, threads=1, autoreset="disabled", final_obs=False)
     episodes = range(first, first + count)
     with RemoteEngine(address) as engine:
-        return evaluate(env, engine.policy, engine=engine, episodes=episodes, execute=16, progress=False).episodes
+        return evaluate(
+            env, engine.policy, play=PlayCfg(engine=engine, execute=16), episodes=episodes, progress=False
+        ).episodes
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=8, help="of each client")
     arguments = parser.parse_args()
     half = arguments.episodes // 2
-    policy, strict = load_chunk_policy("pusher-solid"), Batching(mode="strict", size=16)
+    policy, strict = load_policy("pusher-solid"), Batching(mode="strict", size=16)
     with (
         PolicyServer(policy, ServeCfg(port=0, batching=strict)) as server,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as clients,
@@ -40,7 +42,7 @@ def main() -> None:
     print(f"{stats.rows} rows in {stats.batches} batches, {stats.shared} of them with rows of both clients")
 
     env = headrace.make("pusher-solid", arguments.num_envs, autoreset="disabled", final_obs=False)
-    inline = evaluate(env, policy, episodes=2 * half, execute=16, batching=strict, progress=False)
+    inline = evaluate(env, policy, episodes=2 * half, play=PlayCfg(execute=16, batching=strict), progress=False)
     print("equal to a run without a server, to the last bit:", remote == inline.episodes)
     print(f"{sum(bool(episode.success) for episode in remote)} of {len(remote)} episodes succeeded")
 

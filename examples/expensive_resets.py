@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.rollout import Evaluation
+from headrace.evaluation import Evaluation
 from headrace.types import Obs
 
 
@@ -46,7 +46,7 @@ def play(executor: Any, num_envs: int, episodes: int, seconds: float) -> tuple[E
     """The table, and the seconds that it took."""
     scenes = [partial(Scene, seconds)] * num_envs
     env = headrace.bridge(scenes, autoreset="disabled", final_obs=False, executor=executor)
-    policy = headrace.chunking.as_chunk_policy(swing, horizon=4, action_dim=1)
+    policy = headrace.policies.as_chunk_policy(swing, horizon=4, action_dim=1)
     begin = time.perf_counter()
     found = headrace.evaluate(env, policy, episodes=episodes, progress=False)
     env.close()

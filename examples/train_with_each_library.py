@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import headrace
-from headrace.adapters import library_run, make_learner
-from headrace.rollout import PPOCfg
+from headrace.learning import PPOCfg
+from headrace.libraries import library_run, make_learner
 
 LIBRARIES = ("headrace", "rsl_rl", "rl_games", "skrl", "sb3")
 

@@ -27,7 +27,7 @@ def seconds_of(env: headrace.BatchEnv, slow: torch.Tensor, every: int, ticks: in
 
 
 def main() -> None:
-    """Compare: everybody steps every tick, or the slow half only when it is due."""
+    """Compare stepping all environments every tick with stepping the slow half only when it is due."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=128)
     parser.add_argument("--every", type=int, default=10, help="ticks between two actions of the slow agent")
@@ -37,9 +37,9 @@ def main() -> None:
     env = headrace.make("ant", arguments.num_envs, seed=0)
     slow = torch.arange(arguments.num_envs) % 2 == 0
     seconds_of(env, slow, arguments.every, 5, rest=False)
-    everybody = seconds_of(env, slow, arguments.every, arguments.ticks, rest=False)
+    together = seconds_of(env, slow, arguments.every, arguments.ticks, rest=False)
     when_due = seconds_of(env, slow, arguments.every, arguments.ticks, rest=True)
-    print(f"everybody every tick: {everybody:.2f} s; the slow half when due: {when_due:.2f} s")
+    print(f"all every tick: {together:.2f} s; the slow half when due: {when_due:.2f} s")
     env.close()
 
 

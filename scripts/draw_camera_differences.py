@@ -8,7 +8,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from headrace.envs._viewer import png
+from headrace.envs.viewer import png
 from headrace.sim import CameraSpec, NativeCamera, PoseReader, make_camera
 
 SCENE = """

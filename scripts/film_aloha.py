@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 
 import headrace
+from headrace import evaluate, load_policy
+from headrace.evaluation import PlayCfg
 from headrace.recording import VideoObserver
-from headrace.rollout import evaluate, load_chunk_policy
 from headrace.sim import CameraSpec, NativeCamera, PoseReader
 
 TASK = "aloha-transfer-cube-state"
@@ -32,7 +33,7 @@ def main() -> None:
     TARGET.unlink(missing_ok=True)
     with VideoObserver(TARGET, num_envs=4, fps=16, render=draw) as film:
         env.attach(film)
-        evaluate(env, load_chunk_policy(TASK), episodes=4, execute=16)
+        evaluate(env, load_policy(TASK), episodes=4, play=PlayCfg(execute=16))
     still = ["ffmpeg", "-y", "-loglevel", "error", "-ss", "4.4", "-i", str(TARGET), "-frames:v", "1"]
     subprocess.run([*still, str(TARGET.with_suffix(".png"))], check=True)
 

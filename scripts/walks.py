@@ -1,6 +1,7 @@
-"""How far one call of each kind walks through the code: files and functions of headrace that it enters.
+"""How far the calls of users walk through the code: files and functions of headrace that they enter.
 
-``python scripts/walks.py`` prints a table; docs/architecture.md holds the figures of each release.
+``python scripts/walks.py`` prints a table; docs/architecture.md holds the figures and their limits. Only public names
+and commands are called, so that ``PYTHONPATH=OTHER_CHECKOUT/src python scripts/walks.py`` measures another version.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -22,8 +24,8 @@ _HOME = str(Path(headrace.__file__).parent)
 
 
 @contextlib.contextmanager
-def _traced() -> Iterator[set[tuple[str, str]]]:
-    """The (file, function) pairs of headrace that are entered inside the block, in every thread."""
+def _trace() -> Iterator[set[tuple[str, str]]]:
+    """Collect the (file, function) pairs of headrace that are entered inside the block, in every thread."""
     entered: set[tuple[str, str]] = set()
 
     def enter(frame: FrameType, event: str, _arg: object) -> None:
@@ -40,72 +42,79 @@ def _traced() -> Iterator[set[tuple[str, str]]]:
         threading.setprofile(None)
 
 
-def _step() -> Callable[[], object]:
-    env = headrace.make("ant", 4, seed=0)
+def _evaluate() -> Callable[[], object]:
+    """Prepare a second evaluation: the first one imports, and imports run code of every class."""
+
+    def play() -> object:
+        return headrace.evaluate("pusher-solid", episodes=4, num_envs=2, progress=False)
+
+    play()
+    return play
+
+
+def _extend_and_sample() -> Callable[[], object]:
+    """Prepare an ``extend`` of a store that has some steps, and the first ``sample``."""
+    from headrace.replay import ReplayBuffer
+
+    env = headrace.make("cartpole", 4, seed=0)
+    store = ReplayBuffer(4_000, 4, env.single_observation_space, env.single_action_space)
+    obs, _ = env.reset()
+    action = torch.zeros(4, 1)
+    for _ in range(8):
+        step = env.step(action)
+        store.extend(obs, action, step)
+        obs = step.obs
+    step = env.step(action)
+
+    def call() -> None:
+        store.extend(obs, action, step)
+        store.sample(8)
+
+    return call
+
+
+def _step(env: Any) -> Callable[[], object]:
+    actions = torch.zeros(4, *env.single_action_space.shape)
     env.reset()
-    actions = torch.zeros(4, 8)
     env.step(actions)
     return lambda: env.step(actions)
 
 
-def _picture() -> Callable[[], object]:
-    env = headrace.make("cartpole-camera", 4, seed=0)
-    env.reset()
-    env.step(torch.zeros(4, 1), observe=torch.zeros(4, dtype=torch.bool))
-    env.observe([1])
-    env.step(torch.zeros(4, 1), observe=torch.zeros(4, dtype=torch.bool))
-    return lambda: env.observe([2])
+def _step_with_row_functions() -> Callable[[], object]:
+    """Prepare a step of a task without a compiled form."""
+    return _step(headrace.make("ant", 4, seed=0))
 
 
-def _sample() -> Callable[[], object]:
-    from headrace.replay import ReplayBuffer
-
-    env = headrace.make("cartpole", 4, seed=0)
-    buffer = ReplayBuffer(4_000, 4, env.single_observation_space, env.single_action_space)
-    obs, _ = env.reset()
-    for _ in range(20):
-        active, action = env.active, torch.zeros(4, 1)
-        step = env.step(action)
-        buffer.extend(obs, action, step, active)
-        obs = step.obs
-    buffer.sample(8)
-    return lambda: buffer.sample(8)
-
-
-def _evaluation() -> Callable[[], object]:
-    from headrace.rollout import evaluate, load_chunk_policy
-
-    env = headrace.make("pusher-solid", 4, autoreset="disabled", final_obs=False)
-    policy = load_chunk_policy("pusher-solid")
-    return lambda: evaluate(env, policy, episodes=4, execute=16, seed=1, progress=False)
-
-
-def _training() -> Callable[[], object]:
+def _train() -> Callable[[], object]:
+    """Prepare a training from the command line."""
     from headrace.__main__ import main
 
-    folder = tempfile.mkdtemp()
-    words = ["train", "cartpole", "--num-envs", "8", "--iterations", "1", "--output", folder]
+    words = ["train", "cartpole", "--num-envs", "8", "--iterations", "1", "--output", tempfile.mkdtemp()]
 
     def run() -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown), contextlib.suppress(SystemExit):
             main(words)
 
     return run
 
 
 WALKS: dict[str, Callable[[], Callable[[], object]]] = {
-    "one `ant` step": _step,
-    "one camera observation": _picture,
-    "one replay sample": _sample,
-    "one chunked `evaluate`": _evaluation,
-    "one `train` iteration from the command line": _training,
+    '`headrace.evaluate("pusher-solid")`': _evaluate,
+    "`extend` + `sample` of a replay store": _extend_and_sample,
+    "one `cartpole-camera` step": lambda: _step(headrace.make("cartpole-camera", 4, seed=0)),
+    "one `ant` step with row functions": _step_with_row_functions,
+    "one `cartpole` step, compiled": lambda: _step(headrace.make("cartpole", 4, seed=0)),
+    "`headrace train`": _train,
+    "`headrace train` once more": _train,
 }
+"""In this order: the first training also runs what importing modules runs that the walks before did not import."""
 
 
 if __name__ == "__main__":
     print("| walk | files | functions |\n|---|---|---|")
     for name, prepare in WALKS.items():
         call = prepare()
-        with _traced() as entered:
+        with _trace() as entered:
             call()
         print(f"| {name} | {len({file for file, _ in entered})} | {len(entered)} |")

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,26 @@ os.environ["TRITON_INTERPRET"] = "1"
 for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual)
+
+
+TIERS = {
+    "guides": ("docs/test_examples", "docs/test_own_package", "docs/test_shell_blocks", "docs/test_snippets",
+               "docs/test_troubleshooting", "docs/test_tutorials", "test_contributing"),
+    "gpu": ("envs/test_cuda", "history/test_frames_warp", "history/test_no_host_sync", "learning/test_cuda",
+            "learning/test_triton_compiles", "recording/test_cuda", "sim/test_warp", "test_pretend_cuda",
+            "testing/test_gpu_checks"),
+}  # fmt: skip
+"""Tests with a make target of their own, by the beginning of their path."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of a tier."""
+    home = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(home).as_posix() if item.path.is_relative_to(home) else ""
+        for tier, beginnings in TIERS.items():
+            if place.startswith(beginnings):
+                item.add_marker(tier)
 
 
 @pytest.fixture
@@ -42,3 +62,13 @@ def browser() -> Generator[object]:
         opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def use_threads() -> Generator[Callable[[int], None]]:
+    """Sets how many threads kernels use, until the end of the test."""
+    from headrace import kernel_threads, set_kernel_threads  # after the settings above
+
+    before = kernel_threads()
+    yield set_kernel_threads
+    set_kernel_threads(before)

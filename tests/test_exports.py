@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
+import types
 
 import gymnasium
 import pytest
@@ -12,30 +14,40 @@ import pytest
 import headrace
 
 STAGES = (
-    "adapters",
     "bench",
-    "buffers",
-    "chunking",
+    "bridges",
     "compat",
     "compat.isaaclab",
-    "distributed",
     "envs",
-    "envs.bridges",
     "envs.terms",
+    "evaluation",
+    "history",
+    "imitation",
     "learning",
+    "libraries",
+    "policies",
     "recording",
     "replay",
-    "rollout",
-    "serving",
     "sim",
     "testing",
-    "vision",
+    "viewing",
 )
 
 
 def test_the_export_list_is_sorted_and_complete() -> None:
     assert headrace.__all__ == sorted(headrace.__all__)
     assert dir(headrace) == headrace.__all__
+    assert sum(not isinstance(getattr(headrace, name), types.ModuleType) for name in headrace.__all__) <= 24
+
+
+def test_packages_are_attributes_and_a_moved_one_is_named() -> None:
+    code = "import headrace; print(headrace.replay.ReplayBuffer.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "ReplayBuffer"
+    # in a process of its own: checkpoints of 0.2 import the old package, which makes it an attribute
+    code = "import headrace; headrace.adapters"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AttributeError: module 'headrace' has no attribute 'adapters'; it is headrace.libraries now" in run.stderr
 
 
 @pytest.mark.parametrize("name", headrace.__all__)
@@ -58,7 +70,19 @@ def test_every_object_is_exported_in_one_place() -> None:
             places.setdefault(id(getattr(package, name)), []).append(f"{package.__name__}.{name}")
     twice = [names for names in places.values() if len(names) > 1]
     assert twice == []
-    assert sum(len(package.__all__) for package in packages) < 243  # add a name only if users call it
+    count = sum(not isinstance(getattr(p, name), types.ModuleType) for p in packages for name in p.__all__)
+    assert count <= 236  # add a name only if users call it
+
+
+def test_a_public_function_has_at_most_twelve_parameters() -> None:
+    packages = [headrace, *(importlib.import_module(f"headrace.{stage}") for stage in STAGES)]
+    functions = {name: getattr(package, name) for package in packages for name in package.__all__}
+    wide = [
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function) and len(inspect.signature(function).parameters) > 12
+    ]
+    assert set(wide) <= {"bridge", "imitate"}  # to be narrowed; add none
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -213,7 +213,7 @@ def test_a_manifest_tells_of_missing_cut_and_changed_files(tmp_path: Path) -> No
     (tmp_path / "a").write_bytes(b"12345")
     manifest = Manifest(format="test", version=1, about={"x": [1, 2.5]}, files={"a": FileHash.of(tmp_path / "a")})
     manifest.write(tmp_path / "manifest.json")
-    again = Manifest.read(tmp_path / "manifest.json", format="test", version=1)
+    again = Manifest.read(tmp_path / "manifest.json", format="test", versions=(1,))
     assert again == manifest
     again.check(tmp_path)
     (tmp_path / "a").write_bytes(b"12354")
@@ -243,4 +243,4 @@ def test_a_manifest_tells_of_missing_cut_and_changed_files(tmp_path: Path) -> No
 def test_a_bad_manifest_is_an_error_that_names_it(text: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(text)
     with pytest.raises(DataError, match=rf"manifest\.json: .*{words}"):
-        Manifest.read(tmp_path / "manifest.json", format="test", version=1)
+        Manifest.read(tmp_path / "manifest.json", format="test", versions=(1,))

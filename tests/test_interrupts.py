@@ -36,7 +36,7 @@ def work(arguments):
             env.close()
 
 if __name__ == "__main__":
-    cli = import_module("headrace._cli.main")
+    cli = import_module("headrace.cli.main")
     parser = cli.build_parser()
     parser.set_defaults(handler=work)
     cli.build_parser = lambda only: parser
@@ -121,7 +121,7 @@ def test_a_delayed_signal_is_delivered_after_the_block_and_a_second_one_at_once(
 
 
 def test_a_signal_while_mujoco_is_imported_waits_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.sim import _mujoco_api
+    from headrace.sim import mujoco_api as _mujoco_api
 
     whole: list[str] = []
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.buffers import CircularBuffer
 from headrace.errors import HeadraceError
+from headrace.history import CircularBuffer
 from pretend_cuda import PretendCuda, PretendTensor, pretend_cuda
 
 HERE = "tests/test_pretend_cuda.py"

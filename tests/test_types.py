@@ -28,22 +28,22 @@ def test_episode_ends_have_the_length_of_their_ids() -> None:
 
 def test_stack_refuses_no_frames_and_axes_that_are_not_there() -> None:
     with pytest.raises(ConfigError, match="at least 1, got 0"):
-        StackSpec(frames=0)
+        StackSpec(frames=0, dim=-1)
     for spec in (StackSpec(frames=2, dim=2), StackSpec(frames=2, dim=-4, layout="new_axis")):
         with pytest.raises(ConfigError, match="expected an axis of a frame of rank 2"):
             spec.axis(2)
 
 
 def test_stacked_shapes_count_the_axis_without_the_batch() -> None:
-    assert StackSpec(frames=4).stacked_shape((3, 8)) == (3, 32)
+    assert StackSpec(frames=4, dim=-1).stacked_shape((3, 8)) == (3, 32)
     assert StackSpec(frames=4, dim=0).stacked_shape((3, 8)) == (12, 8)
     assert StackSpec(frames=4, dim=0, layout="new_axis").stacked_shape((3, 8)) == (4, 3, 8)
-    assert StackSpec(frames=4, layout="new_axis").stacked_shape((3, 8)) == (3, 8, 4)
+    assert StackSpec(frames=4, dim=-1, layout="new_axis").stacked_shape((3, 8)) == (3, 8, 4)
 
 
 def test_shapes_that_hold_no_whole_frames_are_refused() -> None:
     with pytest.raises(ShapeError, match="multiple of 4 frames on axis 1"):
-        StackSpec(frames=4).frame_shape((3, 30))
+        StackSpec(frames=4, dim=-1).frame_shape((3, 30))
     with pytest.raises(ShapeError, match="expected 4 frames on axis 0"):
         StackSpec(frames=4, dim=0, layout="new_axis").frame_shape((3, 3, 8))
 

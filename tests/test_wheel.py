@@ -13,7 +13,7 @@ EXTRAS = "rsl_rl rl_games skrl stable_baselines3 torchrl onnxruntime onnx tensor
 PLAY = f"""
 import sys
 sys.modules.update(dict.fromkeys({EXTRAS.split()}))  # None there: it cannot be imported
-from headrace._cli.main import main
+from headrace.cli.main import main
 sys.exit(main(["play", "cartpole", "--num-envs", "4", "--output", "played"]))
 """
 """``headrace play cartpole`` where nothing but the core is installed."""

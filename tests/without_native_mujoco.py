@@ -17,13 +17,12 @@ import torch
 
 import headrace
 from headrace.errors import MissingExtraError
-from headrace.learning import gae
-from headrace.recording import EpisodeDataset
+from headrace.history import FrameStack, normalize_image
+from headrace.learning import PPOCfg, gae
+from headrace.recording import EpisodeDataset, replay_dataset
 from headrace.replay import ReplayBuffer
-from headrace.rollout import replay_dataset
 from headrace.testing import check_env
 from headrace.types import StackSpec
-from headrace.vision import FrameStack, normalize_image
 
 
 class Plan:
@@ -57,18 +56,22 @@ def numbers() -> None:
     gae(rows, rows, rows, rows < 0.1, rows < 0.0, gamma=0.99, lam=0.9)
     images = torch.randint(0, 255, (2, 8, 8, 3), dtype=torch.uint8)
     assert normalize_image(images).dtype == torch.float32
-    FrameStack(StackSpec(frames=2), num_envs=2, frame_shape=(8, 8, 3)).append(images)
+    FrameStack(StackSpec(frames=2, dim=-1), num_envs=2, frame_shape=(8, 8, 3)).append(images)
 
 
 def jobs(place: Path) -> None:
     """Evaluate, time, train, record and replay by name."""
     found = headrace.evaluate("gym:Pendulum-v1", Plan(), episodes=2, num_envs=2, progress=False)
     assert len(found.episodes) == 2
-    headrace.runtime("gym:CartPole-v1", num_envs=2, num_steps=3, warmup_steps=1, output=place / "timed")
-    headrace.report(place / "timed", output=place / "page.html")
-    settings = {"steps": 4, "minibatches": 1, "epochs": 1}
-    headrace.train("gym:Pendulum-v1", num_envs=2, iterations=1, settings=settings, output=place / "trained")
-    headrace.run("gym:CartPole-v1", num_envs=2, num_steps=60, record=place / "set")
+    headrace.bench.runtime(
+        "gym:CartPole-v1", num_envs=2, num_steps=3, warmup_steps=1, run=headrace.RunCfg(output=place / "timed")
+    )
+    headrace.bench.report(place / "timed", output=place / "page.html")
+    settings = PPOCfg(steps=4, minibatches=1, epochs=1)
+    headrace.train(
+        "gym:Pendulum-v1", num_envs=2, iterations=1, ppo=settings, run=headrace.RunCfg(output=place / "trained")
+    )
+    headrace.bench.run("gym:CartPole-v1", num_envs=2, num_steps=60, record=place / "set")
     replays = list(replay_dataset(EpisodeDataset(place / "set")))
     assert replays
     assert all(replay.exact for _, replay in replays)

@@ -14,8 +14,9 @@ from rich.console import Console
 from torch import Tensor
 
 import headrace
-from headrace.chunking import Batching, ChunkContext, as_chunk_policy
-from headrace.rollout import evaluate
+from headrace import evaluate
+from headrace.evaluation import PlayCfg
+from headrace.policies import Batching, ChunkContext, as_chunk_policy
 
 # A policy maps rows of observations to (n, horizon, action). A module, a function, or anything with LeRobot's
 # `predict_action_chunk` fits. It keeps no state per environment; its noise is keyed by (seed, episode, chunk), so
@@ -31,11 +32,13 @@ def sway(obs: dict[str, Tensor], context: ChunkContext) -> Tensor:
 policy = as_chunk_policy(sway, horizon=16, action_dim=1)
 env = headrace.make("cartpole", num_envs=16, seed=0, autoreset="disabled", final_obs=False)
 
-# The naive rule: as soon as one environment runs dry, everybody gets a new chunk. `greedy` infers exactly those that
+# The naive rule: as soon as one environment runs dry, all of them get a new chunk. `greedy` infers exactly those that
 # wait, and *suspends* them until their chunk is there: no physics runs for who waits, no zero action is played.
 
-naive = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="whole-batch-on-any", progress=False)
-ours = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="greedy", progress=False)
+naive = evaluate(
+    env, policy, episodes=48, play=PlayCfg(execute=16, admission="whole-batch-on-any"), seed=3, progress=False
+)
+ours = evaluate(env, policy, episodes=48, play=PlayCfg(execute=16, admission="greedy"), seed=3, progress=False)
 naive_rows, our_rows = naive.counters.rows_inferred, ours.counters.rows_inferred
 print(f"rows inferred: {naive_rows:,} when any triggers all, {our_rows:,} when each has its own")
 assert ours.counters.rows_inferred < naive.counters.rows_inferred
@@ -45,10 +48,12 @@ assert ours.counters.rows_inferred < naive.counters.rows_inferred
 needed = sum(-(-episode.length // 16) for episode in ours.episodes)
 assert ours.counters.rows_inferred == needed
 
-# The other cure that people use is a common clock, on which whoever is early plays a hold action. It drifts: those
+# The other cure that people use is a common clock, on which early environments play a hold action. It drifts: those
 # steps are physics that no policy asked for, and they change the episode.
 
-held = evaluate(env, policy, episodes=48, execute=16, seed=3, admission="synchronized:hold", progress=False)
+held = evaluate(
+    env, policy, episodes=48, play=PlayCfg(execute=16, admission="synchronized:hold"), seed=3, progress=False
+)
 assert held.counters.held_steps > 0
 assert ours.counters.held_steps == 0
 print(f"{held.wasted_share:.0%} of the steps of the clock with holds are junk")
@@ -61,7 +66,9 @@ strict = Batching(mode="strict", size=8)
 tables = []
 for num_envs, engine in ((1, "inline"), (5, "inline"), (16, "thread")):
     env = headrace.make("cartpole", num_envs, autoreset="disabled", final_obs=False)
-    result = evaluate(env, policy, episodes=12, execute=16, seed=3, batching=strict, engine=engine, progress=False)
+    result = evaluate(
+        env, policy, episodes=12, play=PlayCfg(execute=16, batching=strict, engine=engine), seed=3, progress=False
+    )
     tables.append(result.episodes)
 assert tables[0] == tables[1] == tables[2]
 
@@ -73,7 +80,7 @@ Console().print(ours.summary())
 # A model that answers late: the old chunk plays for three more steps, then the new one takes over at its fourth row.
 # The delay is a number of steps from the configuration, never the wall clock, so that this is reproducible as well.
 
-late = evaluate(env, policy, episodes=8, execute=8, latency=3, seed=3, progress=False)
-again = evaluate(env, policy, episodes=8, execute=8, latency=3, seed=3, progress=False)
+late = evaluate(env, policy, episodes=8, play=PlayCfg(execute=8, latency=3), seed=3, progress=False)
+again = evaluate(env, policy, episodes=8, play=PlayCfg(execute=8, latency=3), seed=3, progress=False)
 assert late.episodes == again.episodes
 assert torch.tensor([episode.length for episode in late.episodes]).min() > 0

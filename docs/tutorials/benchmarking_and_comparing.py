@@ -2,7 +2,7 @@
 
 Run it with ``python docs/tutorials/benchmarking_and_comparing.py``. Everything it says is asserted.
 
-A number that nobody can rerun is an anecdote. A run here leaves a *bundle*: a typed JSON file with the measurement,
+A number that cannot be measured again proves little. A run leaves a *bundle*: a typed JSON file with the measurement,
 every sample, the machine, the versions, the git state and how the run ended. Two sets of bundles give a verdict per
 metric.
 """
@@ -23,14 +23,16 @@ runs = Path(tempfile.mkdtemp())
 # One measurement. It warms up until the step time is steady, and says whether that was reached.
 
 settings = {"num_envs": 16, "num_steps": 40, "warmup_steps": 10}
-one = headrace.runtime("cartpole", output=runs / "one", formatters=("schema", "summary"), **settings)
+one = headrace.bench.runtime(
+    "cartpole", run=headrace.RunCfg(output=runs / "one", formatters=("schema", "summary")), **settings
+)
 print(json.dumps(json.loads((runs / "one" / "runtime.json").read_text())["runtime"], indent=1)[:600], "…")
 assert one.bundle.run.status == "completed"
 
 # One run per side says nothing about times: the verdict is always `inconclusive`, and it says what to run instead. The
 # unit is a run, never a step.
 
-another = headrace.runtime("cartpole", output=runs / "another", **settings)
+another = headrace.bench.runtime("cartpole", run=headrace.RunCfg(output=runs / "another"), **settings)
 (comparison,) = headrace.compare(one.bundle, another.bundle).comparisons
 assert {row.verdict for row in comparison.rows} <= {"inconclusive", None}
 
@@ -41,9 +43,11 @@ for repeat in range(7):
     order = ("a", "b") if repeat % 2 == 0 else ("b", "a")
     for side in order:
         more = {"decimation": 20} if side == "b" else {}
-        headrace.runtime("cartpole", seed=repeat, overrides=more, output=runs / side / str(repeat), **settings)
+        headrace.bench.runtime(
+            "cartpole", seed=repeat, overrides=more, run=headrace.RunCfg(output=runs / side / str(repeat)), **settings
+        )
 
-# Runs that differ in a setting are not compared unless told to: whoever compares apples with pears should say so.
+# Runs that differ in a setting are not compared unless the setting is allowed to differ.
 
 rule = {"metrics": ["runtime.total_fps"], "accept_drift": True}  # 40 steps are too few to become steady every time
 result = headrace.compare(runs / "a", runs / "b", allow=["settings"], **rule)
@@ -59,6 +63,6 @@ assert not headrace.compare(first, second, **rule).regressed
 
 # All of it on one page that needs no network:
 
-page = headrace.report(runs / "a", runs / "b", output=runs / "report.html", allow=["settings"])
+page = headrace.bench.report(runs / "a", runs / "b", output=runs / "report.html", allow=["settings"])
 assert page.runs == 14
 shutil.rmtree(runs)  # nothing is left behind

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.chunking import as_chunk_policy
+from headrace import evaluate, load_policy
+from headrace.evaluation import PlayCfg
+from headrace.imitation.experts import expert_for
+from headrace.policies import as_chunk_policy
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset
-from headrace.rollout import evaluate, load_chunk_policy
-from headrace.rollout.experts import expert_for
 
 # The task has the observations, actions, control rate, rewards and starts of gym-aloha. LeRobot's `observation.state`
 # is the group `policy`, its `observation.images.top` the group `top`. LeRobot evaluates with 400 steps; 40 do here.
@@ -29,7 +30,7 @@ settings = {"episode_length": 40, "width": 64, "height": 48}
 env = headrace.make("aloha-transfer-cube", num_envs=4, autoreset="disabled", final_obs=False, overrides=settings)
 print(env.single_observation_space)
 
-# A checkpoint of LeRobot's is loaded with `headrace.chunking.load_lerobot_policy(directory)`, or named on the command
+# A checkpoint of LeRobot's is loaded with `headrace.policies.load_lerobot_policy(directory)`, or named on the command
 # line: `headrace evaluate aloha-transfer-cube --policy DIRECTORY --execute 100 --set episode_length=400`. It brings its
 # own processors. What matters is its shape, so this lesson has a class of that shape: it has a configuration that names
 # its inputs, and `predict_action_chunk`.
@@ -51,7 +52,7 @@ class HoldStill:
         return batch["observation.state"][:, None].expand(-1, 20, -1)
 
 
-result = evaluate(env, as_chunk_policy(HoldStill()), episodes=8, execute=20, seed=1, progress=False)
+result = evaluate(env, as_chunk_policy(HoldStill()), episodes=8, play=PlayCfg(execute=20), seed=1, progress=False)
 counters = result.counters
 print(f"{counters.env_steps} steps, {counters.frames_drawn} pictures, {counters.model_calls} calls of the model")
 assert counters.env_steps == 8 * 40
@@ -85,7 +86,9 @@ with tempfile.TemporaryDirectory() as folder:
 # picture, so its task has no camera.
 
 env = headrace.make("aloha-transfer-cube-state", num_envs=4, autoreset="disabled", final_obs=False)
-trained = evaluate(env, load_chunk_policy("aloha-transfer-cube-state"), episodes=4, execute=16, seed=1, progress=False)
+trained = evaluate(
+    env, load_policy("aloha-transfer-cube-state"), episodes=4, play=PlayCfg(execute=16), seed=1, progress=False
+)
 env.close()
 assert trained.success_rate is not None
 print(f"the trained policy succeeds in {trained.success_rate.value:.0%} of {len(trained.episodes)} episodes")

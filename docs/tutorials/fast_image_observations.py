@@ -16,9 +16,9 @@ from torch import Tensor
 import headrace
 from headrace import Rows, Task, TaskCfg, TaskEntry, register_task
 from headrace.envs import ImageSpec
+from headrace.history import FrameStack, normalize_image
 from headrace.sim import CameraSpec, load_model
 from headrace.types import StackSpec
-from headrace.vision import FrameStack, normalize_image
 
 # A camera task has its pictures in the group `policy`, as uint8, and the exact state in `critic`. Two frames of 48 ×
 # 48 are stacked along the channels.
@@ -38,13 +38,13 @@ assert torch.equal(observation, halves)
 # Draw only what will be looked at. A chunk policy reads a picture once in 16 steps: the other steps draw none.
 # History is kept as poses, a hundred numbers each, so the older frame of the stack is drawn when it is read.
 
-nobody = torch.zeros(4, dtype=torch.bool)
+none = torch.zeros(4, dtype=torch.bool)
 reader = headrace.make("cartpole-camera", num_envs=4, seed=0, overrides={"frame_stack": 2, "pixels": 48})
 reader.reset()
 for _ in range(16):
     actions = torch.rand(4, 1) * 2 - 1
     every_step = env.step(actions)
-    reader.step(actions, observe=nobody)
+    reader.step(actions, observe=none)
 on_demand = reader.observe([1, 3])["policy"]
 assert torch.equal(on_demand, every_step.obs["policy"][[1, 3]])
 print(f"frames drawn: {env.frames_drawn} when every step is looked at, {reader.frames_drawn} on demand")
@@ -53,7 +53,7 @@ assert reader.frames_drawn < env.frames_drawn / 4
 # The same stack is there for pictures that come from elsewhere. It is written once per frame, in the layout of the
 # observation: `stacked` is a view, not a copy.
 
-stack = FrameStack(StackSpec(frames=4), num_envs=2, frame_shape=(64, 64, 3), normalize=True)
+stack = FrameStack(StackSpec(frames=4, dim=-1), num_envs=2, frame_shape=(64, 64, 3), normalize=True)
 for shade in (10, 20, 30, 40, 50):
     stack.append(torch.full((2, 64, 64, 3), shade, dtype=torch.uint8))
 assert stack.stacked[0, 0, 0].tolist() == [20] * 3 + [30] * 3 + [40] * 3 + [50] * 3
@@ -75,7 +75,7 @@ print(f"a stack of four 64 × 64 frames: {naive:,} bytes as float32, {ours:,} he
 # ## A task of your own with a camera
 #
 # A class task names the groups that it computes, here `proprioception` with three numbers, and the groups that cameras
-# fill: one `ImageSpec` each. Color and depth of the same camera are drawn in one pass; what nobody reads is not drawn.
+# fill: one `ImageSpec` each. Color and depth of the same camera are drawn in one pass; what is not read is not drawn.
 
 REACH_XML = """
 <mujoco>
@@ -147,6 +147,6 @@ assert reach.step(torch.ones(3, 1)).reward.max() < 0
 
 # What the camera sees, to look at: `headrace picture TASK --camera front --kind depth -o depth.png`, or
 
-seen = headrace.picture("reach", camera="front", kind="depth", seed=2, width=160, height=120)
+seen = headrace.viewing.picture("reach", camera="front", kind="depth", seed=2, width=160, height=120)
 assert seen.values.shape == (120, 160)  # meters
 assert seen.image.shape == (120, 160, 3)  # near is bright

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import headrace
-from headrace.learning import GRU, compact_values, gae, repair_next_obs, rollout_values, vtrace
+from headrace.learning import GRU, collect, compact_values, gae, repair_next_obs, rollout_values, vtrace
 from headrace.replay import (
     ArraySpec,
     PrioritizedSampler,
@@ -35,7 +35,6 @@ from headrace.replay import (
     reconstruct_next,
     to_delta,
 )
-from headrace.rollout import collect
 from headrace.types import StackSpec
 
 torch.manual_seed(0)
@@ -85,7 +84,7 @@ buffer = ReplayBuffer(
     4,
     env.single_observation_space,
     env.single_action_space,
-    stack={"policy": StackSpec(frames=2)},
+    stack={"policy": StackSpec(frames=2, dim=-1)},
 )
 
 
@@ -235,7 +234,7 @@ stored = ReplayBuffer(
     4,
     env.single_observation_space,
     env.single_action_space,
-    stack={"policy": StackSpec(frames=2)},
+    stack={"policy": StackSpec(frames=2, dim=-1)},
     directory=folder / "store",
 )
 fill(stored, 40)

@@ -22,10 +22,11 @@ from headrace.recording import (
     EpisodeRecorder,
     RecorderCfg,
     export_dataset,
+    make_replay_env,
     merge_datasets,
+    replay_episode,
     verify_dataset,
 )
-from headrace.rollout import make_replay_env, replay_episode
 
 folder = Path(tempfile.mkdtemp())
 

@@ -2,8 +2,8 @@
 
 Run it with ``python docs/tutorials/suspend_and_resume.py``. Everything it says is asserted.
 
-In a batch of environments somebody always waits: for a slow policy, for an expensive reset, for an agent that acts
-every tenth step. Other batched simulators step all environments or none, so whoever waits falls over under zero
+In a batch some environments always wait: for a slow policy, for an expensive reset, for an agent that acts
+every tenth step. Other batched simulators step all environments or none, so a waiting robot falls over under zero
 actions, fills the recording with junk and ends by itself. Here an environment can rest.
 """
 
@@ -62,10 +62,10 @@ def seconds(steps: int) -> float:
 
 
 seconds(5)
-everybody = seconds(20)
+all_of_them = seconds(20)
 many.suspend(torch.arange(256) % 2 == 0)
 half = seconds(20)
-print(f"256 ants: {1000 * everybody / 20:.1f} ms per step; half of them suspended: {1000 * half / 20:.1f} ms")
+print(f"256 ants: {1000 * all_of_them / 20:.1f} ms per step; half of them suspended: {1000 * half / 20:.1f} ms")
 
 # Two agents on different timescales: the slow one acts every fourth step, and no physics runs for it in between.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import headrace
-from headrace.rollout import PPOCfg
+from headrace.learning import PPOCfg
 
 SETTINGS = PPOCfg(steps=32, epochs=4, minibatches=4, learning_rate=1e-3)
 
@@ -19,9 +19,9 @@ def main() -> None:
     result = headrace.train(
         "my-robot-reach",
         iterations=arguments.iterations,
-        settings=SETTINGS,
+        ppo=SETTINGS,
         num_envs=arguments.num_envs,
-        output=arguments.output,
+        run=headrace.RunCfg(output=arguments.output),
     )
     print(result.last)
 

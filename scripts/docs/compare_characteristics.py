@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 from examples import play_bundle, runtime_bundle, training_bundle  # the path is set above
 
 from headrace.bench._comparison import CompareCfg, Comparison, compare
-from headrace.bench._schema import Bundle, PerEpisode
+from headrace.bench.schema import Bundle, PerEpisode
 
 Order = Literal["sweep", "alternating", "random", "block"]
 METRIC = "frametime.environment_step_time_s"

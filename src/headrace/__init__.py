@@ -1,10 +1,7 @@
 """headrace: the data path between batched robot simulation and policy.
 
 Importing it registers the Gymnasium ids (``headrace/Ant-v0``, …) and does nothing else: heavy libraries load on use.
-The stages have their own export lists: ``headrace.sim``, ``headrace.envs``, ``headrace.vision``, ``headrace.buffers``,
-``headrace.replay``, ``headrace.learning``, ``headrace.recording``, ``headrace.chunking``, ``headrace.rollout``,
-``headrace.adapters``, ``headrace.serving``, ``headrace.distributed``, ``headrace.bench``, ``headrace.compat``,
-``headrace.testing``.
+The packages have export lists of their own: ``headrace.envs``, ``headrace.replay``, ``headrace.evaluation``, …
 """
 
 from __future__ import annotations
@@ -15,28 +12,36 @@ from headrace._gymnasium_ids import register_ids
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace._jobs.comparing import compare, report, sweep
-    from headrace._jobs.demo import demo
-    from headrace._jobs.evaluate import evaluate, merge
-    from headrace._jobs.imitate import imitate
-    from headrace._jobs.picture import picture
-    from headrace._jobs.play import PlayResult, play
-    from headrace._jobs.request import RunOptions, RunResult
-    from headrace._jobs.run import run
-    from headrace._jobs.runtime import runtime, startup
-    from headrace._jobs.serve import serve
-    from headrace._jobs.suite import evaluate_suite
-    from headrace._jobs.train import TrainingResult, train
-    from headrace._jobs.view import view
+    from headrace import (
+        bench,
+        bridges,
+        compat,
+        envs,
+        evaluation,
+        history,
+        imitation,
+        learning,
+        libraries,
+        policies,
+        recording,
+        replay,
+        sim,
+        testing,
+        viewing,
+    )
     from headrace._kernels.threads import kernel_threads, set_kernel_threads
-    from headrace.envs._batch_env import BatchEnv
-    from headrace.envs._recipe import EnvRecipe
-    from headrace.envs._registry import TaskEntry, make, register_task, task_names
-    from headrace.envs._rows import Rows
-    from headrace.envs._task import Task, TaskCfg
-    from headrace.envs._term_task import TermTask
-    from headrace.envs._terms import TermTaskCfg
-    from headrace.envs.bridges._make import bridge
+    from headrace.bench.comparing import compare
+    from headrace.bench.measured.play import play
+    from headrace.bench.measured.run_cfg import RunCfg
+    from headrace.bench.measured.train import train
+    from headrace.bridges.make import bridge
+    from headrace.envs.batch_env import BatchEnv
+    from headrace.envs.recipe import EnvRecipe
+    from headrace.envs.registry import TaskEntry, make, register_task, task_names
+    from headrace.envs.task import Rows, Task, TaskCfg
+    from headrace.envs.term_task import TermTask, TermTaskCfg
+    from headrace.evaluation.evaluating import evaluate
+    from headrace.policies.load_policy import load_policy
     from headrace.types import EpisodeEnds, StackSpec, Step
 
 __version__ = "0.2.0"
@@ -45,10 +50,8 @@ __all__ = [
     "BatchEnv",
     "EnvRecipe",
     "EpisodeEnds",
-    "PlayResult",
     "Rows",
-    "RunOptions",
-    "RunResult",
+    "RunCfg",
     "StackSpec",
     "Step",
     "Task",
@@ -56,60 +59,35 @@ __all__ = [
     "TaskEntry",
     "TermTask",
     "TermTaskCfg",
-    "TrainingResult",
     "__version__",
+    "bench",
     "bridge",
+    "bridges",
     "compare",
-    "demo",
+    "compat",
+    "envs",
     "evaluate",
-    "evaluate_suite",
-    "imitate",
+    "evaluation",
+    "history",
+    "imitation",
     "kernel_threads",
+    "learning",
+    "libraries",
+    "load_policy",
     "make",
-    "merge",
-    "picture",
     "play",
+    "policies",
+    "recording",
     "register_task",
-    "report",
-    "run",
-    "runtime",
-    "serve",
+    "replay",
     "set_kernel_threads",
-    "startup",
-    "sweep",
+    "sim",
     "task_names",
+    "testing",
     "train",
-    "view",
+    "viewing",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    __all__,
-    {
-        "headrace._jobs.comparing": ("compare", "report", "sweep"),
-        "headrace._jobs.demo": ("demo",),
-        "headrace._jobs.evaluate": ("evaluate", "merge"),
-        "headrace._jobs.suite": ("evaluate_suite",),
-        "headrace._jobs.runtime": ("runtime", "startup"),
-        "headrace._jobs.imitate": ("imitate",),
-        "headrace._jobs.run": ("run",),
-        "headrace._jobs.serve": ("serve",),
-        "headrace._jobs.view": ("view",),
-        "headrace._jobs.picture": ("picture",),
-        "headrace._jobs.play": ("PlayResult", "play"),
-        "headrace._jobs.request": ("RunOptions", "RunResult"),
-        "headrace._jobs.train": ("TrainingResult", "train"),
-        "headrace._kernels.threads": ("kernel_threads", "set_kernel_threads"),
-        "headrace.envs._batch_env": ("BatchEnv",),
-        "headrace.envs._recipe": ("EnvRecipe",),
-        "headrace.envs._registry": ("TaskEntry", "make", "register_task", "task_names"),
-        "headrace.envs._rows": ("Rows",),
-        "headrace.envs._task": ("Task", "TaskCfg"),
-        "headrace.envs._term_task": ("TermTask",),
-        "headrace.envs._terms": ("TermTaskCfg",),
-        "headrace.envs.bridges._make": ("bridge",),
-        "headrace.types": ("EpisodeEnds", "StackSpec", "Step"),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
 
 register_ids()

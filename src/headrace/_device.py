@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def current_stream(device: torch.device) -> Any:
-    """The stream on which work for ``device`` is queued now: torch's current one; None for the CPU."""
+    """Return the stream on which work for ``device`` is queued now: torch's current one; None for the CPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
@@ -46,12 +46,15 @@ def warp_launches(device: torch.device) -> Generator[Any]:
 
 @functools.cache
 def has_warp(device: torch.device) -> bool:
-    """Whether Warp's kernels run there: on CUDA, with the extra ``warp``."""
+    """Return whether Warp's kernels run there: on CUDA, with the extra ``warp``."""
     return device.type == "cuda" and importlib.util.find_spec("warp") is not None
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """A copy of a CPU tensor on ``device``; does not wait for a GPU (a plain ``.to`` does). CPU: the tensor itself."""
+    """Return a copy of a CPU tensor on ``device``; does not wait for a GPU (a plain ``.to`` does).
+
+    CPU: the tensor itself.
+    """
     if device.type == "cpu":
         return host
     if device.type != "cuda":
@@ -60,7 +63,7 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors on the CPU, without gradients, in one copy for all of a device: one wait of the host.
+    """Return the same tensors on the CPU, without gradients, in one copy for all of a device: one wait of the host.
 
     CPU tensors are given back as they are.
     """
@@ -82,6 +85,9 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @functools.lru_cache(maxsize=256)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A few numbers on ``device``, kept: sent there once, since each time the host would wait. Do not write into it."""
+    """Return a few numbers on ``device``, kept: sent there once, since each time the host would wait.
+
+    Do not write into it.
+    """
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)

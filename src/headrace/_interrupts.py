@@ -24,18 +24,18 @@ class SignalInterrupt(KeyboardInterrupt):
 
 
 def signal_of(error: KeyboardInterrupt) -> signal.Signals:
-    """The signal behind an interrupt."""
+    """Return the signal behind an interrupt."""
     return signal.Signals(error.number if isinstance(error, SignalInterrupt) else signal.SIGINT)
 
 
 def signal_name(error: KeyboardInterrupt) -> str:
-    """What a person calls it: Ctrl-C, SIGTERM or SIGHUP."""
+    """Return what a person calls it: Ctrl-C, SIGTERM or SIGHUP."""
     number = signal_of(error)
     return "Ctrl-C" if number == signal.SIGINT else number.name
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """What a shell expects of a program that a signal ended: 128 + its number."""
+    """Return what a shell expects of a program that a signal ended: 128 + its number."""
     return 128 + signal_of(error)
 
 
@@ -65,7 +65,7 @@ def held_back() -> Generator[None]:
 def delayed() -> Generator[list[int]]:
     """Hold the first signal back until the block has ended, then deliver it; a second one is delivered at once.
 
-    Yields the signals that came so far. Only those that somebody handles are held back, and delivered to that handler.
+    Yields the signals that came so far. Only those that have a handler are held back, and delivered to that handler.
     """
     came: list[int] = []
     handlers = {number: found for number in SIGNALS if callable(found := signal.getsignal(number))}

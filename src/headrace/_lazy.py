@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_TO_BENCH = ("PlayResult", "RunResult", "TrainingResult", "demo", "report", "run", "runtime", "startup", "sweep")
+_SCHEMA = ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle")
+MOVED = {
+    "headrace.RunOptions": "headrace.RunCfg",
+    "headrace.adapters": "headrace.libraries",
+    "headrace.buffers": "headrace.history",
+    "headrace.chunking": "headrace.policies and headrace.evaluation",
+    "headrace.distributed": "headrace.evaluate(…, workers=…) and headrace.learning",
+    "headrace.envs.bridges": "headrace.bridges",
+    "headrace.evaluate_suite": "headrace.evaluation.evaluate_suite",
+    "headrace.imitate": "headrace.imitation.imitate",
+    "headrace.merge": "headrace.evaluation.merge",
+    "headrace.picture": "headrace.viewing.picture",
+    "headrace.rollout": (
+        "headrace.evaluate, headrace.evaluation, headrace.learning, headrace.policies, headrace.imitation, "
+        "headrace.recording, and load_chunk_policy headrace.load_policy"
+    ),
+    "headrace.serve": "headrace.policies.serve",
+    "headrace.serving": "headrace.policies, WireMapping headrace.policies.ObservationMap",
+    "headrace.view": "headrace.viewing.view",
+    "headrace.vision": "headrace.history",
+    **{f"headrace.{name}": f"headrace.bench.{name}" for name in _TO_BENCH},
+    **{f"headrace.bench.{name}": f"headrace.bench.schema.{name}" for name in _SCHEMA},
+    **{f"headrace.bench.{name}": f"headrace.bench.reporting.page.{name}" for name in ("Film", "Saving", "Story")},
+}
+"""Public names of 0.2, and where they are now. Those of a package that has gone keep their names in its successors."""
 
 
 def lazy_exports(
-    package: str, names: Sequence[str], homes: Mapping[str, tuple[str, ...]]
+    package: str, file: str, names: Sequence[str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The module-level ``__getattr__`` and ``__dir__`` of a package.
+    """Return the module-level ``__getattr__`` and ``__dir__`` of a package.
+
+    The homes of the names are those that the ``if TYPE_CHECKING:`` block of the package's own file imports them from,
+    so that type checkers and the interpreter read one list. A name that is imported from the package itself is one of
+    its packages.
 
     Args:
         package: the package's ``__name__``.
+        file: the package's ``__file__``.
         names: the package's ``__all__``.
-        homes: module → the names that it defines; a module that starts with ``.`` lies inside the package.
     """
-    home_of = {name: home for home, defined in homes.items() for name in defined}
+    home_of: dict[str, str] = {}
+    for block in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in block.body:
+                if isinstance(line, ast.ImportFrom) and line.module is not None:
+                    home_of.update((alias.name, line.module) for alias in line.names)
 
     def get(name: str) -> object:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(home_of[name], package), name)
+            place = MOVED.get(f"{package}.{name}")
+            moved = "" if place is None else f"; it is {place} now"
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{moved}")
+        if home_of[name] == package:
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)  # found without this function from now on
+        return value
 
     return get, lambda: list(names)

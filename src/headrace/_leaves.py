@@ -23,7 +23,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(tree: object, root: str = "") -> tuple[Leaf, ...]:
-    """The leaves of nested mappings or of a ``Dict`` or ``Tuple`` space, in order, with distinct names.
+    """Return the leaves of nested mappings or of a ``Dict`` or ``Tuple`` space, in order, with distinct names.
 
     Keys and indices are joined with ``/``; a key may be such a name already. ``root`` is the name of a tree that is
     itself a leaf, and of a ``Tuple`` at the root.

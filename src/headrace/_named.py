@@ -27,7 +27,7 @@ def import_module(module: str, option: str) -> ModuleType:
 
 
 def load(text: str, option: str) -> object:
-    """What ``module:name`` means.
+    """Return what ``module:name`` means.
 
     Args:
         text: as the user wrote it.

@@ -23,7 +23,7 @@ def published() -> dict[str, dict[str, Any]]:
 
 
 def published_file(name: str) -> Path:
-    """The file of a published checkpoint, by its name; checked to be the one that was published."""
+    """Return the file of a published checkpoint, by its name; checked to be the one that was published."""
     file = str(published()[name]["file"])
     try:
         _manifest().files[file].check(_folder() / file)
@@ -33,7 +33,7 @@ def published_file(name: str) -> Path:
 
 
 def read_form(path: Path, what: str, form: str, *, trust: bool = False) -> dict[str, Any]:
-    """The dictionary in a torch file whose entry ``format`` is ``form``, on the CPU; ``what`` names it in errors.
+    """Load the dictionary in a torch file whose entry ``format`` is ``form``; ``what`` names it in errors.
 
     ``trust`` unpickles whatever is in it, which can execute arbitrary code; load only files you trust.
     """
@@ -67,7 +67,7 @@ def publish(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def _manifest() -> Manifest:
-    return Manifest.read(_folder() / "manifest.json", format=_FORMAT, version=_VERSION)
+    return Manifest.read(_folder() / "manifest.json", format=_FORMAT, versions=(_VERSION,))
 
 
 def _folder() -> Path:

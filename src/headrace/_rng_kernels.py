@@ -28,19 +28,19 @@ def _mix(value: np.uint64) -> np.uint64:
 
 @numba.njit(inline="always")
 def start_of(key, episode_id):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Where the numbers of an episode's stream begin; see :mod:`headrace.rng`."""
+    """Return where the numbers of an episode's stream begin; see :mod:`headrace.rng`."""
     return _mix(_mix(np.uint64(episode_id) + _GOLDEN) ^ np.uint64(key))
 
 
 @numba.njit(inline="always")
 def uniform_from(start, draw, low, width):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Number ``draw`` of a stream, in [low, low + width)."""
+    """Return number ``draw`` of a stream, in [low, low + width)."""
     return np.float64(_mix(start + np.uint64(draw + 1) * _GOLDEN) >> _BY_11) * TO_UNIT * width + low
 
 
 @numba.njit(inline="always")
 def normal_from(start, draw, std):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Number ``draw`` of a stream, normal with mean 0; it uses two of the uniform ones."""
+    """Return number ``draw`` of a stream, normal with mean 0; it uses two of the uniform ones."""
     first = 2 * draw + 1
     radius = np.float64(_mix(start + np.uint64(first) * _GOLDEN) >> _BY_11) * TO_UNIT
     angle = np.float64(_mix(start + np.uint64(first + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
@@ -58,7 +58,7 @@ def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compi
 
 @numba.njit(cache=True, nogil=True)
 def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Uniform numbers in [low, low + width): int64 ids (n,), first draws (n,), float64 output (n, count)."""
+    """Write uniform numbers in [low, low + width): int64 ids (n,), first draws (n,), float64 output (n, count)."""
     for i in range(out.shape[0]):
         start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
@@ -67,7 +67,7 @@ def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyp
 
 @numba.njit(cache=True, nogil=True)
 def normals(key, episode_ids, first, std, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Normal numbers of mean 0 by Box–Muller: int64 ids (n,), first draws (n,), float64 output (n, count)."""
+    """Write normal numbers of mean 0 by Box–Muller: int64 ids (n,), first draws (n,), float64 output (n, count)."""
     for i in range(out.shape[0]):
         start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):

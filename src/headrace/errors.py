@@ -68,7 +68,7 @@ class UnknownNameError(ConfigError):
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """What a message says after an unknown name: the nearest known ones, or all."""
+    """Return what a message says after an unknown name: the nearest known ones, or all."""
     near = difflib.get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(known)}"
 
@@ -126,3 +126,10 @@ def require_extra(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} needs {module.split('.')[0]!r}, which is not installed; run: pip install 'headrace[{extra}]'"
         ) from error
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse a count below 1, by the name of its argument; None is not checked."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} (--{name.replace('_', '-')}): expected at least 1, got {count}")

@@ -4,8 +4,8 @@ Everything that headrace keeps goes through here: results, recordings, checkpoin
 beside its target, synced, renamed, and the directory is synced: a reader, also one after a crash or a loss of power,
 sees the old content or the new content and nothing between.
 
-Content that headrace writes itself goes through :data:`disk`, and so does every sync and every rename, whoever wrote
-the content; tests replace it to see what a full, failing or torn disk does.
+Content that headrace writes itself goes through :data:`disk`, and so does every sync and every rename, also of
+content that a library wrote; tests replace it to see what a full, failing or torn disk does.
 """
 
 from __future__ import annotations
@@ -13,20 +13,31 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
+import lzma
 import os
+import pickle
 import secrets
 import shutil
+import stat
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
-from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
+from headrace.errors import ConfigError, DataError, HeadraceError, LifecycleError, StorageError
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_T = TypeVar("_T")
 Buffer: TypeAlias = "bytes | memoryview"
 Content: TypeAlias = "str | bytes | Callable[[Path], None]"
 """Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
@@ -42,6 +53,15 @@ _REASONS = {
     errno.EPERM: "no permission to write",
     errno.EIO: "the disk failed",
 }
+_PARSER_ERRORS = (
+    *(ValueError, TypeError, LookupError, AttributeError, EOFError, RuntimeError, ArithmeticError, MemoryError),
+    *(OSError, struct.error, zlib.error, lzma.LZMAError),
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, pickle.UnpicklingError),
+)
+"""What the standard library, numpy and torch raise for content that is not what it claims to be."""
+ARCHIVE_RATIO = 20
+_SMALL_ARCHIVE = 1 << 26
+_JSON_LIMIT = 1 << 28
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _FULL = 1 << 16
 """A disk with less room than this counts as full."""
@@ -80,7 +100,7 @@ disk = Disk()
 
 
 def storage_error(path: Path, error: OSError, hint: str = "") -> StorageError:
-    """An error of the disk in words: which path, why, and what to do."""
+    """Return an error of the disk in words: which path, why, and what to do."""
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return StorageError(error.errno, f"{path}: could not be written: {reason}{hint and '; '}{hint}")
 
@@ -197,6 +217,12 @@ def check_writable(directory: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
+def check_new(path: Path | None, name: str) -> None:
+    """Raise a ConfigError if a file or directory, given by the argument ``name``, already exists; None is none."""
+    if path is not None and path.exists():
+        raise ConfigError(f"{name} (--{name}): {path} already exists, and nothing is ever overwritten")
+
+
 class Lock:
     """The right to write in an existing directory, held by one process at a time: who comes second gets an error that
     names the first. It ends with ``close`` or with the process.
@@ -207,7 +233,7 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         self._process = os.getpid()
         with _reported(directory):
-            self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(self._handle, 0)
@@ -240,7 +266,7 @@ def lock_file(path: Path) -> int:
         warning is logged, and nothing is held.
     """
     with _reported(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -338,19 +364,20 @@ class Manifest:
         write_whole(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
-    def read(cls, path: Path, *, format: str, version: int) -> Manifest:
+    def read(cls, path: Path, *, format: str, versions: tuple[int, ...]) -> Manifest:
         """Read a manifest and check that it is the expected kind, in an expected version, as it was written."""
         content = read_json(path)
         if content.get("format") != format:
             raise DataError(f"{path}: expected format {format!r}, got {content.get('format')!r}")
-        if content.get("version") != version:
-            raise DataError(f"{path}: expected version {version}, got {content.get('version')!r}; update headrace")
+        version = content.get("version")
+        if version not in versions:
+            raise DataError(f"{path}: expected version {versions[0]}, got {version!r}; update headrace")
         expected = content.pop("sha256", None)
         if expected != _digest(content):
             raise DataError(f"{path}: the checksum does not match; the file was changed or is damaged")
         listed = cast("dict[str, dict[str, Any]]", content["files"])
         files = {name: FileHash(int(entry["size"]), str(entry["sha256"])) for name, entry in listed.items()}
-        return cls(format=format, version=version, about=content["about"], files=files)
+        return cls(format=format, version=cast("int", version), about=content["about"], files=files)
 
     def check(self, directory: Path, *, content: Callable[[str], bool] | bool = True) -> None:
         """Check that every listed file is there and whole.
@@ -363,19 +390,102 @@ class Manifest:
             file.check(directory / name, content=content(name) if callable(content) else content)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else is a :class:`DataError` that names the file."""
+def open_untrusted(path: Path, limit: int | None = None) -> BinaryIO:
+    """Open a file that may come from others for reading: no symbolic link, pipe or device, at most ``limit`` bytes.
+
+    Raises:
+        DataError: with the file's name.
+    """
     try:
-        content: object = json.loads(path.read_bytes())
+        # a pipe without a writer would block
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; this is not the expected directory, or its creation failed") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
+        reason = "symbolic links are not followed" if error.errno == errno.ELOOP else error.strerror or error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise DataError(f"{path}: cannot be read: expected a plain file, got something else")
+    if limit is not None and about.st_size > limit:
+        os.close(handle)
+        raise DataError(f"{path}: expected at most {limit:,} bytes, got {about.st_size:,}")
+    return os.fdopen(handle, "rb")
+
+
+@contextmanager
+def parsing(path: Path | str) -> Generator[None]:
+    """Turn what parsers raise for damaged or hostile content into a :class:`DataError` that names the file."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except _PARSER_ERRORS as error:
+        words = str(error).splitlines() or [type(error).__name__]
+        raise DataError(f"{path}: damaged, or not the expected kind of file: {words[0]}") from error
+
+
+@contextmanager
+def open_archive(path: Path) -> Generator[zipfile.ZipFile]:
+    """Open a zip archive that may come from others, every part of which is whole and of a sane size.
+
+    A part may expand to :data:`ARCHIVE_RATIO` times its compressed size beyond 64 MiB; all bytes are compared with
+    their checksums. What parsers raise inside the block becomes a :class:`DataError`.
+    """
+    with parsing(path), open_untrusted(path) as file, zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        packed = sum(part.compress_size for part in parts)
+        unpacked = sum(part.file_size for part in parts)
+        if unpacked > _SMALL_ARCHIVE + ARCHIVE_RATIO * min(packed, os.fstat(file.fileno()).st_size):
+            raise DataError(f"{path}: expected a sane size, got {unpacked:,} bytes from {packed:,} packed ones")
+        if len({part.filename for part in parts}) < len(parts):
+            raise DataError(f"{path}: expected parts with different names, got one twice")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise DataError(f"{path}: damaged: its part {damaged!r} does not match its checksum")
+        yield archive
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file; anything else is a :class:`DataError` that names the file."""
+    try:
+        with open_untrusted(path, _JSON_LIMIT) as file:
+            content: object = json.loads(file.read())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, got something else ({error})") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return cast("dict[str, Any]", content)
+
+
+_WORDS = {
+    "greater_than_equal": "Input should be a whole number from {ge}",
+    "missing": "it is missing",
+    "unexpected_keyword_argument": "it is unknown",
+}
+
+
+@functools.cache
+def _reader(kind: type[_T]) -> TypeAdapter[_T]:
+    from pydantic import TypeAdapter  # takes a tenth of a second: on use
+
+    return TypeAdapter(kind)
+
+
+def read_record(kind: type[_T], content: object, where: str) -> _T:
+    """Make a dataclass of what JSON says; an entry that is missing, unknown or of another kind is a DataError."""
+    from pydantic import ValidationError
+
+    try:
+        return _reader(kind).validate_python(content)
+    except ValidationError as error:
+        told: list[str] = []
+        for each in error.errors(include_url=False):
+            words = _WORDS.get(each["type"], each["msg"]).format(**each.get("ctx", {}))
+            place = "".join(f"{part}: " for part in each["loc"])
+            told.append(f"{place}{words.replace('Input should be', 'expected')}, got {each['input']!r:.80}")
+        raise DataError(f"{where}: {'; '.join(told)}; the file is damaged") from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -395,7 +505,7 @@ def _reported(path: Path, hint: str = "") -> Generator[None]:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Generator[int]:
-    """A file descriptor for the block."""
+    """Open a file descriptor for the block."""
     handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield handle
@@ -404,7 +514,7 @@ def _opened(path: Path, flags: int) -> Generator[int]:
 
 
 def _beside(path: Path) -> Path:
-    """A free name in the same directory: hidden, and with the suffix, which some writers would add otherwise."""
+    """Return a free name in the same directory: hidden, and with the suffix, which some writers would add otherwise."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part{path.suffix}")
 
 
@@ -419,7 +529,7 @@ def _call(write: Callable[[Path], None], part: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file in another place; a copy where the disk has no links between the two."""
+    """Put the same file in another place; a copy where the disk has no links between the two."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         target.hardlink_to(source)

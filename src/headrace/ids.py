@@ -34,7 +34,7 @@ def check_ids(ids: Ids, num_envs: int, device: torch.device, *, name: str = "ids
 
 
 def check_mask(ids: Ids, num_envs: int, device: torch.device, *, name: str) -> Tensor:
-    """The same as bool (N,) on ``device``; a mask that is one already is given back as it is."""
+    """Return the same as bool (N,) on ``device``; a mask that is one already is given back as it is."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool and ids.device == device and ids.dim() == 1:
         _check_mask(ids, num_envs, name)
         return ids
@@ -44,7 +44,7 @@ def check_mask(ids: Ids, num_envs: int, device: torch.device, *, name: str) -> T
 
 
 def check_seed(seed: int, *, of_all: bool = True) -> int:
-    """A seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
+    """Return a seed as a Python integer; ``of_all`` says whether every environment will start a new episode with it."""
     try:
         number = operator.index(seed)
     except TypeError as error:
@@ -60,7 +60,7 @@ def check_seed(seed: int, *, of_all: bool = True) -> int:
 
 
 def as_tensor(values: object, name: str) -> Tensor:
-    """An array or list as a tensor with its own memory; a tensor as it is."""
+    """Return an array or list as a tensor with its own memory; a tensor as it is."""
     if isinstance(values, Tensor):
         return values
     try:
@@ -92,7 +92,7 @@ class EnvRows:
         return int(self.ids.shape[0])
 
     def select(self, per_env: Tensor) -> Tensor:
-        """The rows of a full (N, …) tensor that line up with the rows of the call: a copy for indices, else itself."""
+        """Return the rows of a full (N, …) tensor that belong to the call: a copy for indices, else itself."""
         return per_env if self.ids is None or self.mask is not None else per_env.index_select(0, self.ids)
 
     def write(self, target: Tensor, rows: Tensor) -> None:
@@ -167,7 +167,10 @@ def check_rows(name: str, rows: Tensor, where: EnvRows, device: torch.device) ->
 
 
 def _as_ids(ids: Ids, name: str) -> Tensor:
-    """A tensor as it is; a list, range, tuple or array as bool or int64 on the CPU. One dimension, integers or bool."""
+    """Return a tensor as it is; a list, range, tuple or array as bool or int64 on the CPU.
+
+    One dimension, integers or bool.
+    """
     if not isinstance(ids, Tensor):
         if not isinstance(ids, list | range | tuple | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
             raise DtypeError(

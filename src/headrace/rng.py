@@ -43,7 +43,7 @@ def mix64(value: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def stream_key(seed: int, stream: str) -> int:
-    """The 64-bit key of one named stream under one seed, as a signed integer."""
+    """Return the 64-bit key of one named stream under one seed, as a signed integer."""
     named = mix64(zlib.crc32(stream.encode()) + GOLDEN)
     return _signed(mix64(mix64(seed) ^ named))
 
@@ -78,7 +78,7 @@ def uniform(
     high: float = 1.0,
     draw: Tensor | int = 0,
 ) -> Tensor:
-    """Uniform numbers in [low, high), float64 (n, count). Arguments as in :func:`random_bits`."""
+    """Return uniform numbers in [low, high), float64 (n, count). Arguments as in :func:`random_bits`."""
     key = stream_key(seed, stream)
     if episode_ids.device.type == "cpu":
         ids, first, out = _arrays(episode_ids, draw, count)
@@ -90,7 +90,7 @@ def uniform(
 def normal(
     seed: int, episode_ids: Tensor, stream: str, count: int, *, std: float = 1.0, draw: Tensor | int = 0
 ) -> Tensor:
-    """Normal numbers with mean 0, float64 (n, count), by Box–Muller; each uses two draws, 2·draw and 2·draw + 1.
+    """Return normal numbers with mean 0, float64 (n, count), by Box–Muller; each uses two draws, 2·draw and 2·draw + 1.
 
     Arguments as in :func:`random_bits`.
     """
@@ -105,7 +105,7 @@ def normal(
 
 
 def bits_reference(key: int, episode_ids: Tensor, first: Tensor, count: int) -> Tensor:
-    """The bits in plain torch operations: the reference of the CPU kernel, and the path of other devices."""
+    """Return the bits in plain torch operations: the reference of the CPU kernel, and the path of other devices."""
     golden = _signed(GOLDEN)
     start = _mix(_mix(episode_ids + golden) ^ key)
     steps = first[:, None] + torch.arange(1, count + 1, device=episode_ids.device)
@@ -147,5 +147,5 @@ def _unit(bits: Tensor) -> Tensor:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    """Imported at the first draw, not with the package: numba takes a fifth of a second."""
+    """Import at the first draw, not with the package: numba takes a fifth of a second."""
     return importlib.import_module("headrace._rng_kernels")

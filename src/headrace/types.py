@@ -47,7 +47,7 @@ class EpisodeEnds:
 
     @classmethod
     def join(cls, parts: Sequence[EpisodeEnds]) -> EpisodeEnds:
-        """The episodes of several steps of one environment, in order of time; none of none."""
+        """Return the episodes of several steps of one environment, in order of time; none of none."""
         if not parts:
             none, flags = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
             return cls(
@@ -175,11 +175,11 @@ class StepObserver(Protocol):
         ...
 
     def after_reset(self, record: ResetRecord) -> None:
-        """New episodes have begun."""
+        """Receive the beginnings of episodes."""
         ...
 
     def after_step(self, record: StepRecord) -> None:
-        """Some environments have acted. Called before ``after_reset`` of the episodes that follow the ended ones."""
+        """Receive a step. Called before ``after_reset`` of the episodes that follow the ended ones."""
         ...
 
 
@@ -191,7 +191,7 @@ class SubstepObserver(StepObserver, Protocol):
     """
 
     def after_substep(self, record: SubstepRecord) -> None:
-        """Some environments have taken a physics substep; ``after_step`` follows the last one of a step."""
+        """Receive a physics substep; ``after_step`` follows the last one of a step."""
         ...
 
 
@@ -204,8 +204,9 @@ class StackSpec:
 
     frames: int
     """K, at least 1."""
-    dim: int = -1
-    """``concat``: the axis along which frames are concatenated. ``new_axis``: where the axis of length K is put."""
+    dim: int
+    """``concat``: the axis along which frames are concatenated: -1 for images with channels last, 0 for channels first.
+    ``new_axis``: where the axis of length K is put. It has no default: a wrong axis stacks rows of pixels."""
     layout: Literal["concat", "new_axis"] = "concat"
     reset: Literal["repeat", "zero"] = "repeat"
     """What fills the stack at the start of an episode: the first frame, or zeros."""
@@ -215,7 +216,7 @@ class StackSpec:
             raise ConfigError(f"StackSpec.frames: expected at least 1, got {self.frames}")
 
     def axis(self, frame_rank: int) -> int:
-        """The axis of ``dim`` in one environment's *stacked* observation, as a non-negative index."""
+        """Return the axis of ``dim`` in one environment's *stacked* observation, as a non-negative index."""
         rank = frame_rank + (self.layout == "new_axis")
         axis = self.dim + rank if self.dim < 0 else self.dim
         if not 0 <= axis < rank:
@@ -226,14 +227,14 @@ class StackSpec:
         return axis
 
     def stacked_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one environment's stack, from the shape of one frame."""
+        """Return shape of one environment's stack, from the shape of one frame."""
         axis = self.axis(len(frame_shape))
         if self.layout == "new_axis":
             return (*frame_shape[:axis], self.frames, *frame_shape[axis:])
         return (*frame_shape[:axis], frame_shape[axis] * self.frames, *frame_shape[axis + 1 :])
 
     def frame_shape(self, stacked_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one frame, from the shape of one environment's stack."""
+        """Return shape of one frame, from the shape of one environment's stack."""
         rank = len(stacked_shape) - (self.layout == "new_axis")
         axis = self.axis(rank)
         size = stacked_shape[axis]
@@ -248,7 +249,7 @@ class StackSpec:
         return (*stacked_shape[:axis], size // self.frames, *stacked_shape[axis + 1 :])
 
     def frame(self, stacked: Tensor, index: int) -> Tensor:
-        """Frame ``index`` (0 = oldest, -1 = newest) of a batch of stacks (rows, …), as a view."""
+        """Return frame ``index`` (0 = oldest, -1 = newest) of a batch of stacks (rows, …), as a view."""
         shape = self.frame_shape(tuple(stacked.shape[1:]))
         axis = self.axis(len(shape)) + 1
         index = index + self.frames if index < 0 else index
@@ -258,7 +259,7 @@ class StackSpec:
         return stacked.narrow(axis, index * size, size)
 
     def newest(self, stacked: Tensor) -> Tensor:
-        """The newest frame of a batch of stacks (rows, …), as a view."""
+        """Return the newest frame of a batch of stacks (rows, …), as a view."""
         return self.frame(stacked, -1)
 
     def stack(self, frames: Tensor) -> Tensor:
@@ -287,7 +288,7 @@ StateDict: TypeAlias = Mapping[str, Any]
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """A device with its index, so that ``cuda`` and ``cuda:0`` compare equal."""
+    """Return a device with its index, so that ``cuda`` and ``cuda:0`` compare equal."""
     resolved = torch.device(device)
     if resolved == torch.device("cuda"):
         if not torch.cuda.is_available():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from headrace.bench import PlayBuilder, RunConfig, RuntimeBuilder, SuccessRule, TrainingBuilder
+from headrace.bench import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
 from headrace.bench._builders import Provenance, StartupBuilder, StepTimes
 from headrace.bench._comparison import Comparison
-from headrace.bench._schema import (
+from headrace.bench._statistic import Statistic
+from headrace.bench.schema import (
     Bundle,
     CheckpointInfo,
     EpisodePlan,
@@ -18,6 +19,7 @@ from headrace.bench._schema import (
     ProfiledFunction,
     ProfileNode,
     Resources,
+    RunConfig,
     RunIdentity,
     StartupConfig,
     StartupPhase,
@@ -25,7 +27,6 @@ from headrace.bench._schema import (
     Versions,
     Warmup,
 )
-from headrace.bench._statistic import Statistic
 
 
 def origin(kind: str = "runtime", *, run_id: str | None = None, **changes: object) -> Provenance:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import Benchmark, RunConfig, RunSettings, RuntimeBuilder, read_bundle
-from headrace.bench._schema import RuntimeBundle
+from headrace.bench import Benchmark, RunSettings, RuntimeBuilder, read_bundle
+from headrace.bench.schema import RunConfig, RuntimeBundle
 from headrace.errors import ConfigError, LifecycleError, StorageError, UnknownNameError
 
 

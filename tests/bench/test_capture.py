@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import headrace
-from headrace.adapters import library
-from headrace.adapters._library import BUILT_IN
 from headrace.bench import _capture
 from headrace.bench._capture import GB, ResourceMonitor, environment_variables, gpu_devices, hardware, versions
 from headrace.errors import ConfigError
+from headrace.libraries import library
+from headrace.libraries.registry import BUILT_IN
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -11,8 +11,8 @@ from examples import STEP, play_bundle, runtime_bundle, startup_bundle, training
 from rich.console import Console
 
 from headrace.bench._comparison import CompareCfg, compare
-from headrace.bench._comparison_output import all_notes, table
-from headrace.bench._schema import Bundle, ResumedFrom
+from headrace.bench.comparison_output import all_notes, table
+from headrace.bench.schema import Bundle, ResumedFrom
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 

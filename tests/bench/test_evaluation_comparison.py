@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace._cli import main
-from headrace._jobs.comparing import ComparisonResult
 from headrace.bench import read_bundle
+from headrace.bench.comparing import ComparisonResult
+from headrace.cli import main
 from headrace.errors import ConfigError, DataError
-from headrace.rollout import Evaluation
-from headrace.rollout._evaluation import Counters, EpisodeResult
-from headrace.rollout._journal import Header, Journal
+from headrace.evaluation import Evaluation
+from headrace.evaluation._journal import Header, Journal
+from headrace.evaluation._result import Counters, EpisodeResult
 
 IDENTITY = {
     "source": "pusher-solid",
@@ -146,7 +146,7 @@ def test_other_episodes_are_compared_as_two_sets() -> None:
 
 
 def test_a_report_shows_evaluations_and_their_verdicts(tmp_path: Path) -> None:
-    written = headrace.report(
+    written = headrace.bench.report(
         evaluation(rows(GOOD)), evaluation(rows(BAD), policy="two"), output=tmp_path / "page.html", names=("old", "new")
     )
     page = written.path.read_text()

@@ -97,7 +97,7 @@ def test_the_tree_of_imports_is_read_from_pythons_own_report() -> None:
     [
         ("/a/lib/python3.11/site-packages/torch/nn/__init__.py", "f", "torch.nn:f"),
         (f"{sysconfig.get_path('stdlib')}/json/decoder.py", "decode", "json.decoder:decode"),
-        ("/home/me/headrace/src/headrace/envs/_registry.py", "make", "headrace.envs._registry:make"),
+        ("/home/me/headrace/src/headrace/envs/registry.py", "make", "headrace.envs.registry:make"),
         ("<frozen importlib._bootstrap>", "_load", "importlib._bootstrap:_load"),
         ("~", "<built-in method posix.stat>", "builtins:posix.stat"),
         ("~", "<method 'read' of '_io.FileIO' objects>", "builtins:read of _io.FileIO"),

@@ -12,9 +12,9 @@ from examples import EXAMPLES, play_bundle, runtime_bundle
 from headrace.bench import _json_schema as json_schema
 from headrace.bench import read_bundle
 from headrace.bench._bundle_files import bundle_paths, parse_bundle, read_bundles
-from headrace.bench._formatters._isaaclab import isaaclab_text
 from headrace.bench._json_schema import VERSIONS, digest, json_schemas, write_schemas
-from headrace.bench._schema import BUNDLES, SCHEMA_VERSION, bundle_text
+from headrace.bench.formatters._isaaclab import isaaclab_text
+from headrace.bench.schema import BUNDLES, SCHEMA_VERSION, bundle_text
 from headrace.errors import ConfigError, DataError
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"

@@ -11,11 +11,11 @@ import torch
 from examples import filled, origin
 from gymnasium import spaces
 
-from headrace._jobs.request import rendering_backend
 from headrace.bench import RuntimeBuilder
 from headrace.bench._builders import StepTimes
-from headrace.bench._stepping import Stepper, WarmupRule, action_maker, warm_up
-from headrace.envs._recipe import EnvRecipe
+from headrace.bench.measured.run_cfg import rendering_backend
+from headrace.bench.stepping import Stepper, WarmupRule, action_maker, warm_up
+from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, UnsupportedError
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 from examples import origin
 
 from headrace.bench import SuccessRule, TrainingBuilder
-from headrace.bench._schema import TrainingBundle
+from headrace.bench.schema import TrainingBundle
 from headrace.errors import ConfigError, DataError
 
 

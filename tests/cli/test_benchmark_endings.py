@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from headrace.bench import read_bundle
-from headrace.bench._schema import RuntimeBundle
+from headrace.bench.schema import RuntimeBundle
 
 QUICK = ("--num-envs", "4", "--num-steps", "30", "--warmup-steps", "10")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from headrace._cli import main; sys.exit(main())", *arguments]
+    return [sys.executable, "-c", "import sys; from headrace.cli import main; sys.exit(main())", *arguments]
 
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:
@@ -44,13 +44,13 @@ def words(process: psutil.Process) -> str:
 def test_an_interrupted_run_leaves_a_valid_bundle(tmp_path: Path, number: int, reason: str) -> None:
     (tmp_path / "marking.py").write_text(
         "from pathlib import Path\n"
-        "from headrace.bench import _stepping as stepping\n"
+        "from headrace.bench import stepping\n"
         "plain = stepping.Stepper.run\n"
         "def run(self, *arguments):\n"
         "    Path('measuring').touch()\n"
         "    plain(self, *arguments)\n"
         "stepping.Stepper.run = run\n"
-        "from headrace._cli import main\n"
+        "from headrace.cli import main\n"
         "import sys\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -82,7 +82,7 @@ class Interrupting(importlib.abc.MetaPathFinder):
             os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Interrupting())
-from headrace._cli import main
+from headrace.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from train_play import play_bundle, played, said, trained
 
-from headrace._cli.main import main
-from headrace.adapters._finding import bare_name, find_checkpoint
+from headrace.cli.main import main
+from headrace.policies.load_policy import _find_file, bare_name, find_policy
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 
 
 def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> None:
-    assert find_checkpoint(None, "cartpole").source == "published"
+    assert find_policy(None, "cartpole", newest=True).origin == "published"
     for name, score, moment in (("run_9", 5.0, 1.0), ("run_10", 3.0, 2.0)):
         folder = tmp_path / "runs" / name / "checkpoints"
         folder.mkdir(parents=True)
@@ -26,15 +26,15 @@ def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> No
         index = {"task": "cartpole", "library": "skrl", "last": "checkpoints/last.pt", "best": "checkpoints/best.pt"}
         index |= {"num_envs": 8, "iteration": 1, "score": score, "best_score": score, "saved_at": moment}
         (folder.parent / "checkpoint.json").write_text(json.dumps(index))
-    assert find_checkpoint(None, "cartpole").path.parts[-3] == "run_10"
-    assert find_checkpoint("latest", "cartpole", library="skrl").path.parts[-3] == "run_10"
-    assert find_checkpoint("best", "cartpole").path.parts[-3:] == ("run_9", "checkpoints", "best.pt")
-    assert find_checkpoint(None, "cartpole", library="headrace").source == "published"
+    assert _find_file(None, "cartpole", None, newest=True).path.parts[-3] == "run_10"
+    assert _find_file("latest", "cartpole", "skrl", newest=False).path.parts[-3] == "run_10"
+    assert _find_file("best", "cartpole", None, newest=False).path.parts[-3:] == ("run_9", "checkpoints", "best.pt")
+    assert find_policy(None, "cartpole", library="headrace", newest=True).origin == "published"
     assert bare_name("my.module:cartpole-Play") == "cartpole"
 
 
 def test_checkpoint_is_fetched_from_a_uri(tmp_path: Path) -> None:
-    published = find_checkpoint("published", "cartpole").path
+    published = find_policy("published", "cartpole").path
     assert played("--policy", f"file://{published}", "--output", "p") == 0
     bundle = play_bundle("p")
     assert bundle.checkpoint is not None
@@ -57,9 +57,9 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "cartpole", "--success-window", "20"), "--success-window: expected --check-success with it"),
-        (("train", "cartpole", "--success-threshold", "0.5"), "--success-threshold: expected --check-success with it"),
-        (("train", "cartpole", "--success-rule", "each"), "--success-rule: expected --check-success with it"),
+        (("train", "cartpole", "--success-window", "20"), "expected --check-success with them"),
+        (("train", "cartpole", "--success-threshold", "0.5"), "expected --check-success with them"),
+        (("train", "cartpole", "--success-rule", "each"), "expected --check-success with them"),
         (("train", "cartpole", "--library", "rsl-rl"), "did you mean 'rsl_rl'"),
         (("train", "cartpol"), "did you mean 'cartpole'"),
         (("train", "cartpole", "--iterations", "0"), "--iterations"),
@@ -85,7 +85,7 @@ def test_bad_input_is_refused_with_a_hint(
 def test_checkpoints_of_another_task_or_library_and_damaged_ones_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published = find_checkpoint("published", "cartpole").path
+    published = find_policy("published", "cartpole").path
     assert main(["play", "ant", "--policy", str(published)]) == 2
     assert "task 'ant', got one of 'cartpole'" in said(capsys)
     assert played("--policy", str(published), "--library", "skrl") == 2

@@ -10,7 +10,7 @@ PROGRAM = """
 import gc, torch
 torch.set_num_threads(1)
 from numba.core.dispatcher import Dispatcher
-from headrace._cli.compiling import compile_everything
+from headrace.cli.compiling import compile_everything
 import headrace
 
 def compiled():

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from headrace._cli import printing
-from headrace._cli.printing import compile_bar, compile_notice
 from headrace._kernels.compiled import inline
+from headrace.cli import printing
+from headrace.cli.printing import compile_bar, compile_notice
 
 LOG = logging.getLogger("headrace.kernels")
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace._cli import main
+from headrace.cli import main
 
 _ASK = """
 {script}
 COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
-_headrace
+_shtab_headrace
 echo "${{COMPREPLY[@]}}"
 """
 
@@ -22,14 +22,11 @@ echo "${{COMPREPLY[@]}}"
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that adds a task by an entry point."""
-    from headrace.envs import _registry as registry
-
     info = tmp_path / "adds_task-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: adds-task\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[headrace.tasks]\ninstalled-task = adds_task:TASK\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_entry_points", functools.cache(registry._entry_points.__wrapped__))
 
 
 def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
@@ -52,6 +49,8 @@ def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
         ("headrace evaluate ant --engine th", ["thread"]),
         ("headrace picture ant --kind se", ["segmentation"]),
         ("headrace run installed-", ["installed-task"]),
+        ("headrace record exp", ["export"]),
+        ("headrace record export a b --to le", ["lerobot"]),
     ],
 )
 def test_bash_completes_commands_tasks_options_and_their_values(
@@ -62,16 +61,27 @@ def test_bash_completes_commands_tasks_options_and_their_values(
     assert all(word.startswith(words.split()[-1]) for word in found)
 
 
-def test_zsh_takes_the_same_script_through_its_own_door(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_has_a_script_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
-    assert "bashcompinit" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("#compdef headrace")
+
+
+def test_completion_and_the_list_of_commands_do_not_import_torch() -> None:
+    code = (
+        "import contextlib, io, sys; from headrace.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
+        "print('torch' in sys.modules)"
+    )
+    for words in (["completion", "bash"], ["--help"], ["train", "--help"]):
+        run = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == "False", words
 
 
 @pytest.mark.system
 def test_a_real_zsh_takes_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", "zsh"]) == 0
     (tmp_path / "script").write_text(capsys.readouterr().out)
-    ask = 'autoload -Uz compinit && compinit -u -d dump; source ./script; print -r -- "$_comps[headrace]"'
+    ask = 'autoload -Uz compinit && compinit -u -d dump; eval "$(<script)"; print -r -- "$_comps[headrace]"'
     answer = subprocess.run(["zsh", "-fc", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "_headrace" in answer.stdout
     assert answer.stderr == ""

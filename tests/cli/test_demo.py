@@ -10,12 +10,12 @@ import av
 import pytest
 
 import headrace
-from headrace._cli import main
-from headrace._jobs import demo
 from headrace.bench import read_bundle
-from headrace.envs.tasks import aloha_models
+from headrace.bench import story as demo
+from headrace.cli import main
+from headrace.envs.tasks import aloha
 from headrace.errors import DataError
-from headrace.rollout import Evaluation
+from headrace.evaluation import Evaluation, PlayCfg
 
 
 def test_the_demo_tells_its_three_scenes_and_writes_a_page_that_begins_with_them(
@@ -47,7 +47,7 @@ def test_the_demo_tells_its_three_scenes_and_writes_a_page_that_begins_with_them
 
 def test_without_gym_aloha_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
-    monkeypatch.setattr(aloha_models, "find_spec", lambda name: None)
+    monkeypatch.setattr(aloha, "find_spec", lambda name: None)
     recipe, policy = demo.choose_task(2, shown.append)
     assert (recipe.source, policy) == ("pusher-solid", None)
     assert "pip install --no-deps gym-aloha" in str(shown)
@@ -55,11 +55,11 @@ def test_without_gym_aloha_the_demo_says_how_to_get_it(monkeypatch: pytest.Monke
 
 def test_a_table_that_differs_after_the_kill_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = headrace.EnvRecipe("pusher-solid", num_envs=2, seed=1)
-    whole = headrace.evaluate(recipe, episodes=2, execute=16, progress=False)
+    whole = headrace.evaluate(recipe, episodes=2, play=PlayCfg(execute=16), progress=False)
     wrong = replace(whole, episodes=[replace(row, reward=row.reward + 1e-9) for row in whole.episodes])
 
     def played(recipe: headrace.EnvRecipe, policy: str | None, episodes: int, journal: Path) -> None:
-        headrace.evaluate(recipe, policy, episodes=1, execute=16, journal=journal, progress=False)
+        headrace.evaluate(recipe, policy, episodes=1, play=PlayCfg(execute=16), journal=journal, progress=False)
 
     monkeypatch.setattr(demo, "_kill_midway", played)
     with pytest.raises(DataError, match="differs from the one that was not cut"):
@@ -67,7 +67,7 @@ def test_a_table_that_differs_after_the_kill_is_an_error(tmp_path: Path, monkeyp
 
 
 def test_a_second_run_takes_the_next_folder(tmp_path: Path) -> None:
-    from headrace._cli.demo import _free_folder
+    from headrace.cli.demo import _free_folder
 
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()

@@ -7,8 +7,8 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from headrace._cli import main
-from headrace._cli.doctor import core, extras, works
+from headrace.cli import main
+from headrace.cli.doctor import core, extras, works
 
 
 def test_a_whole_installation_is_called_whole(capsys: pytest.CaptureFixture[str]) -> None:

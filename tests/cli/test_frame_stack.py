@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace._cli.main import main
+from headrace.cli.main import main
 
 seen: list[tuple[int, ...]] = []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace._cli import main
-from headrace.envs._registry import task_names
+from headrace.cli import main
+from headrace.envs.registry import task_names
 from headrace.errors import MissingExtraError
 
 
@@ -24,7 +24,7 @@ def test_tasks_lists_the_others_where_one_cannot_be_made(
 ) -> None:
     from importlib.metadata import EntryPoint
 
-    from headrace.envs import _registry as registry
+    from headrace.envs import registry
 
     lost = EntryPoint("lost", "no_such_package:TASK", registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "_entry_points", lambda: {"lost": lost})

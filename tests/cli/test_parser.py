@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace._cli import main
+from headrace.cli import main
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from train_play import play_bundle, played, said, save_onnx
 
 import headrace
-from headrace._cli.main import main
+from headrace.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 

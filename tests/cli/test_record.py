@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from headrace._cli.main import build_parser
-from headrace.envs._registry import make
+from headrace.cli.main import build_parser
+from headrace.envs.registry import make
 from headrace.errors import ConfigError, IdError
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
 
@@ -143,7 +143,7 @@ def test_a_task_of_ones_own_is_replayed_by_its_module(tmp_path, capsys, monkeypa
         for _ in range(5):
             env.step(torch.zeros(2, 1))
     env.close()
-    program = "import sys; from headrace._cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from headrace.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "record", "replay", str(tmp_path / "d")]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert plain.returncode == 2

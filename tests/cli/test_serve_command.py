@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace._cli import main
+from headrace.cli import main
 
 
 def test_it_serves_the_shipped_policy_until_ctrl_c_and_evaluate_plays_with_it(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_it_serves_the_shipped_policy_until_ctrl_c_and_evaluate_plays_with_it(tm
     ("words", "message"),
     [
         ([], "expected TASK or --policy"),
-        (["cartpole"], "we ship none for 'cartpole'"),
+        (["humanoid"], "we ship none for 'humanoid'"),
         (["pusher-solid", "--fast", "--buckets", "4,x"], "expected sizes such as 4,16,64"),
         (["pusher-solid", "--batch-size", "0"], "batching size: expected at least 1 row, got 0"),
         (["pusher-solid", "--max-rows", "0"], "max_rows: expected a whole number from 1, got 0"),

@@ -10,8 +10,8 @@ import torch
 from train_play import QUICK, play_bundle, played, said, trained, training_bundle
 
 import headrace
-from headrace._cli.main import main
-from headrace.adapters._library import read_curves
+from headrace.cli.main import main
+from headrace.libraries.registry import read_curves
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 
@@ -84,7 +84,7 @@ def test_early_stop_ends_within_one_window_and_says_why(library: str) -> None:
 def test_broken_off_training_leaves_a_bundle_and_a_usable_checkpoint(
     where: str, raised: BaseException, status: str
 ) -> None:
-    from headrace.adapters.own._learner import OwnLearner
+    from headrace.libraries.own._learner import OwnLearner
 
     calls = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -220,8 +220,8 @@ def test_a_second_ctrl_c_ends_the_training_at_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_disk_that_fails_between_two_files_leaves_a_run_that_resumes() -> None:
-    from headrace.adapters.own._learner import OwnLearner
     from headrace.errors import StorageError
+    from headrace.libraries.own._learner import OwnLearner
 
     save, calls = OwnLearner.save, 0
 
@@ -233,8 +233,8 @@ def test_a_disk_that_fails_between_two_files_leaves_a_run_that_resumes() -> None
         save(self, path, meta)  # pyright: ignore[reportArgumentType]  # passed on
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.adapters._training._SHARE", 0.0)
-        patch.setattr("headrace.adapters._training.time.perf_counter", _Hours())
+        patch.setattr("headrace.libraries.training._SHARE", 0.0)
+        patch.setattr("headrace.libraries.training.time.perf_counter", _Hours())
         patch.setattr(OwnLearner, "save", failing)
         trained("half", "--iterations", "4")
     names = {path.name for path in Path("half/checkpoints").iterdir()}

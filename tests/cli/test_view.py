@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace._cli import main
-from headrace._jobs.view_page import Screen, png, serve
+from headrace.cli import main
+from headrace.viewing._page import Screen, png, serve
 
 
 def test_pictures_are_encoded_without_loss() -> None:

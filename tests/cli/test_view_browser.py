@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headrace._jobs.view_page import Screen, serve
+from headrace.viewing._page import Screen, serve
 
 pytestmark = pytest.mark.system
 
-_START = "import sys; from headrace._cli import main; sys.exit(main(sys.argv[1:]))"
+_START = "import sys; from headrace.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def test_tiles_move_and_a_click_suspends_one(browser) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace._cli.main import main
 from headrace.bench import read_bundle
-from headrace.bench._schema import PlayBundle, TrainingBundle
+from headrace.bench.schema import PlayBundle, TrainingBundle
+from headrace.cli.main import main
 
 if TYPE_CHECKING:
     from onnx import GraphProto

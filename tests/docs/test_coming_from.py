@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace._cli.main import build_parser
+from headrace.cli.main import build_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
 PACKAGES = [

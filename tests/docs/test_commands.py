@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace._cli.main import build_parser
+from headrace.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FILES += sorted(path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*.*"))
+FILES = [path for path in FILES if path.suffix in (".md", ".py", ".sh")]
 BLOCK = re.compile(r"^```(?:sh|text|console|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(headrace [a-z][^`…]*)`")
 
 
 def _commands(path: Path) -> set[str]:
     text = path.read_text()
-    lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    blocks = [text] if path.suffix == ".sh" else BLOCK.findall(text)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     started = [line.removeprefix("$ ").removeprefix(".venv/bin/") for line in lines]
     inline = [command.replace("\n", " ") for command in INLINE.findall(text)]
     return {command for command in [*started, *inline] if command.startswith("headrace ")}

@@ -49,7 +49,7 @@ def test_the_packages_own_tests_pass_there(python: Path) -> None:
 
 
 def test_commands_find_the_task_by_its_entry_point(python: Path, tmp_path: Path) -> None:
-    main = ("-c", "import sys; from headrace._cli import main; sys.exit(main(sys.argv[1:]))")
+    main = ("-c", "import sys; from headrace.cli import main; sys.exit(main(sys.argv[1:]))")
     assert "my-robot-reach" in ran(python, tmp_path, *main, "tasks")
     short = ("--num-envs", "2", "--set", "episode_length=6")
     stepped = ran(

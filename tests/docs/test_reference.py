@@ -30,7 +30,10 @@ EXPORTING = [name for name in PACKAGES if hasattr(importlib.import_module(name),
 
 
 def test_every_public_package_stands_in_a_reference_page_that_the_site_lists() -> None:
-    assert set(PACKAGES) - set(EXPORTING) == {"headrace.envs.tasks"}, "tasks are found by name"
+    inner = {"bench.formatters", "bench.measured", "cli", "envs.tasks", "evaluation.ray", "policies.serving"}
+    inner |= {"envs.tasks.libero", "recording.export", "sim.camera", "bench.reporting"}
+    inner |= {"adapters", "adapters.sb3"}  # where checkpoints of 0.2 look for classes
+    assert set(PACKAGES) - set(EXPORTING) == {f"headrace.{name}" for name in inner}, "packages without names of users"
     assert sorted(set(EXPORTING) - set(SHOWN)) == []
     site = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f"reference/{page.name}" not in site] == []
@@ -89,4 +92,5 @@ def words_of_examples() -> set[str]:
 def test_every_public_name_is_shown_in_use() -> None:
     shown = words_of_examples()
     exported = {package: importlib.import_module(package).__all__ for package in EXPORTING}
-    assert [f"{package}.{name}" for package, names in exported.items() for name in names if name not in shown] == []
+    unused = [f"{package}.{name}" for package, names in exported.items() for name in names if name not in shown]
+    assert [name for name in unused if name not in PACKAGES] == []

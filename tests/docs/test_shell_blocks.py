@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace._cli import main
 from headrace.bench._profiling import read_whitelist
+from headrace.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
@@ -41,7 +41,7 @@ BEFORE = {
 }
 MY_TASKS = """
 from headrace import TaskEntry, register_task
-from headrace.envs._registry import task_entry
+from headrace.envs.registry import task_entry
 
 cartpole = task_entry("cartpole")
 register_task(TaskEntry(name="reach", task=cartpole.task, cfg=cartpole.cfg, summary="the reader's own"))
@@ -50,6 +50,11 @@ ELSEWHERE = {
     "headrace serve": "runs until Ctrl-C: tests/cli/test_serve_command.py",
     "headrace evaluate pusher-solid --policy openpi://": "needs the server: tests/cli/test_serve_command.py",
     "headrace evaluate pusher-solid --episodes 500 --workers": "tests/distributed",
+    "scripts/setup_libero.sh": "make test-libero, where LIBERO's assets are",
+    "export HEADRACE_LIBERO_ASSETS": "make test-libero",
+    "headrace libero": "make test-libero",
+    "headrace tasks libero": "make test-libero",
+    "headrace evaluate libero_spatial": "make test-libero",
     "headrace sweep --commits": "tests/bench/test_sweep.py sweeps over two commits of a repository of its own",
     ".venv/bin/pre-commit install": "would change this clone",
     ".venv/bin/python -m pytest tests/envs -k your_task": "your_task is the reader's",

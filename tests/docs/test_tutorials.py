@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.envs import _registry as registry
+from headrace.envs import registry
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _LESSONS = sorted((_DOCS / "tutorials").glob("*.py"))

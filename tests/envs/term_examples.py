@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.envs._terms import TermTaskCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.term_task import TermTaskCfg
 from headrace.envs.terms import (
     ActionL2,
     ActionRateL2,

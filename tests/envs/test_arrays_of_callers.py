@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
+from headrace.envs.task import Rows, Task, TaskCfg
 from headrace.errors import ConfigError, DtypeError
-from headrace.sim._mujoco_api import load_model
+from headrace.sim.mujoco_api import load_model
 
 
 @pytest.mark.parametrize("rest", [[], [0]])

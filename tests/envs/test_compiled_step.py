@@ -10,13 +10,12 @@ from torch import Tensor
 
 import headrace
 from headrace import errors
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs.tasks.ant import Ant, AntCfg
+from headrace.envs.batch_env import BatchEnv
 from headrace.envs.tasks.inverted_pendulum import InvertedPendulum, InvertedPendulumCfg
 from headrace.testing._comparing import require_same_tensors
 from headrace.types import EpisodeEnds, Need, ResetRecord, Step, StepRecord
 
-REACH = {"cartpole": 1.0, "inverted-pendulum": 3.0, "ant": 1.0, "humanoid": 0.4}
+REACH = {"cartpole": 1.0, "inverted-pendulum": 3.0}
 TASKS = sorted(REACH)
 
 
@@ -113,29 +112,29 @@ def test_what_a_step_returns_is_not_written_again() -> None:
 
 
 def test_masks_and_odd_actions_have_the_same_result() -> None:
-    fast, plain = pair("ant", 4)
+    fast, plain = pair("cartpole", 4)
     generator = torch.Generator().manual_seed(2)
     everyone = torch.ones(4, dtype=torch.bool)
     for at in range(6):
-        actions = actions_for(fast, "ant", generator)
+        actions = actions_for(fast, "cartpole", generator)
         if at % 2:
             got = fast.step(actions, observe=everyone)
             expected = plain.step(actions, observe=everyone)
         else:
-            odd = torch.empty(8, 4).t().copy_(actions)
+            odd = torch.empty(4, 2)[:, :1].copy_(actions)
             got, expected = fast.step(odd), plain.step(actions)
         require_same_step(got, expected, f"step {at}")
     before = fast.state_dict()
     with pytest.raises(errors.ActionError, match="nothing was stepped"):
-        fast.step(torch.full((4, 8), torch.nan))
+        fast.step(torch.full((4, 1), torch.nan))
     with pytest.raises(errors.ShapeError):
-        fast.step(torch.zeros(3, 8))
+        fast.step(torch.zeros(3, 1))
     require_same_tensors(fast.state_dict(), before, "state after bad actions")
     fast.close()
     plain.close()
 
 
-class PaidInFull(Ant):
+class PaidInFull(InvertedPendulum):
     """Overrides a row function, and not the compiled form."""
 
     def reward(self, rows, actions):
@@ -162,10 +161,10 @@ def test_a_task_with_kernels_and_instructions_names_the_new_episode_after_an_aut
 
 
 def test_a_subclass_with_a_function_of_its_own_is_not_stepped_by_its_parents_kernels() -> None:
-    env = headrace.make(PaidInFull(AntCfg()), 2)
+    env = headrace.make(PaidInFull(InvertedPendulumCfg()), 2)
     env.reset()
     assert env._compiled is None
-    assert env.step(torch.zeros(2, 8)).reward.tolist() == [7.0, 7.0]
+    assert env.step(torch.zeros(2, 1)).reward.tolist() == [7.0, 7.0]
     task = InvertedPendulum(InvertedPendulumCfg())
     task.terminated = lambda rows: torch.zeros(len(rows), dtype=torch.bool)  # type: ignore[method-assign]
     patched = headrace.make(task, 2)
@@ -221,7 +220,7 @@ def test_observers_are_shown_the_same_steps_and_beginnings(task, autoreset) -> N
 
 
 def test_an_observer_that_raises_leaves_an_ended_episode_restarted_and_the_environment_usable() -> None:
-    env, _ = pair("ant", 2, overrides={"episode_length": 3})
+    env, _ = pair("cartpole", 2, overrides={"episode_length": 3})
 
     class Raises(Watcher):
         def after_step(self, record: StepRecord) -> None:
@@ -230,9 +229,9 @@ def test_an_observer_that_raises_leaves_an_ended_episode_restarted_and_the_envir
 
     env.attach(Raises())
     for _ in range(2):
-        env.step(torch.zeros(2, 8))
+        env.step(torch.zeros(2, 1))
     with pytest.raises(ValueError, match="not today"):
-        env.step(torch.zeros(2, 8))
+        env.step(torch.zeros(2, 1))
     assert env.episode_ids.tolist() == [2, 3]
-    env.step(torch.zeros(2, 8))
+    env.step(torch.zeros(2, 1))
     env.close()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import headrace
 from headrace import testing
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import task_names
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import task_names
 from headrace.testing._comparing import require_equal
 from headrace.testing._playing import actions_of, poisoned
 

@@ -12,8 +12,8 @@ from headrace import BatchEnv, task_names
 from headrace.envs import make_task
 from headrace.errors import ConfigError
 from headrace.sim import CameraSpec, PoseReader
-from headrace.sim._warp_camera import WarpCamera
-from headrace.sim._warp_sim import MujocoWarpSim
+from headrace.sim.camera.warp_camera import WarpCamera
+from headrace.sim.warp_sim import MujocoWarpSim
 from pretend_cuda import PretendCuda, pretend_cuda
 
 N = 4

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make_task, task_names
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make_task, task_names
 from headrace.testing._comparing import require_rows_equal
 from headrace.testing._playing import actions_of, next_actions
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headrace
-from headrace.envs._batch_env import BatchEnv
+from headrace.envs.batch_env import BatchEnv
 
 PIXELS = 12
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace
-from headrace.envs._actions import taken_actions
-from headrace.envs._held_observations import HeldObservations
+from headrace.envs._observations import HeldObservations
+from headrace.envs.actions import taken_actions
 from headrace.errors import ActionError
 
 N = 6

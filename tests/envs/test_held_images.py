@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import headrace
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._images import EnvImages
-from headrace.vision import normalize_image
+from headrace.envs._observations import EnvImages
+from headrace.envs.batch_env import BatchEnv
+from headrace.history import normalize_image
 
 NUM_ENVS = 4
 
@@ -145,7 +145,7 @@ def test_a_normalized_environment_keeps_frames_as_bytes_and_nothing_else(frames:
 
 
 def test_a_step_with_an_end_writes_the_observation_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.buffers import _output
+    from headrace.history import ordered as _output
 
     env = _make(2, normalize=True)
     env.reset()

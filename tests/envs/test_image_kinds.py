@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from headrace.envs import ImageSpec
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.task import Rows, Task, TaskCfg
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.history import image_observation
 from headrace.sim import CameraSpec, MujocoSim
-from headrace.sim._mujoco_api import load_model
+from headrace.sim.mujoco_api import load_model
 from headrace.types import Obs
-from headrace.vision import image_observation
 
 XML = """
 <mujoco><option timestep="0.01"/><statistic extent="2"/><worldbody>
@@ -267,3 +266,9 @@ def test_a_term_table_observes_the_same_images_as_a_class_task() -> None:
     assert shapes["depth"] == (3, 48, 48, 2)
     assert shapes["normals"] == (3, 48, 48, 6)
     assert len(obs["segmentation"].unique()) > 1
+
+
+def test_data_types_that_are_not_the_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave data_types out"):
+        ImageSpec(camera=CameraSpec(name="c", width=4, height=4, data_types=("depth",)))
+    ImageSpec(camera=CameraSpec(name="c", width=4, height=4, data_types=("depth",)), kind="depth")

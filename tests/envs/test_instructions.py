@@ -14,17 +14,17 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import headrace
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._rows import Rows
-from headrace.envs._term_task import TermTask
-from headrace.envs.bridges import BridgeEnv
-from headrace.envs.bridges._make import bridge
+from headrace.bridges import BridgeEnv
+from headrace.bridges.make import bridge
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.task import Rows
 from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.term_task import TermTask
 from headrace.errors import ConfigError, EnvError, LifecycleError, ShapeError
 from headrace.sim import MujocoSim
 
-sys.path.insert(0, str(Path(__file__).parent / "bridges"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bridges"))
 from toy_envs import ToldEnv
 
 SIDES = ("left", "right", "nowhere")

@@ -11,7 +11,7 @@ import torch
 
 import headrace
 from headrace import ids
-from headrace.envs._batch_env import BatchEnv
+from headrace.envs.batch_env import BatchEnv
 
 FALLEN = torch.tensor([0, 3])
 
@@ -67,10 +67,11 @@ def _counts(task: str, num_envs: int) -> dict[str, int]:
 def test_the_number_of_calls_in_a_step_does_not_depend_on_the_number_of_environments(task: str) -> None:
     few, many = _counts(task, 8), _counts(task, 64)
     assert few == many
-    # what a step costs beside the physics is these calls: whoever adds some should know it
-    assert few["step"] <= 90, few
-    assert few["ends"] <= 190, few
-    assert few["reset of two"] <= 130, few
+    # what a step costs besides the physics is these calls; tasks with a compiled form make fewer
+    compiled = task in ("inverted-pendulum", "cartpole")
+    assert few["step"] <= (90 if compiled else 200), few
+    assert few["ends"] <= (190 if compiled else 360), few
+    assert few["reset of two"] <= (130 if compiled else 190), few
 
 
 @pytest.mark.parametrize("task", ["ant", "cartpole-camera"])

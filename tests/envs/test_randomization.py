@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from term_examples import eventful_cartpole
 
 from headrace import testing
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
-from headrace.envs._rows import Rows
-from headrace.envs._term_task import TermTask
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
+from headrace.envs.task import Rows
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.term_task import TermTask
 from headrace.envs.terms import LogUniform, Randomization, Uniform
 from headrace.errors import ConfigError
 

@@ -50,7 +50,7 @@ def package(tmp_path):
 def test_a_task_of_an_installed_package_is_found_by_its_name(package) -> None:
     code = """
     import headrace, sys
-    from headrace.envs._registry import task_cfg
+    from headrace.envs.registry import task_cfg
     assert "reach" in headrace.task_names() and "my_robots" not in sys.modules
     print(task_cfg("reach").episode_length, headrace.make("reach", 2).recipe.source)
     """

@@ -8,8 +8,8 @@ import pytest
 
 import headrace
 from headrace import EnvRecipe
-from headrace.envs._overrides import read_preset
-from headrace.envs._sources import resolve_source
+from headrace.envs.overrides import read_preset
+from headrace.envs.sources import resolve_source
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 OWN = (
@@ -36,7 +36,7 @@ def test_an_unknown_environment_is_refused_with_a_suggestion(text: str, message:
 def test_a_task_of_the_users_own_is_found_in_the_directory_one_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.envs import _registry as registry
+    from headrace.envs import registry
 
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     monkeypatch.chdir(tmp_path)

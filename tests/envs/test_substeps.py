@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs._registry import make
+from headrace.envs.registry import make
 from headrace.errors import ConfigError, UnsupportedError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
 from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord

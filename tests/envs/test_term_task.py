@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from term_examples import eventful_cartpole
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._overrides import with_overrides
-from headrace.envs._registry import make, task_cfg
-from headrace.envs._rows import Rows
-from headrace.envs._term_task import TermTask
-from headrace.envs._terms import TermTaskCfg
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.overrides import with_overrides
+from headrace.envs.registry import make, task_cfg
+from headrace.envs.task import Rows
 from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.term_task import TermTask, TermTaskCfg
 from headrace.envs.terms import (
     BodiesNear,
     BodyBelow,

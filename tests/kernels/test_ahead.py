@@ -13,7 +13,7 @@ PROGRAM = """
 import sys
 import numpy as np
 from headrace._kernels import ahead
-from headrace._kernels.render_frames import copy_depth, to_gray
+from headrace.sim.camera._render_frames import copy_depth, to_gray
 
 lines, z = np.array([[[0, 2], [1, 2]]], np.int32), np.arange(4, dtype=np.float32).reshape(1, 2, 2)
 out, gray = np.full((1, 2, 2), 9, np.float32), np.empty(1, np.uint8)
@@ -60,11 +60,12 @@ def test_one_thread_compiles_everything_in_its_own_process(tmp_path: Path) -> No
 def test_a_camera_compiles_no_kernel_that_its_scene_and_kinds_do_not_need(monkeypatch) -> None:
     import mujoco
 
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader, _camera_painter
+    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim.camera import native_camera
 
     announced: list[str] = []
     monkeypatch.setattr(
-        _camera_painter, "compile_ahead", lambda calls: announced.extend(k.py_func.__name__ for k, _ in calls)
+        native_camera, "compile_ahead", lambda calls: announced.extend(k.py_func.__name__ for k, _ in calls)
     )
 
     def needs(shape: str, *kinds: str) -> set[str]:
@@ -90,7 +91,8 @@ def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int
     import numba
     import numpy as np
 
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader, _camera_painter
+    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim.camera import native_camera
 
     announced: list[tuple[object, tuple[object, ...]]] = []
     called: list[tuple[object, tuple[object, ...]]] = []
@@ -108,9 +110,9 @@ def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int
 
     kernels = ("place", "paint", "cast_primitives", "cast_triangles", "find_normals")
     for name in kernels:
-        monkeypatch.setattr(_camera_painter, name, Watched(getattr(_camera_painter, name)))
+        monkeypatch.setattr(native_camera, name, Watched(getattr(native_camera, name)))
     monkeypatch.setattr(
-        _camera_painter, "compile_ahead", lambda calls: announced.extend(form(k.kernel, args) for k, args in calls)
+        native_camera, "compile_ahead", lambda calls: announced.extend(form(k.kernel, args) for k, args in calls)
     )
     model = mujoco.MjModel.from_xml_string(
         """<mujoco><asset><texture name="t" type="2d" builtin="checker" width="8" height="8"/>

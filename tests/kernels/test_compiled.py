@@ -11,12 +11,13 @@ from pathlib import Path
 
 from headrace._kernels import cache
 
-KERNELS = Path(cache.__file__).parent
+PACKAGE = Path(cache.__file__).parent.parent
+CAMERA = PACKAGE / "sim" / "camera"
 
 PROGRAM = """
 import torch
 torch.set_num_threads(1)
-from headrace.vision import normalize_image
+from headrace.history import normalize_image
 normalize_image(torch.zeros((64, 64, 64, 3), dtype=torch.uint8))
 print(torch.get_num_threads())
 """
@@ -33,40 +34,47 @@ def test_kernels_leave_torchs_number_of_threads_alone() -> None:
 
 
 def test_code_on_disk_belongs_to_a_kernel_and_to_the_kernels_that_it_calls() -> None:
-    names = {path.name for path in cache.sources(KERNELS / "render_stages.py")}
-    assert {"render_stages.py", "render_wrap.py", "render_texture.py", "render_scene.py"} <= names, (
-        "two imports away too"
-    )
+    names = {path.name for path in cache.sources(CAMERA / "_render_stages.py")}
+    assert {"_render_stages.py", "_render_wrap.py", "_render_texture.py"} <= names, "two imports away too"
+    assert "_render_scene.py" in names, "constants are compiled in"
     assert "compiled.py" not in names
-    samplers = cache.sources(KERNELS.parent / "replay" / "_samplers.py")
-    assert KERNELS.parent / "replay" / "_arithmetic.py" in samplers, "kernels outside of the folder, too"
+    pendulum = cache.sources(PACKAGE / "envs" / "tasks" / "_pendulum_kernels.py")
+    assert PACKAGE / "_rng_kernels.py" in pendulum, "kernels outside of the folder, too"
 
 
 def test_every_file_has_the_imports_that_its_syntax_tree_has() -> None:
-    package = KERNELS.parent
-    for path in package.rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         names: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace"):
                 names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         names -= {"headrace._kernels.compiled"}
-        files = {package.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in names if "." in name}
+        files = {PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in names if "." in name}
         missing = {file for file in files if file.is_file()} - set(cache._imports(path))
         assert not missing, path
 
 
 def test_an_edit_of_a_called_kernel_changes_the_place_and_restoring_it_brings_it_back(tmp_path) -> None:
-    copy = tmp_path / "headrace" / "_kernels"
-    shutil.copytree(KERNELS, copy)
-    before = cache.digest(copy / "render_stages.py")
-    assert before == cache.digest(KERNELS / "render_stages.py"), "the same content at another place: after reinstalling"
-    texture = copy / "render_texture.py"
+    copy = tmp_path / "headrace"
+    shutil.copytree(PACKAGE, copy)
+    stages, gather = Path("sim/camera/_render_stages.py"), Path("replay/row_space.py")
+    before = cache.digest(copy / stages)
+    assert before == cache.digest(PACKAGE / stages), "the same content at another place: after reinstalling"
+    texture = copy / "sim" / "camera" / "_render_texture.py"
     content = texture.read_bytes()
     texture.write_bytes(content + b"# changed\n")
-    assert cache.digest(copy / "render_stages.py") != before
-    assert cache.digest(copy / "gather.py") == cache.digest(KERNELS / "gather.py"), "those that do not call it stay"
+    assert cache.digest(copy / stages) != before
+    assert cache.digest(copy / gather) == cache.digest(PACKAGE / gather), "those that do not call it stay"
     texture.write_bytes(content)
-    assert cache.digest(copy / "render_stages.py") == before
+    assert cache.digest(copy / stages) == before
+
+
+def test_a_kernel_that_moves_within_the_package_is_compiled_again(tmp_path) -> None:
+    old, new = (tmp_path / "headrace" / folder / "row_space.py" for folder in ("_kernels", "replay"))
+    for path in (old, new):
+        path.parent.mkdir(parents=True)
+        shutil.copy(PACKAGE / "replay" / "row_space.py", path)
+    assert cache.digest(old) != cache.digest(new), "compiled code names its module"
 
 
 COMPILES = """
@@ -77,7 +85,7 @@ compiled._PATIENCE_S = float(sys.argv[2])
 handler = logging.StreamHandler(sys.stdout)
 logging.getLogger("headrace.kernels").addHandler(handler)
 import torch
-from headrace._kernels.linear_scan import linear_scan
+from headrace.learning.linear_scan import linear_scan
 linear_scan(torch.ones(3, 4), torch.ones(3, 4), torch.ones(4))
 """
 
@@ -95,8 +103,8 @@ def _compile(tmp_path: Path, level: str, patience: str) -> str:
 
 
 def test_kernels_lie_in_the_users_cache_directory_and_the_second_process_compiles_nothing(tmp_path) -> None:
-    assert "compiling headrace._kernels.linear_scan_numba.scan" in _compile(tmp_path, "INFO", "100")
-    assert any((tmp_path / "headrace" / "kernels").glob("linear_scan_numba-*/*.nbi"))
+    assert "compiling headrace.learning._linear_scan_numba.scan" in _compile(tmp_path, "INFO", "100")
+    assert any((tmp_path / "headrace" / "kernels").glob("_linear_scan_numba-*/*.nbi"))
     assert _compile(tmp_path, "INFO", "100") == ""
 
 

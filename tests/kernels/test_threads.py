@@ -139,14 +139,14 @@ import numpy as np, torch
 torch.set_num_threads(1)
 
 def every_kernel():
-    from headrace._kernels import gather
-    from headrace._kernels.linear_scan import linear_scan
-    from headrace.buffers import CircularBuffer
+    from headrace.replay import row_space
+    from headrace.learning.linear_scan import linear_scan
+    from headrace.history import CircularBuffer
     from headrace.learning import gae, n_step, td_lambda, vtrace
     from headrace.sim import CameraSpec, NativeCamera, PoseReader
-    from headrace.sim._mujoco_api import load_model
+    from headrace.sim.mujoco_api import load_model
     from headrace.types import StackSpec
-    from headrace.vision import FrameStack, normalize_image
+    from headrace.history import FrameStack, normalize_image
     random = torch.Generator().manual_seed(0)
     out = []
     pictures = torch.randint(0, 256, (48, 64, 64, 3), generator=random, dtype=torch.uint8)
@@ -157,7 +157,7 @@ def every_kernel():
         stack.append(pictures.roll(shift, 0))
     out.append(stack.buffer.clone())
     for normalize in (False, True):
-        frames = FrameStack(StackSpec(frames=4), num_envs=48, frame_shape=(64, 64, 3), normalize=normalize)
+        frames = FrameStack(StackSpec(frames=4, dim=-1), num_envs=48, frame_shape=(64, 64, 3), normalize=normalize)
         frames.append(pictures)
         frames.append(pictures.flip(0))
         out += [frames.observe(), frames.observe(torch.arange(47, 1, -2))]
@@ -174,14 +174,14 @@ def every_kernel():
     order = np.random.default_rng(1).permutation(rows)
     for outer in (1, 4):
         copy = np.empty(rows * size, np.uint8)
-        gather.gather(space, order[:, None], outer, copy)
+        row_space.gather(space, order[:, None], outer, copy)
         out.append(torch.from_numpy(copy))
     other = memory[order].copy()
     differs = np.zeros(rows, np.bool_)
     source = (other.ctypes.data, size, np.arange(rows))
-    gather.differ(space, order[:, None], 1, source, differs)
+    row_space.differ(space, order[:, None], 1, source, differs)
     assert not differs.any()
-    gather.scatter(space, order, source)
+    row_space.scatter(space, order, source)
     assert np.array_equal(memory[order], other)
     model = load_model("<mujoco><worldbody><light pos='0 0 3'/><camera name='eye' pos='0 -2 1' xyaxes='1 0 0 0 .4 1'/>"
         "<geom type='plane' size='2 2 .1'/><body pos='0 0 1'><freejoint/><geom size='.3'/></body></worldbody></mujoco>")

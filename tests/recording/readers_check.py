@@ -13,9 +13,9 @@ import torch
 from counting_env import CountingEnv
 
 import headrace
+from headrace.imitation.experts import expert_for
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording._lerobot import LeRobotExporter
-from headrace.rollout.experts import expert_for
+from headrace.recording.export._lerobot import LeRobotExporter
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ("obs", "actions", "rewards", "flags", "states")

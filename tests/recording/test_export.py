@@ -16,9 +16,9 @@ from counting_env import CountingEnv
 
 from headrace.errors import ConfigError, DataError, MissingExtraError, StorageError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
-from headrace.recording import _export as export_module
-from headrace.recording._lerobot_stats import combine, image_stats, vector_stats
 from headrace.recording._video import decode_frames, frame_times
+from headrace.recording.export import exporting as export_module
+from headrace.recording.export._lerobot_stats import combine, image_stats, vector_stats
 
 FIELDS = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -38,8 +38,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several units and files from a few episodes."""
-    from headrace.recording._hdf5 import MinariExporter, RobomimicExporter
-    from headrace.recording._lerobot import LeRobotExporter
+    from headrace.recording.export._lerobot import LeRobotExporter
+    from headrace.recording.export.hdf5 import MinariExporter, RobomimicExporter
 
     for exporter in (LeRobotExporter, MinariExporter, RobomimicExporter):
         monkeypatch.setattr(exporter, "unit_bytes", 60_000)

@@ -27,8 +27,8 @@ from headrace.recording import (
     merge_datasets,
     verify_dataset,
 )
-from headrace.recording._lerobot import LeRobotExporter
 from headrace.recording._video import decode_frames
+from headrace.recording.export._lerobot import LeRobotExporter
 from headrace.types import ResetRecord, StackSpec
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -98,7 +98,7 @@ def test_a_stack_that_the_dataset_does_not_describe_is_refused_and_can_be_descri
     with pytest.raises(ConfigError, match=r"obs/policy is uint8.*DatasetInfo\.of\(env\).*--stack obs/policy=K"):
         export_dataset(bare, tmp_path / "x", "lerobot", fps=25)
     channels = EpisodeDataset(bare)[0].field("obs/policy").shape[-1]
-    stacks = {"obs/policy": StackSpec(frames=channels // 3)}
+    stacks = {"obs/policy": StackSpec(frames=channels // 3, dim=-1)}
     export_dataset(bare, tmp_path / "x", "lerobot", fps=25, stacks=stacks)
     assert "observation.images.policy" in features(tmp_path / "x")
 
@@ -244,7 +244,7 @@ def test_what_a_kill_after_the_exchange_leaves_is_removed_by_the_next_append(tmp
     export_dataset(source, target, "lerobot")
     record_told(source, 20, seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.recording._export.shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("headrace.recording.export.exporting.shutil.rmtree", lambda *_, **__: None)
         export_dataset(source, target, "lerobot", append=True)
     assert (tmp_path / "x.partial").is_dir()
     export_dataset(source, target, "lerobot", append=True)

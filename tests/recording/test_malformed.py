@@ -17,7 +17,7 @@ from rich.console import Console
 
 from headrace.errors import ConfigError, DataError, StorageError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, export_dataset, verify_dataset
-from headrace.recording._show import field_table
+from headrace.recording.show import field_table
 
 FILE = "seed0_ep00000000.npz"
 

@@ -14,8 +14,8 @@ from PIL import Image
 import headrace
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, VideoObserver
-from headrace.recording._show import contact_sheet, episode_table
 from headrace.recording._video import Mp4Writer, TiledVideo, decode_frames, frame_times
+from headrace.recording.show import contact_sheet, episode_table
 
 
 def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
@@ -37,7 +37,7 @@ def test_a_video_shows_the_first_environments_with_a_frame_a_step(tmp_path):
 def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_path):
     import torch
 
-    from headrace.envs._registry import make
+    from headrace.envs.registry import make
     from headrace.types import StackSpec
 
     ant = make("ant", 3, threads=1)
@@ -61,7 +61,7 @@ def test_a_task_without_a_camera_and_one_with_stacked_frames_can_be_filmed(tmp_p
     assert len(frames) == 4
     assert frames[0].std() > 5, "there is something to see"
     cartpole = make("cartpole-camera", 2, threads=1)
-    with VideoObserver(tmp_path / "pole.mp4", stack=StackSpec(frames=2), fps=20) as video:
+    with VideoObserver(tmp_path / "pole.mp4", stack=StackSpec(frames=2, dim=-1), fps=20) as video:
         cartpole.attach(video)
         cartpole.reset()
         for _ in range(4):
@@ -121,7 +121,7 @@ def test_a_video_never_overwrites_and_wants_one_camera(tmp_path):
 
 
 def test_channels_may_come_first_or_be_gray():
-    from headrace.recording._fields import as_rgb
+    from headrace.recording.fields import as_rgb
 
     pictures = np.arange(2 * 5 * 7 * 3, dtype=np.uint8).reshape(2, 5, 7, 3)
     np.testing.assert_array_equal(as_rgb(pictures), pictures)

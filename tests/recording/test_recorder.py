@@ -14,8 +14,8 @@ from counting_env import CountingEnv, length_of, succeeded
 from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, UnknownNameError
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, StepFeed
 from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._fields import as_array
-from headrace.recording._running import RunningRows
+from headrace.recording.fields import as_array
+from headrace.recording.running import RunningRows
 from headrace.types import ResetRecord, Step
 
 EVERYTHING = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
@@ -372,7 +372,7 @@ def test_an_interrupt_inside_the_first_step_leaves_no_episode_without_some_field
         env = CountingEnv(4, [recorder])
         env.reset()
         with monkeypatch.context() as patch:
-            patch.setattr("headrace.recording._running.np.concatenate", interrupted)
+            patch.setattr("headrace.recording.running.np.concatenate", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 env.step()
         for _ in range(40):

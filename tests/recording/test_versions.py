@@ -11,14 +11,7 @@ from counting_env import CountingEnv
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import hash_file
-from headrace.recording import (
-    DatasetInfo,
-    EpisodeDataset,
-    EpisodeRecorder,
-    RecorderCfg,
-    merge_datasets,
-    verify_dataset,
-)
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, merge_datasets, verify_dataset
 
 
 def record(path: Path, steps: int, *, resume: bool = False) -> Path:

@@ -57,13 +57,25 @@ def make_buffer(directory) -> ReplayBuffer:
     )
 
 
+def size_of(count: int) -> int:
+    """Return the steps of the write after ``count`` steps: single steps and batches of several by turns."""
+    return 1 if count % 3 else 5
+
+
+def steps_of(writes: int) -> int:
+    """Return the steps in the first ``writes`` writes."""
+    count = 0
+    for _ in range(writes):
+        count += size_of(count)
+    return count
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     store, stream = make_buffer(sys.argv[1]), make_stream(int(sys.argv[2]))
     count = 0
     while True:
-        # single steps and batches of several by turns; a batch on disk counts step by step
-        steps = [stream.step(ACTION) for _ in range(1 if count % 3 else 5)]
+        steps = [stream.step(ACTION) for _ in range(size_of(count))]
         if len(steps) == 1:
             observed, action, result, active = steps[0]
             store.extend(observed[""], action, bare(result), active)

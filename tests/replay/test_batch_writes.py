@@ -217,12 +217,11 @@ def test_ids_that_contradict_the_observations_are_cut_and_counted():
     assert torch.equal(buffer.get(buffer.indices())["next", "observation"], obs[0] + 1)
 
 
-def test_a_batch_on_disk_counts_step_by_step(tmp_path):
-    """A process that dies within a batch leaves whole steps: nothing that counts is overwritten before."""
+def test_a_batch_on_disk_counts_at_once(tmp_path):
     buffer = make("stack", 2, 6, directory=tmp_path)
     store, stream = NaiveStore(2, 6), Stream(1, 2, *SPACES["stack"], "same_step")
     stream.idle_rate = 0.0
     buffer.extend(batch_of([stream.step(ACTION) for _ in range(17)], store, ids=True))
-    assert buffer._store.record.sequence == 17
+    assert buffer._store.record.sequence == 1
     check_batch(buffer.get(buffer.indices()), store, 1, 0.99)
     assert np.all(buffer.written.numpy() == 17)

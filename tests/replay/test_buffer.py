@@ -14,7 +14,7 @@ from replay_reference import NaiveStore, Stream
 
 from headrace.errors import ConfigError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler
-from headrace.replay._memory import Memory
+from headrace.replay._blocks import Allocator
 from headrace.replay._priorities import SumTree
 from headrace.types import StackSpec, Step
 
@@ -156,7 +156,10 @@ def test_settings_that_cannot_work_are_refused():
         (lambda: ReplayBuffer(4, 2, INT, INT, n_step=0), "n_step"),
         (lambda: ReplayBuffer(4, 2, INT, INT, gamma=1.5), "gamma"),
         (lambda: ReplayBuffer(4, 2, ArraySpec((0,), torch.int64), INT), "at least one element"),
-        (lambda: ReplayBuffer(4, 2, {"a": INT}, INT, stack={"b": StackSpec(frames=2)}), "no observation named 'b'"),
+        (
+            lambda: ReplayBuffer(4, 2, {"a": INT}, INT, stack={"b": StackSpec(frames=2, dim=-1)}),
+            "no observation named 'b'",
+        ),
         (lambda: ReplayBuffer(4, 2, INT, INT, sampler=SliceSampler(3)), "do not fit"),
         (lambda: ReplayBuffer(4, 2, spaces.Text(3), INT), "expected a Box"),
         (lambda: ReplayBuffer(4, 2, INT, INT, autoreset="next_step"), "same_step"),
@@ -239,7 +242,7 @@ def test_clear_forgets_transitions_but_not_identities():
 @given(size=st.integers(1, 700), seed=st.integers(0, 100))
 def test_sum_tree_equals_a_plain_sum(size, seed):
     rng = np.random.default_rng(seed)
-    tree = SumTree(size, Memory())
+    tree = SumTree(size, Allocator())
     plain = np.zeros(size)
     for _ in range(5):
         index = rng.choice(size, rng.integers(1, size + 1), replace=False)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from headrace.errors import ConfigError, DataError, DtypeError
-from headrace.replay._compact import drop_next, reconstruct_next
-from headrace.replay._delta import delta_error_bound, from_delta, to_delta
+from headrace.replay.forms import delta_error_bound, drop_next, from_delta, reconstruct_next, to_delta
 
 
 def batch_of(ids, counts, done=None, dtype=torch.float32) -> TensorDict:

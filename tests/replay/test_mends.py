@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from headrace.errors import ConfigError, LifecycleError, ShapeError, StorageError
 from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler
-from headrace.replay._memory import COMMIT, FileMemory
+from headrace.replay._blocks import COMMIT, KEPT, FileAllocator
 from headrace.types import Step
 from pretend_cuda import pretend_cuda
 
@@ -91,7 +91,7 @@ def test_a_live_store_has_one_writer(tmp_path) -> None:
 def test_flush_syncs_the_commit_record_after_everything_else(tmp_path, monkeypatch) -> None:
     buffer = make(directory=tmp_path, sampler=PrioritizedSampler())
     memory = buffer._store.memory
-    assert isinstance(memory, FileMemory)
+    assert isinstance(memory, FileAllocator)
     synced: list[str] = []
 
     class Watched:
@@ -103,8 +103,8 @@ def test_flush_syncs_the_commit_record_after_everything_else(tmp_path, monkeypat
 
     monkeypatch.setattr(memory, "_maps", {name: Watched(name) for name in memory._maps})
     buffer.flush()
-    assert synced[-1] == COMMIT
-    assert {"rewards", "column0.0000", "main.priorities"} <= set(synced[:-1])
+    assert synced[-2:] == [COMMIT, KEPT]
+    assert {"rewards", "column0.0000", "main.priorities"} <= set(synced[:-2])
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler(), SliceSampler(2), TrajectorySampler()])

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, ShapeError
-from headrace.sim._appearance import Appearance, AppearanceSpec
-from headrace.sim._camera import CameraSpec, PoseReader
-from headrace.sim._native_camera import NativeCamera
+from headrace.sim.camera.appearance import Appearance, AppearanceSpec
+from headrace.sim.camera.camera import CameraSpec, PoseReader
+from headrace.sim.camera.native_camera import NativeCamera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES

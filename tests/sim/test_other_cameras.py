@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, LifecycleError
-from headrace.sim._appearance import Appearance, AppearanceSpec
-from headrace.sim._camera import CameraSpec, PoseReader
-from headrace.sim._gl_camera import GLCamera
-from headrace.sim._native_camera import NativeCamera
-from headrace.sim._warp_camera import WarpCamera
+from headrace.sim.camera._gl_camera import GLCamera
+from headrace.sim.camera.appearance import Appearance, AppearanceSpec
+from headrace.sim.camera.camera import CameraSpec, PoseReader
+from headrace.sim.camera.native_camera import NativeCamera
+from headrace.sim.camera.warp_camera import WarpCamera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from camera_scenes import SCENES
@@ -41,7 +41,7 @@ def assert_same_geometry(ours, theirs) -> None:
 def test_a_camera_that_is_never_closed_ends_quietly() -> None:
     program = (
         "import mujoco\nfrom headrace.sim import CameraSpec\n"
-        "from headrace.sim._gl_camera import GLCamera\n"
+        "from headrace.sim.camera._gl_camera import GLCamera\n"
         'xml = \'<mujoco><worldbody><camera name="c"/><geom size="1"/></worldbody></mujoco>\'\n'
         "kept = GLCamera(mujoco.MjModel.from_xml_string(xml), CameraSpec(name='c', width=8, height=8))\n"
     )
@@ -141,6 +141,7 @@ def test_other_cameras_show_the_groups_that_the_native_one_shows(kind) -> None:
 @pytest.mark.parametrize(("groups", "warned"), [((0,), True), ((1,), False)])
 def test_mujoco_warp_says_which_sites_it_leaves_out(groups, warned, caplog) -> None:
     pytest.importorskip("mujoco_warp")
+    caplog.set_level("WARNING", logger="headrace.sim")
     model = mujoco.MjModel.from_xml_string(
         '<mujoco><worldbody><camera name="c"/><geom size="1"/><site size=".1"/></worldbody></mujoco>'
     )

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
+from headrace.envs.task import Rows, Task, TaskCfg
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim, load_model
-from headrace.sim._warp_sim import MujocoWarpSim
+from headrace.sim.warp_sim import MujocoWarpSim
 from headrace.types import Obs
 
 # spheres on a floor, one of them held by a weld that can be switched off, and one welded to a mocap body

@@ -9,10 +9,10 @@ import torch
 
 import headrace
 from headrace.envs import make_task
-from headrace.envs._recipe import SimName
+from headrace.envs.recipe import SimName
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim
-from headrace.sim._warp_sim import MujocoWarpSim
+from headrace.sim.warp_sim import MujocoWarpSim
 from headrace.testing import Tolerance, check_simulation, check_suspend_is_exact
 
 # float32 physics: the last digits depend on how many worlds are stepped together (measured: 1e-6 over a few steps)

@@ -10,8 +10,8 @@ import torch
 
 from headrace import testing
 from headrace.envs import make_task
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import task_cfg
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import task_cfg
 from headrace.errors import UnknownNameError
 from headrace.sim import MujocoSim
 from headrace.testing import _boundaries

@@ -53,7 +53,7 @@ def compile_ahead(calls: Sequence[KernelCall]) -> None:
         for _ in range(min(kernel_threads(), len(jobs)) - 1):
             try:
                 processes.append(_start())
-            except OSError as error:  # no memory, or no right to start one: whoever needs a kernel compiles it
+            except OSError as error:  # no memory, or no right to start one: the caller that needs a kernel compiles it
                 _LOG.info("no other process to compile in: %s", error)
                 break
             feeders.append(threading.Thread(target=_feed, args=(processes[-1], waiting), daemon=True))
@@ -95,14 +95,14 @@ def serve() -> None:
 
 
 def _is_ready(kernel: Any, form: tuple[Any, ...]) -> bool:
-    """Whether a form is in memory or on disk, or has no place on disk where another process could leave it."""
+    """Return whether a form is in memory or on disk, or has no place on disk where another process could leave it."""
     if form in kernel.overloads or not hasattr(kernel._cache, "_cache_file"):
         return True
     return kernel._cache._index_key(form, kernel.targetctx.codegen()) in kernel._cache._cache_file._load_index()
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A process that serves, with this package and the modules that this process could import."""
+    """Return a process that serves, with this package and the modules that this process could import."""
     paths = [str(PACKAGE.parent), *(path for path in sys.path if path)]
     return subprocess.Popen(
         [sys.executable, "-c", _SERVE],
@@ -117,7 +117,7 @@ def _start() -> subprocess.Popen[bytes]:
 def _feed(process: subprocess.Popen[bytes], waiting: deque[tuple[Any, list[tuple[Any, ...]]]]) -> None:
     """Give a process one kernel after another; one that ends too soon takes no more."""
     given, answers = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
-    # a broken pipe and an empty answer mean the same: what it was given is compiled by whoever needs it first
+    # a broken pipe and an empty answer mean the same: what it was given is compiled by the first caller that needs it
     with contextlib.suppress(IndexError, BrokenPipeError):
         while True:
             kernel, forms = waiting.popleft()

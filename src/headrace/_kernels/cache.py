@@ -32,34 +32,44 @@ def cache_directory() -> Path:
 
 
 def sources(path: Path) -> list[Path]:
-    """A module's file and those of the modules with kernels that it imports, all the way down, in order."""
+    """Return a module's file and those of the modules with kernels that it imports, all the way down, in order.
+
+    Kernels use constants of modules in their own package, too: such modules count, but not what they import.
+    """
     found = {path}
     waiting = [path]
     while waiting:
-        for other in _imports(waiting.pop()):
-            if other not in found and _has_kernels(other):
-                found.add(other)
+        importer = waiting.pop()
+        for other in set(_imports(importer)) - found:
+            if _has_kernels(other):
                 waiting.append(other)
+            elif other.parent != importer.parent:
+                continue
+            found.add(other)
     return sorted(found)
 
 
 def digest(path: Path) -> str:
-    """A hash of the content of a module's :func:`sources`."""
+    """Hash the content of a module's :func:`sources` and their places in the package, which compiled code names."""
     content = hashlib.sha256()
     for source in sources(path):
-        content.update(source.name.encode() + b"\0" + source.read_bytes())
+        content.update(source.relative_to(_root(path)).as_posix().encode() + b"\0" + source.read_bytes())
     return content.hexdigest()[:24]
 
 
 def _has_kernels(path: Path) -> bool:
-    """Kernels use constants and helpers of modules in their own package, too."""
     text = path.read_text("utf-8")
-    return path.parent.name == "_kernels" or _DOOR in text or "\nimport numba\n" in text
+    return _DOOR in text or "\nimport numba\n" in text
+
+
+def _root(path: Path) -> Path:
+    """Return the directory of the package that a file lies in."""
+    return next((parent for parent in path.parents if parent.name == "headrace"), path.parent)
 
 
 @functools.cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """The modules of the package that a file imports from, but for the door to numba itself.
+    """Return the modules of the package that a file imports from, but for the door to numba itself.
 
     Found in the text: parsing every file would take a fifth of the time to the first step of a process.
     """
@@ -68,7 +78,7 @@ def _imports(path: Path) -> tuple[Path, ...]:
         listed = re.sub(r"#[^\n]*", "", several or one).replace("\\\n", " ")
         names |= {module, *(f"{module}.{part.split()[0]}" for part in listed.split(",") if part.split())}
     names -= {_DOOR}
-    root = next((parent for parent in path.parents if parent.name == "headrace"), path.parent)
+    root = _root(path)
     files = (root.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in names if name.startswith("headrace."))
     return tuple(file for file in files if file.is_file())
 

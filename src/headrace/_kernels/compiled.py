@@ -34,7 +34,7 @@ _PATIENCE_S = 2.0
 class _Narrator(_event.Listener):
     """Tells what is compiled, not what was found on disk: who waits for it should know what for.
 
-    Each function is told at level INFO, and once per process, when it takes long, that somebody is waiting (WARNING).
+    Log each function at level INFO, and once per process, when it takes long, a warning.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ workers take them: a worker that is late, because another program has its core, 
 its part, too. A row's result does not depend on the part that it is in, so results do not depend on any of this.
 
 Workers start at the first use, sleep on a lock between calls, and are left behind by a fork: a child has none and
-starts its own. Several threads may call :func:`run` at once; whoever finds no idle worker works alone.
+starts its own. Several threads may call :func:`run` at once; a call that finds no idle worker works alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTING = "HEADRACE_NUM_THREADS"
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -113,7 +113,7 @@ class _Worker:
             if job is None:
                 return
             taken = job.work()
-            # idle before the caller hears of it, or the caller's next call would find nobody
+            # idle before the caller hears of it, or the caller's next call would find no worker
             stays = self._pool.take_back(self)
             job.settle(taken)
             del job
@@ -166,7 +166,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def kernel_threads() -> int:
-    """The most threads that a kernel uses in this process, the calling one included."""
+    """Return the most threads that a kernel uses in this process, the calling one included."""
     return _pool.limit
 
 

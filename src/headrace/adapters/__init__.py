@@ -1,42 +1,5 @@
-"""RL libraries over our environments: one directory per library, each with its :class:`LibrarySpec`.
+"""The name of ``headrace.libraries`` in 0.2, which checkpoints of Stable-Baselines3 still hold."""
 
-``headrace.adapters.rsl_rl``, ``rl_games``, ``skrl``, ``sb3`` and ``torchrl`` have the environments that the libraries
-take; ``own`` is our own small PPO behind the same interface.
-"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from headrace.adapters._checkpoint import CheckpointMeta
-    from headrace.adapters._learner import InferencePolicy, Learner, LearnerEnv
-    from headrace.adapters._library import CurveTags, LibrarySpec, libraries, library, make_learner, read_curves
-    from headrace.adapters._torch_state import library_run
-
-__all__ = [
-    "CheckpointMeta",
-    "CurveTags",
-    "InferencePolicy",
-    "Learner",
-    "LearnerEnv",
-    "LibrarySpec",
-    "libraries",
-    "library",
-    "library_run",
-    "make_learner",
-    "read_curves",
-]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    __all__,
-    {
-        "._checkpoint": ("CheckpointMeta",),
-        "._learner": ("InferencePolicy", "Learner", "LearnerEnv"),
-        "._library": ("CurveTags", "LibrarySpec", "libraries", "library", "make_learner", "read_curves"),
-        "._torch_state": ("library_run",),
-    },
-)
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it is headrace.libraries.{name} now")

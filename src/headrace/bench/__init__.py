@@ -1,4 +1,4 @@
-"""Benchmarks as typed bundles: schema, capture, runs, comparison, report. Names load on use."""
+"""Benchmarks as typed bundles: schema, capture, runs, comparison, report."""
 
 from __future__ import annotations
 
@@ -11,57 +11,41 @@ if TYPE_CHECKING:
     from headrace.bench._builders import PlayBuilder, RuntimeBuilder
     from headrace.bench._bundle_files import read_bundle
     from headrace.bench._capture import describe_library
-    from headrace.bench._formatters import Form, register_formatter
-    from headrace.bench._metrics import Metric, metrics, register_metrics, summary_text
-    from headrace.bench._report._page import Film, Saving, Story
-    from headrace.bench._schema import (
-        EpisodePlan,
-        PlayBundle,
-        RunConfig,
-        RuntimeBundle,
-        StartupBundle,
-        TrainingBundle,
-    )
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
+    from headrace.bench.comparing import report, sweep
+    from headrace.bench.figures import Metric, metrics, register_metrics, summary_text
+    from headrace.bench.formatters import Form, register_formatter
+    from headrace.bench.measured.play import PlayResult
+    from headrace.bench.measured.run import run
+    from headrace.bench.measured.run_cfg import RunResult
+    from headrace.bench.measured.runtime import runtime, startup
+    from headrace.bench.measured.train import TrainingResult
+    from headrace.bench.story import demo
 
 __all__ = [
     "Benchmark",
-    "EpisodePlan",
-    "Film",
     "Form",
     "Metric",
     "PlayBuilder",
-    "PlayBundle",
-    "RunConfig",
+    "PlayResult",
+    "RunResult",
     "RunSettings",
     "RuntimeBuilder",
-    "RuntimeBundle",
-    "Saving",
-    "StartupBundle",
-    "Story",
     "SuccessRule",
     "TrainingBuilder",
-    "TrainingBundle",
+    "TrainingResult",
+    "demo",
     "describe_library",
     "metrics",
     "read_bundle",
     "register_formatter",
     "register_metrics",
+    "report",
+    "run",
+    "runtime",
+    "startup",
     "summary_text",
+    "sweep",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    __all__,
-    {
-        "._benchmark": ("Benchmark", "RunSettings"),
-        "._builders": ("PlayBuilder", "RuntimeBuilder"),
-        "._bundle_files": ("read_bundle",),
-        "._formatters": ("Form", "register_formatter"),
-        "._capture": ("describe_library",),
-        "._metrics": ("Metric", "metrics", "register_metrics", "summary_text"),
-        "._schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
-        "._report._page": ("Film", "Saving", "Story"),
-        "._training_builder": ("SuccessRule", "TrainingBuilder"),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

@@ -18,10 +18,10 @@ from typing import Generic, Self, TypeVar
 from pydantic import JsonValue
 
 from headrace._interrupts import held_back, interruptible, signal_name
-from headrace.bench import _schema as schema
+from headrace.bench import schema
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._capture import ResourceMonitor, gpu_devices, hardware, versions
-from headrace.bench._formatters import checked_formatters, output_path, write_formats
+from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, Lock, check_writable, write_whole
 
@@ -117,7 +117,7 @@ class Benchmark(Generic[B]):
         self.settings = replace(self.settings, config=config)
 
     def complete(self, reason: str) -> None:
-        """The run ends early because it is done, for ``reason``; its status will be ``completed``."""
+        """End the run early because it is done, for ``reason``; its status will be ``completed``."""
         self._reason = reason
 
     def __enter__(self) -> Self:

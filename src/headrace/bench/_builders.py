@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.bench import _schema as schema
+from headrace.bench import schema
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import DataError
 
@@ -49,7 +49,7 @@ class StartupClock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def record(self) -> schema.StartupTime:
-        """The phases so far; null for those that did not begin."""
+        """Return the phases so far; null for those that did not begin."""
         return schema.StartupTime(**self.seconds)
 
 
@@ -122,7 +122,8 @@ class StepTimes:
         )
 
     def runtime(self, startup: schema.StartupTime, episodes: schema.EpisodeCounts | None) -> schema.Runtime:
-        """The runtime of a loop without learning: an iteration is one step of the batch, choosing actions included."""
+        """Return the runtime of a loop without learning: an iteration is one step of the batch, choosing actions
+        included."""
         loops = _positive(np.diff(np.array(self._loops)).tolist())
         count, wall = len(self.seconds), float(loops.sum())
         stepping = float(_positive(self.seconds).sum())
@@ -143,7 +144,7 @@ class StepTimes:
         )
 
     def _split(self) -> dict[str, NDArray[np.float64]] | None:
-        """Seconds of each stage in each step; resets are the task's, recorders and films nobody's.
+        """Seconds of each stage in each step; resets count for the task, recorders and films for no stage.
 
         None where the environment does not tell.
         """
@@ -177,7 +178,7 @@ class EpisodeTally:
         self.ended: list[_Episode] = []
         """In order of time."""
         self.unfinished: int | None = None
-        """Episodes that were running when the loop ended; whoever runs the loop sets it."""
+        """Episodes that were running when the loop ended; set by the loop."""
 
     def add(
         self,
@@ -188,7 +189,8 @@ class EpisodeTally:
         ended: Ended,
         episode_id: int | None = None,
     ) -> None:
-        """An episode has ended in environment ``env_id``; with its id, plays can be compared episode by episode."""
+        """Count an episode that ended in environment ``env_id``; with its id, plays can be compared episode by
+        episode."""
         if not math.isfinite(reward):
             raise DataError(f"episode of environment {env_id}: expected a finite reward, got {reward}")
         self.ended.append(_Episode(env_id, reward, length, success, ended, episode_id))
@@ -217,7 +219,7 @@ class EpisodeTally:
         return schema.EpisodeCounts(completed=len(self.ended), unfinished=self.unfinished, **how)
 
     def outcomes(self) -> dict[str, Any]:
-        """The fields of a play about completed episodes; rates are null where the task has no success measure.
+        """Return the fields of a play about completed episodes; rates are null where the task has no success measure.
 
         Episode by episode in the order of their ids: null where an id is unknown, or came twice.
         """
@@ -278,7 +280,7 @@ class Builder(ABC):
         self.video_path: str | None = None
 
     def policy_fields(self) -> dict[str, Any]:
-        """The fields of a bundle about the policy that acted or learned, and about what else came of the run."""
+        """Return the fields of a bundle about the policy that acted or learned, and about what else came of the run."""
         return {
             "checkpoint_path": self.checkpoint and self.checkpoint.path,
             "video_path": self.video_path,
@@ -289,7 +291,7 @@ class Builder(ABC):
 
     @abstractmethod
     def build(self, origin: Provenance) -> schema.Bundle:
-        """The bundle of what has been collected so far."""
+        """Return the bundle of what has been collected so far."""
 
 
 class RuntimeBuilder(Builder):
@@ -304,7 +306,7 @@ class RuntimeBuilder(Builder):
         self.episodes = EpisodeTally(num_envs)
 
     def build(self, origin: Provenance) -> schema.RuntimeBundle | schema.PlayBundle:
-        """The bundle of what has been collected so far."""
+        """Return the bundle of what has been collected so far."""
         return schema.RuntimeBundle(**origin, runtime=self.runtime(), extra=self.extra)
 
     def runtime(self) -> schema.Runtime:
@@ -323,7 +325,7 @@ class PlayBuilder(RuntimeBuilder):
         self.policy: schema.PolicyDescriptor | None = None
 
     def build(self, origin: Provenance) -> schema.PlayBundle:
-        """The bundle of what has been collected so far."""
+        """Return the bundle of what has been collected so far."""
         return schema.PlayBundle(
             **origin,
             **self.policy_fields(),
@@ -347,7 +349,7 @@ class StartupBuilder(Builder):
         self.unprofiled: schema.StartupTime | None = None
 
     def build(self, origin: Provenance) -> schema.StartupBundle:
-        """The bundle of what has been collected so far."""
+        """Return the bundle of what has been collected so far."""
         return schema.StartupBundle(
             run=origin["run"],
             versions=origin["versions"],

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from headrace.bench import _isaaclab_reader
-from headrace.bench import _schema as schema
+from headrace.bench import _isaaclab_reader, schema
 from headrace.bench._builders import EpisodeTally
-from headrace.bench._schema import with_label
 from headrace.bench._statistic import Statistic
+from headrace.bench.schema import with_label
 from headrace.errors import DataError
 
 if TYPE_CHECKING:
-    from headrace.rollout import Evaluation
+    from headrace.evaluation import Evaluation
 
 EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
 """What evaluations and their journals are called where a directory is searched for them; any name will do otherwise."""
@@ -36,7 +35,7 @@ _BEFORE = "2.0"
 
 
 def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
-    """A bundle from its JSON, upgraded from an older schema where needed.
+    """Return a bundle from its JSON, upgraded from an older schema where needed.
 
     Args:
         text: the JSON.
@@ -80,7 +79,7 @@ def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
 
 
 def read_bundle(path: Path | str) -> schema.Bundle:
-    """A bundle from a file; an evaluation or its journal as the bundle of a play."""
+    """Return a bundle from a file; an evaluation or its journal as the bundle of a play."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,14 +90,14 @@ def read_bundle(path: Path | str) -> schema.Bundle:
     # as the files of ``Evaluation.save`` and journals begin
     if not text[:40].replace(" ", "").lstrip("{\n").startswith('"format":"headrace-evaluation-'):
         return parse_bundle(text, source=str(path))
-    from headrace.rollout import Evaluation
+    from headrace.evaluation import Evaluation
 
     label = path.parent.name if path.name in EVALUATION_FILES else path.stem
     return with_label(evaluation_bundle(Evaluation.load(path), str(path)), label)
 
 
 def read_bundles(paths: Sequence[Path | str]) -> tuple[list[schema.Bundle], list[str]]:
-    """The bundles of files and directories, and a note for each file in a directory that is not a valid bundle.
+    """Return the bundles of files and directories, and a note for each file in a directory that is not a valid bundle.
 
     A file that is named itself must be one.
     """
@@ -118,7 +117,7 @@ def read_bundles(paths: Sequence[Path | str]) -> tuple[list[schema.Bundle], list
 
 
 def bundle_paths(path: Path | str) -> list[Path]:
-    """The bundle files that ``path`` means: itself, or the bundles anywhere below a directory, by name."""
+    """Return the bundle files that ``path`` means: itself, or the bundles anywhere below a directory, by name."""
     path = Path(path)
     if path.is_file():
         return [path]
@@ -132,7 +131,7 @@ def bundle_paths(path: Path | str) -> list[Path]:
 
 
 def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
-    """Schema 2.0 kept means of rates, which overstate: the rates are made of its frames and times."""
+    """Compute the rates of schema 2.0 from frames and times: it kept means of rates, which overstate."""
     new: dict[str, Any] = {**old, "schema_version": schema.SCHEMA_VERSION}
     runtime = old.get("runtime")
     if not isinstance(runtime, dict):
@@ -158,12 +157,14 @@ def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
-    """An evaluation as a bundle.
+    """Return an evaluation as a bundle.
 
     Args:
         evaluation: with an identity: what was played, and by which policy.
         name: tells it from others of the same policy; part of the run id.
     """
+    from headrace.policies.identity import current_id
+
     about, where = evaluation.identity, evaluation.circumstances or {}
     if about is None:
         raise DataError(
@@ -215,7 +216,7 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
         **played.outcomes(),
         checkpoint_path=None,
         video_path=None,
-        policy=schema.PolicyDescriptor(kind="chunk", name=str(about["policy"]), deterministic=None),
+        policy=schema.PolicyDescriptor(kind="chunk", name=str(current_id(about["policy"])), deterministic=None),
         plan=schema.EpisodePlan(
             kind="episodes",
             episodes_planned=evaluation.planned,
@@ -228,6 +229,6 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
 
 
 def _one(where: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    """A circumstance; None where parts of a merged evaluation differ in it."""
+    """Return a circumstance; None where parts of a merged evaluation differ in it."""
     value = where.get(name)
     return value if isinstance(value, kind) else None

@@ -21,10 +21,10 @@ import psutil
 from pydantic import JsonValue
 
 from headrace import __version__
-from headrace.adapters._library import BUILT_IN, library
-from headrace.bench._schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Versions
 from headrace.bench._statistic import Statistic
+from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Versions
 from headrace.errors import ConfigError
+from headrace.libraries.registry import BUILT_IN, library
 
 GB = 2**30
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -67,7 +67,7 @@ def versions(folder: Path) -> Versions:
 
 
 def hardware() -> Hardware:
-    """The machine and its load as they are now, without its GPUs: finding those imports torch."""
+    """Return the machine and its load as they are now, without its GPUs: finding those imports torch."""
     try:
         load = os.getloadavg()
     except OSError:  # the system does not tell
@@ -87,7 +87,7 @@ def hardware() -> Hardware:
 
 
 def gpu_devices() -> list[GpuDeviceInfo]:
-    """The GPUs that torch sees."""
+    """Return the GPUs that torch sees."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -101,7 +101,8 @@ def gpu_devices() -> list[GpuDeviceInfo]:
 def describe_library(
     name: str, *, algorithm: str | None = None, settings: Mapping[str, JsonValue] | None = None
 ) -> LibraryDescriptor:
-    """A descriptor with the installed version, read without importing the library; null where it is not installed.
+    """Return a descriptor with the installed version, read without importing the library; null where it is not
+    installed.
 
     With ``settings`` it says where the library computes something else than they suggest.
     """
@@ -192,7 +193,7 @@ class ResourceMonitor:
             self._sample()
 
     def resources(self) -> Resources:
-        """What was sampled so far."""
+        """Return what was sampled so far."""
         found = {name: Statistic.of(values, unit=SAMPLED[name]) for name, values in self._samples.items()}
         return Resources(**found, sample_interval_s=self.interval, problems=list(self.problems))
 
@@ -244,8 +245,8 @@ class _Processes:
 
 
 def _gpu(read: Callable[[Any, Any], float]) -> float | None:
-    """What ``read`` finds, given ``torch.cuda`` and the first device with torch's memory on it; None before the program
-    itself has loaded torch and begun to use one.
+    """Return what ``read`` finds, given ``torch.cuda`` and the first device with torch's memory on it; None before the
+    program itself has loaded torch and begun to use one.
 
     Which device is current is no answer: every thread has its own, and this one never chose.
     """

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from headrace.bench._samples import Arrangement, named_metrics
-from headrace.bench._schema import Bundle, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.bench._verdicts import MetricComparison, Verdict, judge
+from headrace.bench.schema import Bundle, Kind, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Comparison:
         return bool(self.count("regressed") or self.failed_after)
 
     def __rich__(self) -> Table:
-        """What ``rich`` prints of it."""
-        from headrace.bench._comparison_output import table
+        """Return what ``rich`` prints of it."""
+        from headrace.bench.comparison_output import table
 
         return table(self)
 
@@ -86,13 +86,13 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
     """
     cfg = cfg or CompareCfg()
     notes: list[str] = []
-    sides = [_usable(runs, side, notes) for side, runs in (("A", before), ("B", after))]
-    everyone = sides[0] + sides[1]
-    _check_alike(everyone, cfg.allow)
+    sides = [_usable(given, side, notes) for side, given in (("A", before), ("B", after))]
+    runs = sides[0] + sides[1]
+    _check_alike(runs, cfg.allow)
     notes += _circumstances(*sides)
     # a play ends with the environments that still have an episode: how many act says nothing of the batch
-    frames = {None if isinstance(r, StartupBundle | PlayBundle) else r.runtime.steps_per_iteration for r in everyone}
-    per_frame = len(frames) > 1 or len({run.run.num_envs for run in everyone}) > 1
+    frames = {None if isinstance(r, StartupBundle | PlayBundle) else r.runtime.steps_per_iteration for r in runs}
+    per_frame = len(frames) > 1 or len({run.run.num_envs for run in runs}) > 1
     if per_frame:
         notes.append("the batches differ in size: times are per frame; memory and start-up are shown only")
     named = [named_metrics(side, per_frame=per_frame) for side in sides]
@@ -118,7 +118,7 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
 
 
 def _usable(runs: Sequence[Bundle], side: str, notes: list[str]) -> list[Bundle]:
-    """The completed runs of a side; those that are not are named in ``notes``."""
+    """Return the completed runs of a side; those that are not are named in ``notes``."""
     if not runs:
         raise DataError(f"side {side}: expected at least one bundle, got none")
     kinds = {run.kind for run in runs}
@@ -153,7 +153,7 @@ def _check_alike(runs: Sequence[Bundle], allow: frozenset[Difference]) -> None:
 
 
 def _traits(bundle: Bundle) -> dict[Difference, dict[str, object]]:
-    """What two runs must share for their numbers to mean the same."""
+    """Return what two runs must share for their numbers to mean the same."""
     run, hardware = bundle.run, bundle.hardware
     timing = None if isinstance(bundle, StartupBundle) else bundle.runtime.environment_step_timing
     settings: dict[str, object] = {"num_envs": run.num_envs, "max_iterations": run.max_iterations}
@@ -183,7 +183,7 @@ def _traits(bundle: Bundle) -> dict[Difference, dict[str, object]]:
 
 
 def _circumstances(before: Sequence[Bundle], after: Sequence[Bundle]) -> list[str]:
-    """What speaks against trusting the comparison."""
+    """Return what speaks against trusting the comparison."""
     notes: list[str] = []
     if {run.run.seed for run in before} != {run.run.seed for run in after}:
         notes.append("the sides used different seeds; give both the same")

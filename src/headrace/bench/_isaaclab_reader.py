@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.bench import _schema as schema
+from headrace.bench import schema
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 def upgrade(bundle: Mapping[str, Any]) -> Fields:
-    """The fields of today's schema, not validated yet, of a bundle of schema 1.0 to 1.3.
+    """Return the fields of today's schema, not validated yet, of a bundle of schema 1.0 to 1.3.
 
     What its writer did not keep is null; what today's schema does not know is kept in ``extra``, by its dotted path.
     """
@@ -117,7 +117,7 @@ def _mean(old: object) -> float | None:
 
 
 def _fitted(section: object, model: type[BaseModel], where: str, rest: Fields) -> Fields:
-    """The fields that a record of today has; the others go to ``rest``."""
+    """Return the fields that a record of today has; the others go to ``rest``."""
     fields = cast("Fields", section) if isinstance(section, dict) else {}
     rest |= {f"{where}{name}": value for name, value in fields.items() if name not in model.model_fields}
     return {name: value for name, value in fields.items() if name in model.model_fields}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from headrace.bench._schema import BUNDLES, SCHEMA_VERSION
+from headrace.bench.schema import BUNDLES, SCHEMA_VERSION
 from headrace.errors import ConfigError
 from headrace.files import write_whole
 
@@ -29,7 +29,7 @@ def json_schemas() -> dict[str, dict[str, object]]:
 
 
 def digest(schemas: dict[str, dict[str, object]]) -> str:
-    """Changes with any field, type or constraint; not with wording."""
+    """Return a hash that changes with any field, type or constraint, but not with wording."""
     return hashlib.sha256(json.dumps(_bare(schemas), sort_keys=True).encode()).hexdigest()
 
 
@@ -40,7 +40,7 @@ def write_schemas(folder: Path) -> None:
     if known.setdefault(SCHEMA_VERSION, digest(schemas)) != digest(schemas):
         raise ConfigError(
             f"schema: expected the fields of version {SCHEMA_VERSION} as published, got others; "
-            "raise SCHEMA_VERSION in headrace/bench/_schema.py and teach _bundle_files.py to read the old one"
+            "raise SCHEMA_VERSION in headrace/bench/schema.py and teach _bundle_files.py to read the old one"
         )
     for name, schema in schemas.items():
         write_whole(folder / name, _text(schema))

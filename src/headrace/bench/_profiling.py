@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._builders import STARTUP_PHASES
-from headrace.bench._schema import ProfiledFunction, ProfileNode, StartupPhase, StartupTime
-from headrace.envs._overrides import read_yaml
+from headrace.bench.schema import ProfiledFunction, ProfileNode, StartupPhase, StartupTime
+from headrace.envs.overrides import read_yaml
 from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
 if TYPE_CHECKING:
     from headrace.bench._builders import StartupBuilder
-    from headrace.envs._recipe import EnvRecipe
+    from headrace.envs.recipe import EnvRecipe
 
 _LAST_WORDS = 12
 _SHARE = 0.01
@@ -69,18 +69,18 @@ def checked_whitelist(found: Mapping[Any, object], source: str) -> Whitelist:
 
 
 def top_functions(entries: Sequence[Entry], top_n: int) -> list[ProfiledFunction]:
-    """The ``top_n`` functions with the most time of their own, most first."""
+    """Return the ``top_n`` functions with the most time of their own, most first."""
     return _functions(entries)[:top_n]
 
 
 def whitelisted(entries: Sequence[Entry], patterns: Sequence[str], phase: str) -> list[ProfiledFunction]:
-    """The functions that match any pattern, most own time first; a pattern that matches nothing is an error."""
+    """Return the functions that match any pattern, most own time first; a pattern that matches nothing is an error."""
     functions = _functions(entries)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(function.name, pattern) for function in functions):
             raise ConfigError(
                 f"--whitelist: pattern {pattern!r} of phase {phase!r} matches none of {len(functions)} functions; "
-                "names look like 'torch.nn.modules.module:Module.__init__' or 'headrace.envs._registry:make'"
+                "names look like 'torch.nn.modules.module:Module.__init__' or 'headrace.envs.registry:make'"
             )
     return [f for f in functions if any(fnmatch.fnmatchcase(f.name, pattern) for pattern in patterns)]
 
@@ -114,7 +114,7 @@ def call_tree(name: str, seconds: float, entries: Sequence[Entry]) -> ProfileNod
 
 
 def import_tree(report: str) -> ProfileNode:
-    """The exact tree of imports, from the standard error of ``python -X importtime``."""
+    """Return the exact tree of imports, from the standard error of ``python -X importtime``."""
     levels: list[list[ProfileNode]] = [[]]
     for line in report.splitlines():
         match = _IMPORT_LINE.match(line)

@@ -21,10 +21,10 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.bench._metrics import Metric, metrics
-from headrace.bench._schema import Bundle, PlayBundle, StartupBundle
 from headrace.bench._significance import Moments
 from headrace.bench._statistic import Proportion, Statistic
+from headrace.bench.figures import Metric, metrics
+from headrace.bench.schema import Bundle, PlayBundle, StartupBundle
 
 Scale = Literal["relative", "points", "absolute"]
 Unit = Literal["run", "seed", "policy"]
@@ -86,7 +86,7 @@ class Sample:
         return f"{one.n:,} pairs of {self.unit}" if self.paired else f"{one.n:,} and {other.n:,} {self.unit}"
 
     def margin(self, min_effect: float) -> float:
-        """What matters, on the scale of the test: a log ratio, points, or a difference.
+        """Return what matters, on the scale of the test: a log ratio, points, or a difference.
 
         A difference matters relative to the larger of the centers or, near zero, to the spread of the units.
         """
@@ -97,7 +97,7 @@ class Sample:
         return min_effect * max(*map(abs, self.centers), statistics.fmean(side.std for side in self.moments))
 
     def on_scale(self) -> tuple[list[float], list[float]]:
-        """The values as the test takes them."""
+        """Return the values as the test takes them."""
         if self.scale == "relative":
             return [math.log(value) for value in self.before], [math.log(value) for value in self.after]
         return self.before, self.after
@@ -107,7 +107,7 @@ class Sample:
         return [after - before for before, after in zip(*self.on_scale(), strict=True)]
 
     def spread(self) -> float:
-        """Standard deviation of the difference of two units, on the scale of the test."""
+        """Return the standard deviation of the difference of two units, on the scale of the test."""
         if self.paired:
             return Moments.of(self.differences()).std
         sides = self.kept or tuple(map(Moments.of, self.on_scale()))
@@ -145,7 +145,7 @@ class Arrangement:
         self._by_episode = all(len(policies) == 1 for policies in plays)
 
     def of(self, metric: Metric) -> Sample:
-        """The values of a metric on both sides."""
+        """Return the values of a metric on both sides."""
         if metric.role == "outcome" and self._by_episode:
             return self._episodes(metric)
         return self._units(metric, self._outcome if metric.role == "outcome" else self._time)
@@ -194,7 +194,7 @@ class Arrangement:
         )
 
     def _numbers(self, path: str, units: Mapping[str, list[Bundle]]) -> dict[str, tuple[float, bool]]:
-        """Unit → its value, and whether that is censored."""
+        """Return the value of each unit, and whether it is censored."""
         found: dict[str, tuple[float, bool]] = {}
         for key, runs in units.items():
             here = [self._metrics[run.run.run_id].get(path) for run in runs]
@@ -310,7 +310,7 @@ def cut_short(runs: Iterable[Bundle]) -> str | None:
 
 
 def policy_of(run: Bundle) -> str:
-    """What acted: the hash of a checkpoint, else its path or name."""
+    """Return what acted: the hash of a checkpoint, else its path or name."""
     if not isinstance(run, PlayBundle):
         return run.run.run_id
     checkpoint, policy = run.checkpoint, run.policy

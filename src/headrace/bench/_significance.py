@@ -50,7 +50,7 @@ def rank_sum_p(first: Sequence[float], second: Sequence[float], *, censored: Seq
 
 
 def least_runs(alpha: float) -> int:
-    """The fewest runs per side with which the rank-sum test can give a p-value below ``alpha`` at all."""
+    """Return the fewest runs per side with which the rank-sum test can give a p-value below ``alpha`` at all."""
     count = 2
     while 2.0 / math.comb(2 * count, count) >= alpha:
         count += 1
@@ -58,7 +58,7 @@ def least_runs(alpha: float) -> int:
 
 
 def shift(first: Sequence[float], second: Sequence[float]) -> Shift:
-    """The median of all differences, with the interval of all shifts that the rank-sum test would not reject."""
+    """Return the median of all differences, with the interval of all shifts that the rank-sum test would not reject."""
     differences = np.sort(np.subtract.outer(np.asarray(second), np.asarray(first)).ravel())
     # a shift is kept if more differences than the largest rejected U lie on either side of it
     return _rank_interval(differences, _untied_chances(len(first), len(second)))
@@ -80,12 +80,12 @@ def signed_rank_p(differences: Sequence[float]) -> float:
 
 
 def least_signed_rank_p(pairs: int) -> float:
-    """The smallest p-value that the signed-rank test of so many pairs can give at all."""
+    """Return the smallest p-value that the signed-rank test of so many pairs can give at all."""
     return 2.0 ** (1 - pairs)
 
 
 def signed_rank_shift(differences: Sequence[float]) -> Shift:
-    """The median of all averages of two differences, with the interval that belongs to the signed-rank test."""
+    """Return the median of all averages of two differences, with the interval that belongs to the signed-rank test."""
     values = np.asarray(differences, dtype=np.float64)
     averages = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
     return _rank_interval(averages, _signed_chances(tuple(range(2, 2 * len(values) + 1, 2)))[::2])
@@ -100,7 +100,7 @@ def t_test_p(differences: Sequence[float]) -> float:
 
 
 def t_shift(differences: Sequence[float]) -> Shift:
-    """The mean difference with the interval of the t-test."""
+    """Return the mean difference with the interval of the t-test."""
     mean, spread, count = Moments.of(differences)
     half = t_quantile(count - 1) * spread / math.sqrt(count)
     return Shift(mean, mean - half, mean + half)
@@ -216,7 +216,7 @@ def t_tail(t: float, degrees: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def t_quantile(degrees: float) -> float:
-    """What |t| exceeds in 5 % of cases."""
+    """Return what |t| exceeds in 5 % of cases."""
     low, high = 0.0, 1e4
     for _ in range(80):
         middle = (low + high) / 2

@@ -63,14 +63,14 @@ def main() -> None:
             return result
 
         def imports() -> Any:
-            from headrace.envs._recipe import EnvRecipe
+            from headrace.envs.recipe import EnvRecipe
 
             recipe = EnvRecipe.from_json(request["recipe"]).resolve()  # imports the user's module, if it names one
             importlib.import_module(recipe.maker)
             return recipe
 
         def first_step() -> None:
-            from headrace.bench._stepping import action_maker
+            from headrace.bench.stepping import action_maker
 
             env.reset()
             env.step(action_maker("random", env.single_action_space, env.num_envs, env.device, recipe.seed)())

@@ -78,7 +78,8 @@ class Statistic(Record):
     def of(
         cls, values: Iterable[float], *, unit: str | None = None, better: Better | None = None, seed: int = 0
     ) -> Self | None:
-        """The statistic of samples in order of time; None for no samples at all. NaN and infinity are refused."""
+        """Return the statistic of samples in order of time; None for no samples at all. NaN and infinity are
+        refused."""
         data = np.fromiter(values, dtype=np.float64)
         count = len(data)
         if not count:
@@ -116,7 +117,7 @@ class Proportion(Record):
 
     @classmethod
     def of(cls, successes: int, n: int) -> Self | None:
-        """The rate with Wilson's interval; None where there was nothing to count."""
+        """Return the rate with Wilson's interval; None where there was nothing to count."""
         if not n:
             return None
         rate = wilson_interval(successes, n)

@@ -24,7 +24,7 @@ from headrace.errors import ConfigError, DataError
 
 _GRACE = 30.0
 _BAD_REQUEST = 2
-_MAIN = "import sys; from headrace._cli import main; sys.exit(main())"
+_MAIN = "import sys; from headrace.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def run_sweep(sweep: Sweep, progress: Callable[[int], None] = lambda _: None) ->
 
 @contextmanager
 def checkouts(commits: Sequence[str], repository: Path) -> Generator[list[Side]]:
-    """A side per commit, each checked out to a folder that is gone after the block."""
+    """Yield a side per commit, each checked out to a directory that is removed after the block."""
     shared = Path(tempfile.mkdtemp(prefix="headrace-sweep-"))
     made: list[Path] = []
     try:

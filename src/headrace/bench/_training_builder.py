@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.bench import _schema as schema
+from headrace.bench import schema
 from headrace.bench._builders import Builder, Provenance
 from headrace.bench._statistic import Proportion, Statistic
 from headrace.errors import ConfigError, DataError
@@ -22,10 +22,12 @@ class SuccessRule:
     """Stop once the success rate of the last ``window`` iterations reaches ``threshold``."""
 
     threshold: float = 0.3
+    """Success rate that counts as solved."""
     window: int = 20
+    """Iterations that the success rate is averaged over."""
     kind: Literal["mean", "each"] = "mean"
-    """``mean``: over all episodes of the window together. ``each``: in every iteration of it, which is Isaac Lab's
-    rule; an iteration in which no episode ended does not reach it."""
+    """``mean``: over all episodes of the window together; ``each``: in every iteration of it, which is Isaac Lab's rule
+    (an iteration in which no episode ended does not reach it)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.threshold <= 1.0:
@@ -98,7 +100,7 @@ class TrainingBuilder(Builder):
         lengths: Sequence[int] = (),
         successes: Sequence[bool] | None = None,
     ) -> bool:
-        """An iteration is done.
+        """Count an iteration.
 
         Args:
             frames: collected in it, all environments together.
@@ -160,7 +162,7 @@ class TrainingBuilder(Builder):
         )
 
     def build(self, origin: Provenance) -> schema.TrainingBundle:
-        """The bundle of what has been collected so far.
+        """Return the bundle of what has been collected so far.
 
         Times are those of the iterations after the first, which allocates and compiles: it is the warm-up of all that
         have others.

@@ -56,7 +56,7 @@ class _Tested(NamedTuple):
 
 
 def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float) -> list[MetricComparison]:
-    """A row per sample, in order.
+    """Return a row per sample, in order.
 
     Args:
         samples: the metrics.

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import constant
-from headrace.envs._model_names import object_id
-from headrace.envs._rows import Rows
+from headrace.envs.task import Rows
 from headrace.errors import ConfigError
-from headrace.sim._mujoco_api import Model
+from headrace.sim.mujoco_api import Model, object_id
 
 _BY_JOINT = 0
 _FIXED_GAIN = 0
@@ -52,7 +51,7 @@ class Effort:
         _check_numbers("Effort", scale=self.scale, offset=self.offset)
 
     def prepare(self, model: Model) -> Bounds:
-        """The actions that reach the ends of the actuators' control ranges; infinite where they have none."""
+        """Return the actions that reach the ends of the actuators' control ranges; infinite where they have none."""
         ids = _actuator_ids(model, self.actuators)
         limited = model.actuator_ctrllimited[ids][:, None]
         controls = np.where(limited, model.actuator_ctrlrange[ids], (-np.inf, np.inf))
@@ -153,7 +152,7 @@ def _factor(numbers: PerActuator, device: torch.device) -> float | Tensor:
 
 
 def _for_each(model: Model, ids: list[int], setting: str, numbers: PerActuator) -> NDArray[np.float64]:
-    """A number for each actuator, float64 (k,)."""
+    """Return a number for each actuator, float64 (k,)."""
     if isinstance(numbers, tuple) and len(numbers) != len(ids):
         names = ", ".join(model.actuator(actuator).name for actuator in ids)
         raise ConfigError(

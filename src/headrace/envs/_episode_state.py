@@ -1,20 +1,80 @@
-"""The bookkeeping of a batch: which episode each environment is in, how far, and what it has earned."""
+"""The bookkeeping of a batch: who acts, which episode each environment is in, how far, and what it has earned."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.types import EpisodeEnds
+from headrace._device import to_device
+from headrace._kernels.compiled import kernel
+from headrace.errors import IdError
+from headrace.ids import check_ids
+from headrace.types import EpisodeEnds, Ids
 
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+_HOST = torch.device("cpu")
 _NOTHING = np.empty(0, np.int64)
 _NO_FLAGS = np.empty(0, np.bool_)
 _NO_LIMIT = 2**62
+
+
+@kernel()
+def finish_rows(
+    ids: I64,
+    reward: F64,
+    terminated: Flags,
+    truncated: Flags,
+    diverged: Flags,
+    limit: int,
+    steps: I64,
+    returns: F64,
+    out_reward: F32,
+    out_terminated: Flags,
+    out_truncated: Flags,
+    ended: I64,
+) -> int:
+    """Add rewards to returns, decide who ended, and scatter rows to environments.
+
+    Inputs: ``ids`` (n,), ``reward`` (n,), ``terminated`` (n,), ``truncated`` and ``diverged`` (n,) or (0,) for none,
+    ``limit`` steps, ``steps`` (N,). Outputs: ``returns`` (N,) is added to; ``out_*`` (N,) are zero where no row is
+    written; the first m of ``ended`` (n,) are the rows (not environments) that ended. Returns m.
+    """
+    count = 0
+    any_truncated, any_diverged = truncated.shape[0] > 0, diverged.shape[0] > 0
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        gone = any_diverged and diverged[row]
+        gain = 0.0 if gone else reward[row]
+        over = terminated[row] and not gone
+        cut = gone or steps[env] >= limit or (any_truncated and truncated[row])
+        returns[env] += gain
+        out_reward[env] = gain
+        out_terminated[env] = over
+        out_truncated[env] = cut
+        if over or cut:
+            ended[count] = row
+            count += 1
+    return count
+
+
+@kernel()
+def begin_rows(ids: I64, chosen: I64, stride: int, episode_ids: I64, next_ids: I64, steps: I64, returns: F64) -> None:
+    """Start an episode in each of ``ids`` (m,): ``chosen`` (m,), or those of ``next_ids`` where it is empty."""
+    for row in range(ids.shape[0]):
+        env = ids[row]
+        episode_ids[env] = chosen[row] if chosen.shape[0] > 0 else next_ids[env]
+        next_ids[env] = episode_ids[env] + stride
+        steps[env] = 0
+        returns[env] = 0.0
 
 
 class StepOutcome(NamedTuple):
@@ -53,7 +113,7 @@ class EpisodeState:
         """From the id of an environment's episode to that of its next one."""
         self.num_envs = num_envs
         self.device = device
-        self.everyone = torch.arange(num_envs, device=device)
+        self.all_ids = torch.arange(num_envs, device=device)
         self.episode_ids = torch.full((num_envs,), -1, dtype=torch.int64, device=device)
         self.next_ids = torch.arange(num_envs, device=device)
         """int64 (N,): the id that each environment's next episode gets, unless the caller names another."""
@@ -67,15 +127,12 @@ class EpisodeState:
         # tests compare with the operations of torch by clearing it
         self._fused = device.type == "cpu"
         if self._fused:
-            from headrace._kernels import episodes
-
-            self._kernels = episodes
             # views of the tensors above
             self._arrays = (self.episode_ids.numpy(), self.next_ids.numpy(), self.steps.numpy(), self.returns.numpy())
             self._memory_arrays = [values.numpy() for values in self.memory.values()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the bookkeeping by name; the tensors themselves, not copies."""
+        """Return every tensor of the bookkeeping by name; the tensors themselves, not copies."""
         own = {"episode_ids": self.episode_ids, "next_ids": self.next_ids, "steps": self.steps, "returns": self.returns}
         return own | {f"memory.{name}": values for name, values in self.memory.items()}
 
@@ -109,12 +166,12 @@ class EpisodeState:
             truncated: bool (n,): episodes that were cut for another reason; None for none.
             refused: bool (n,): rows whose action was not fit; None for none.
         """
-        ids = self.everyone if ids is None else ids
+        ids = self.all_ids if ids is None else ids
         if self._fused:
             rows = ids.numpy()
             gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
             ended = np.empty(len(rows), np.int64)
-            count = self._kernels.finish_rows(
+            count = finish_rows(
                 rows,
                 reward.numpy(),
                 terminated.numpy(),
@@ -147,7 +204,8 @@ class EpisodeState:
     def ends(
         self, ids: Tensor, success: Tensor | None, diverged: Tensor | None
     ) -> tuple[EpisodeEnds, dict[str, Tensor], Tensor]:
-        """What is known of the episodes that end in ``ids`` (m,): the record, ``r`` and ``l`` (N,), and the mask (N,).
+        """Return what is known of the episodes that end in ``ids`` (m,): the record, ``r`` and ``l`` (N,), and the mask
+        (N,).
 
         A diverged episode is never a success, whatever its broken state looks like.
         """
@@ -175,16 +233,16 @@ class EpisodeState:
         return record, totals, mask
 
     def restart(self, seed: int) -> None:
-        """Number episodes from the beginning, under a new seed."""
+        """Restart the numbering of episodes, under a new seed."""
         self.seed = seed
-        self.next_ids.copy_(self.everyone)
+        self.next_ids.copy_(self.all_ids)
 
     def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids`` (m,): the given ones, or those of ``next_ids``."""
         if self._fused:
             rows = ids.numpy()
             chosen = _NOTHING if episode_ids is None else episode_ids.numpy()
-            self._kernels.begin_rows(rows, chosen, self.episode_stride, *self._arrays)
+            begin_rows(rows, chosen, self.episode_stride, *self._arrays)
             for array in self._memory_arrays:
                 array[rows] = 0.0
             return
@@ -200,3 +258,81 @@ class EpisodeState:
         full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)
         full[ids] = values
         return full
+
+
+class ActiveSet:
+    """Which of N environments the next step advances; owns its masks, which are kept on the host whatever the device.
+
+    ``suspended`` is the caller's wish, ``parked`` an ended episode that waits for its reset. Both are bool (N,), CPU.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._num_envs = num_envs
+        self._device = device
+        self.suspended = torch.zeros(num_envs, dtype=torch.bool)
+        self.parked = torch.zeros(num_envs, dtype=torch.bool)
+        # views: numpy is quicker than torch on a handful of flags
+        self._masks = self.suspended.numpy(), self.parked.numpy()
+        self._anyone_parked = self._stale = False
+        self._all_ids = np.arange(num_envs)
+        self._ids: Tensor | None = None
+        self._host_ids: Tensor | None = None
+
+    @property
+    def ids(self) -> Tensor | None:
+        """int64 (n,), ascending: the active environments; None when all are, for which every stage has a short way."""
+        if self._stale:
+            suspended, parked = self._masks
+            ids = np.flatnonzero(~(suspended | parked))
+            self._host_ids = None if len(ids) == self._num_envs else torch.from_numpy(ids)
+            self._ids = None if self._host_ids is None else to_device(self._host_ids, self._device)
+            self._anyone_parked, self._stale = bool(parked.any()), False
+        return self._ids
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """:attr:`ids` on the host, also when all are active. Do not write into it."""
+        if self.ids is None or self._host_ids is None:
+            return self._all_ids
+        return self._host_ids.numpy()
+
+    def rows_to_envs(self, rows: Tensor) -> Tensor:
+        """Return the environments of active rows, both int64 (m,) on the host."""
+        return rows if self._host_ids is None else self._host_ids.index_select(0, rows)
+
+    @property
+    def active(self) -> Tensor:
+        """bool (N,), a copy."""
+        return to_device(~(self.suspended | self.parked), self._device)
+
+    def suspend(self, ids: Ids) -> None:
+        """Freeze environments. Suspending one twice is a no-op."""
+        self.suspended[check_ids(ids, self._num_envs, _HOST)] = True
+        self.refresh()
+
+    def resume(self, ids: Ids) -> None:
+        """Let suspended environments act again. Resuming one that is active is a no-op."""
+        rows = check_ids(ids, self._num_envs, _HOST)
+        ended = rows[self.parked[rows]]
+        if len(ended):
+            raise IdError(
+                f"resume: environment {int(ended[0])} has ended its episode and cannot act; "
+                'start a new one with reset(options={"reset_mask": mask})'
+            )
+        self.suspended[rows] = False
+        self.refresh()
+
+    def park(self, ids: Tensor) -> None:
+        """Keep environments whose episode ended from acting until :meth:`unpark`."""
+        self._masks[1][ids.cpu().numpy()] = True
+        self.refresh()
+
+    def unpark(self, ids: Tensor) -> None:
+        """Take note of new episodes."""
+        if self._anyone_parked:
+            self._masks[1][ids.cpu().numpy()] = False
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Follow a change of the masks."""
+        self._stale = self._anyone_parked = True

@@ -10,8 +10,8 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
 from headrace.errors import ConfigError, DtypeError
 from headrace.ids import as_tensor
 from headrace.types import EpisodeEnds, Ids
@@ -72,7 +72,7 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
     resume_envs = resume
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # Gymnasium says None or a tuple
-        """One picture per environment, as Gymnasium's vector environments give."""
+        """Return one picture per environment, as Gymnasium's vector environments give."""
         return self.batch.render_each()
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class NumpyEnv(VectorEnv[NumpyObs, NDArray[Any], NDArray[Any]]):
 
 
 def make_numpy(task: str, num_envs: int = 1, **kwargs: Any) -> NumpyEnv:
-    """The entry point behind ``gymnasium.make_vec("headrace/…")``; takes what :func:`headrace.make` takes."""
+    """Return the entry point behind ``gymnasium.make_vec("headrace/…")``; takes what :func:`headrace.make` takes."""
     render_mode = kwargs.pop("render_mode", None)
     if render_mode not in (None, "rgb_array"):
         raise ConfigError(f'render_mode: expected "rgb_array", got {render_mode!r}; show what env.render() gives')

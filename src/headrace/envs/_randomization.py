@@ -10,10 +10,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from headrace.envs._model_names import Kind, object_id, velocity_columns
-from headrace.envs._rows import Rows
+from headrace.envs.task import Rows
 from headrace.errors import ConfigError
-from headrace.sim._mujoco_api import Model
+from headrace.sim.mujoco_api import Kind, Model, object_id, velocity_columns
 
 _KINDS: dict[str, Kind] = {
     "body": "body",
@@ -37,7 +36,7 @@ class Uniform:
             raise ConfigError(f"Uniform: expected low ≤ high, got {self.low} and {self.high}")
 
     def __call__(self, unit: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) as draws."""
+        """Return uniform numbers in [0, 1) as draws."""
         return unit * (self.high - self.low) + self.low
 
 
@@ -53,7 +52,7 @@ class LogUniform:
             raise ConfigError(f"LogUniform: expected 0 < low ≤ high, got {self.low} and {self.high}")
 
     def __call__(self, unit: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) as draws."""
+        """Return uniform numbers in [0, 1) as draws."""
         low = math.log(self.low)
         return torch.exp(unit * (math.log(self.high) - low) + low)
 
@@ -125,7 +124,7 @@ _OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _object_indices(model: Model, field: str, names: tuple[str, ...] | None, count: int) -> list[int]:
-    """Where the named objects are on the second axis of ``field``."""
+    """Return where the named objects are on the second axis of ``field``."""
     if names is None:
         return list(range(count))
     prefix = field.partition("_")[0]

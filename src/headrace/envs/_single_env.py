@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
 
 
 class SingleEnv(gymnasium.Env[dict[str, NDArray[Any]], Any]):
@@ -41,7 +41,7 @@ class SingleEnv(gymnasium.Env[dict[str, NDArray[Any]], Any]):
         return _first(step.obs), float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), info
 
     def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
-        """A picture, uint8 (height, width, 3), where ``render_mode`` is ``rgb_array``."""
+        """Return a picture, uint8 (height, width, 3), where ``render_mode`` is ``rgb_array``."""
         return self.batch.render_each()[0] if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class SingleEnv(gymnasium.Env[dict[str, NDArray[Any]], Any]):
 
 
 def make_single(task: str, render_mode: str | None = None, **settings: Any) -> SingleEnv:
-    """The entry point of our Gymnasium ids; ``settings`` as for ``headrace.make``."""
+    """Return the entry point of our Gymnasium ids; ``settings`` as for ``headrace.make``."""
     return SingleEnv(make(task, 1, autoreset="disabled", threads=1, **settings), render_mode)
 
 

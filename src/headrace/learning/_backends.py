@@ -109,24 +109,14 @@ def _join_for_cudnn(kind: Kind, flat: list[Tensor], layers: int) -> None:
     if joined or not torch.backends.cudnn.is_acceptable(weight):
         return
     mode = 3 if kind == "gru" else 2  # CUDNN_GRU and CUDNN_LSTM
-    hidden = flat[1].shape[1]
+    # torch.nn.GRU calls it at its own construction; it has no public name
+    flatten = torch._cudnn_rnn_flatten_weight  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     with torch.no_grad():
-        torch._cudnn_rnn_flatten_weight(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # torch has no public name for it
-            # torch.nn.GRU calls it at its own construction; it has no public name
-            flat,
-            len(flat) // layers,
-            weight.shape[1],
-            mode,
-            hidden,
-            0,
-            layers,
-            False,
-            False,
-        )
+        flatten(flat, len(flat) // layers, weight.shape[1], mode, flat[1].shape[1], 0, layers, False, False)
 
 
 def run_scan(work: Slice) -> Outcome:
-    """A loop over steps on all rows, resets and sleep as selections; traces without a graph break."""
+    """Return a loop over steps on all rows, resets and sleep as selections; traces without a graph break."""
     kind, _, _, resets, active, _ = work
 
     def run_layer(x: Tensor, now: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
@@ -190,7 +180,7 @@ def run_pad(work: Slice) -> Outcome:
 
 
 def _padded_places(layout: Segments, count: int) -> Tensor:
-    """Where each packed row goes in the padded (longest, segments) grid, flattened."""
+    """Return where each packed row goes in the padded (longest, segments) grid, flattened."""
     sizes = layout.batch_sizes
     step = torch.arange(len(sizes)).repeat_interleave(sizes)
     within = torch.arange(layout.rows) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
@@ -204,7 +194,7 @@ def _torch_cell(kind: Kind, x: Tensor, states: list[Tensor], weights: LayerWeigh
 
 
 def run_triton(work: Slice) -> Outcome:
-    """The loop over steps inside a Triton kernel."""
+    """Return the loop over steps inside a Triton kernel."""
     require_extra("triton", extra="triton", purpose="the triton backend of a recurrent module")
     from headrace.learning import _triton_layers as triton_layers
 
@@ -224,14 +214,14 @@ def triton_obstacle(device: torch.device) -> str | None:
 
 
 def triton_error() -> type[Exception]:
-    """What Triton raises when a kernel cannot be compiled or does not fit the device."""
+    """Return what Triton raises when a kernel cannot be compiled or does not fit the device."""
     from triton.errors import TritonError
 
     return TritonError
 
 
 def step_layers(kind: Kind, x: Tensor, states: States, active: Tensor | None, layers: list[LayerWeights]) -> Outcome:
-    """One step of acting: ``x`` (N, I), ``active`` (N,) → outputs (N, H) and new states. Torch's own cells."""
+    """Return one step of acting: ``x`` (N, I), ``active`` (N,) → outputs (N, H) and new states. Torch's own cells."""
 
     def run_layer(x: Tensor, before: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         after = _torch_cell(kind, x, before, weights)

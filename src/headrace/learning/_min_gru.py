@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from headrace._kernels import linear_scan as kernels
+from headrace.learning import linear_scan as kernels
 from headrace.learning._segments import check_sizes, check_state, check_step, time_major
 
 
@@ -68,7 +68,7 @@ class MinGRU(nn.Module):
     def step(
         self, x: Tensor, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One step of acting; arguments and results as in :meth:`headrace.learning.GRU.step`."""
+        """Return one step of acting; arguments and results as in :meth:`headrace.learning.GRU.step`."""
         check_step(x, reset, active, self.input_size)
         state = self._checked_state(state, x.shape[0])
         finals: list[Tensor] = []
@@ -92,7 +92,7 @@ class MinGRU(nn.Module):
 
 
 def linear_recurrence(keep: Tensor, add: Tensor, initial: Tensor) -> Tensor:
-    """All h_t = keep_t·h_{t−1} + add_t, with gradients; keep and add (T, …), initial (…)."""
+    """Return all h_t = keep_t·h_{t−1} + add_t, with gradients; keep and add (T, …), initial (…)."""
     return cast("Tensor", _LinearRecurrence.apply(keep, add, initial))
 
 
@@ -120,9 +120,9 @@ class _LinearRecurrence(torch.autograd.Function):
 
 
 def _gates(layer: nn.Module, x: Tensor, resets: Tensor | None, active: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the state is multiplied with, and what is added to it."""
+    """Return what the state is multiplied with, and what is added to it."""
     if active is not None:
-        # an input that nobody reads may be NaN, and a NaN survives every later selection's backward
+        # an input that is not read may be NaN, and a NaN survives every later selection's backward
         x = x.masked_fill(~active[..., None], 0)
     z, g = layer(x).chunk(2, -1)
     z = z.sigmoid()

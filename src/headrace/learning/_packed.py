@@ -38,7 +38,7 @@ def run_layer(
 
 
 def _opening(state: Tensor, layout: Segments) -> Tensor:
-    """The states before the first block: zero, except where a segment carries one in."""
+    """Return the states before the first block: zero, except where a segment carries one in."""
     first = layout.blocks[0][1] if layout.blocks else 0
     return state.new_zeros((first, state.shape[1])).index_copy_(0, layout.carried, state)
 

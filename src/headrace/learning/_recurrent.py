@@ -77,11 +77,11 @@ class _Recurrent(nn.Module):
                     self.register_parameter(f"{name}_l{depth}", nn.Parameter(values))
 
     def extra_repr(self) -> str:
-        """What ``print`` shows in the brackets."""
+        """Return what ``print`` shows in the brackets."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, backend={self.backend!r}"
 
     def weights(self) -> list[LayerWeights]:
-        """The parameters, layer by layer."""
+        """Return the parameters, layer by layer."""
 
         def named(name: str, depth: int) -> Tensor:
             return getattr(self, f"{name}_l{depth}")
@@ -102,7 +102,7 @@ class _Recurrent(nn.Module):
         if resets is None:
             resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         if active is not None:
-            # an input that nobody reads may be NaN, and a NaN survives every later selection's backward
+            # an input that is not read may be NaN, and a NaN survives every later selection's backward
             x = x.masked_fill(~active[..., None], 0)
         work = Slice(self.kind, x, states, resets, active, self.weights())
         backend = _quickest(work) if self.backend == "auto" else self.backend
@@ -169,7 +169,7 @@ class GRU(_Recurrent):
     def step(
         self, x: Tensor, state: Tensor, reset: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One step of acting. The caller keeps the state; what is given is not changed.
+        """Return one step of acting. The caller keeps the state; what is given is not changed.
 
         Args:
             x: (N, I).
@@ -209,7 +209,7 @@ class LSTM(_Recurrent):
     def step(
         self, x: Tensor, state: tuple[Tensor, Tensor], reset: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One step of acting; arguments as in :meth:`GRU.step`."""
+        """Return one step of acting; arguments as in :meth:`GRU.step`."""
         out, after = self._run_step(x, state, reset, active)
         return out, (after[0], after[1])
 
@@ -219,7 +219,7 @@ class LSTM(_Recurrent):
 
 
 def _quickest(work: Slice) -> str:
-    """The backend that was quickest on the first work of this kind in this process."""
+    """Return the backend that was quickest on the first work of this kind in this process."""
     if torch.compiler.is_compiling():
         return "scan"
     kind, x, _, resets, active, layers = work
@@ -251,7 +251,7 @@ def _triton_seconds(work: Slice, learning: bool) -> float:
 
 
 def _seconds(name: str, work: Slice, learning: bool) -> float:
-    """The better of two runs after a first one, with the backward if the caller will need it."""
+    """Return the better of two runs after a first one, with the backward if the caller will need it."""
     best, device = math.inf, work.x.device
     inputs = work.x.detach().requires_grad_(learning)
     work = work._replace(x=inputs, states=tuple(state.detach() for state in work.states))

@@ -32,9 +32,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headrace._kernels import returns as kernels
-from headrace._kernels.returns import Recursion, Rollout, lambda_returns
 from headrace.errors import ConfigError, DeviceError, DtypeError, ShapeError
+from headrace.learning import _return_recursions as kernels
+from headrace.learning._return_recursions import Recursion, Trace, lambda_returns
 
 
 class Estimate(NamedTuple):
@@ -67,7 +67,7 @@ def gae(
     ```
     """
     _unit("lam", lam)
-    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
     return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
 
 
@@ -82,7 +82,7 @@ def td0(
     active: Tensor | None = None,
     batch_first: bool = False,
 ) -> Estimate:
-    """One-step temporal difference.
+    """Return one-step temporal difference.
 
     ```
     G_t = r_t + γ·V'_t
@@ -117,7 +117,7 @@ def td_lambda(
     network than values, a target network for one.
     """
     _unit("lam", lam)
-    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
     return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
 
 
@@ -170,7 +170,7 @@ def n_step(
     """
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
-    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
     return _estimate(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
 
 
@@ -205,15 +205,15 @@ def vtrace(
     """
     if not (rho_clip > 0 and c_clip > 0):
         raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
-    rollout, discount = _checked(Rollout(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
     _like("log_ratio", log_ratio, reward)
     ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
     recursion = Recursion(discount, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
     return _estimate(lambda_returns(rollout, recursion, ratio), batch_first)
 
 
-def _checked(rollout: Rollout, gamma: float | Tensor, batch_first: bool) -> tuple[Rollout, float | Tensor]:
-    """The rollout time-major, and the discount: one number, or (T, N) in the rollout's dtype."""
+def _checked(rollout: Trace, gamma: float | Tensor, batch_first: bool) -> tuple[Trace, float | Tensor]:
+    """Return the rollout time-major, and the discount: one number, or (T, N) in the rollout's dtype."""
     reward, layout = rollout.reward, "(N, T)" if batch_first else "(T, N)"
     if reward.dim() != 2:
         raise ShapeError(f"reward: expected {layout}, got {tuple(reward.shape)}; {_shape_hint(tuple(reward.shape))}")
@@ -239,7 +239,7 @@ def _checked(rollout: Rollout, gamma: float | Tensor, batch_first: bool) -> tupl
             raise ConfigError(f"gamma: expected numbers from 0 to 1, got {wrong} that are not")
         discount = discount.transpose(0, 1) if batch_first else discount
     if batch_first:
-        rollout = Rollout(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
+        rollout = Trace(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
     return rollout, discount
 
 

@@ -85,8 +85,8 @@ def segments(resets: Tensor, active: Tensor | None) -> Segments:
     order = torch.empty_like(grid)
     order[place] = grid
 
-    everyone = torch.arange(envs, device=device)
-    opening = everyone * (steps + 1)
+    rows = torch.arange(envs, device=device)
+    opening = rows * (steps + 1)
     continues = lengths[opening] > 0
     latest = segment[-1] if steps else opening
     moved = lengths[latest] > 0
@@ -101,10 +101,10 @@ def segments(resets: Tensor, active: Tensor | None) -> Segments:
         batch_sizes=host_sizes,
         blocks=tuple(zip([0, *ends][: len(ends)], ends, strict=True)),
         carried=rank[opening[continues]],
-        carried_env=everyone[continues],
+        carried_env=rows[continues],
         final=final,
         final_rank=final_rank,
-        final_env=everyone[moved],
+        final_env=rows[moved],
         forgotten=resets.any(0),
     )
 
@@ -147,7 +147,7 @@ def opening_states(initial: Tensor, layout: Segments) -> Tensor:
 
 
 def final_states(initial: Tensor, states: Tensor, rows: Tensor, layout: Segments) -> Tensor:
-    """The states of every environment after the slice, (…, B, H): ``states[…, rows, :]`` where there are any."""
+    """Return the states of every environment after the slice, (…, B, H): ``states[…, rows, :]`` where there are any."""
     kept = initial.masked_fill(layout.forgotten[:, None], 0)
     return kept.index_copy(-2, layout.final_env, states.index_select(-2, rows))
 
@@ -164,7 +164,7 @@ def check_sizes(input_size: int, hidden_size: int, num_layers: int) -> None:
 def time_major(
     x: Tensor, resets: Tensor | None, active: Tensor | None, *, input_size: int, batch_first: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """A checked slice (T, B, I) and its flags (T, B)."""
+    """Return a checked slice (T, B, I) and its flags (T, B)."""
     if x.dim() != 3 or x.shape[2] != input_size:
         raise ShapeError(f"x: expected {'(B, T, ' if batch_first else '(T, B, '}{input_size}), got {tuple(x.shape)}")
     _check_masks(tuple(x.shape[:2]), resets=resets, active=active)

@@ -42,7 +42,7 @@ def _tanh(x):
 
 @triton.jit
 def _step(t, resets_ptr, active_ptr, envs, rows_per_program: tl.constexpr):
-    """A program's environments, which of them exist, where their step t is, and its flags."""
+    """Return a program's environments, which of them exist, where their step t is, and its flags."""
     row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     here = row < envs
     at = tl.cast(t, tl.int64) * envs + row
@@ -53,7 +53,7 @@ def _step(t, resets_ptr, active_ptr, envs, rows_per_program: tl.constexpr):
 
 @triton.jit
 def _product_parts(states_ptr, w_ptr, row, here, reset, col, k, size, depth: tl.constexpr):
-    """A tile of the states before a step, and where that of the first gate's weights is."""
+    """Return a tile of the states before a step, and where that of the first gate's weights is."""
     deep = k + tl.arange(0, depth)
     some = here[:, None] & (deep < size)[None, :]
     part = tl.load(states_ptr + row[:, None] * size + deep[None, :], mask=some, other=0.0)
@@ -69,7 +69,7 @@ def _times(part, w_place, w_some):
 
 @triton.jit
 def _gates_back(d_ptr, w_ptr, row, here, col, gates, size, tile: tl.constexpr, depth: tl.constexpr):
-    """The gradient that comes back through the gates; they lie side by side, as the rows of the weights do."""
+    """Return the gradient through the gates, which lie side by side, as the rows of the weights do."""
     through = tl.zeros((row.shape[0], tile), tl.float32)
     for k in range(0, gates, depth):
         deep = k + tl.arange(0, depth)
@@ -244,7 +244,7 @@ def _lstm_backward(
 
 
 def tiles(size: int) -> dict[str, int]:
-    """The compile-time arguments of the kernels for a hidden size."""
+    """Return the compile-time arguments of the kernels for a hidden size."""
     padded = max(16, triton.next_power_of_2(size))
     return {"rows_per_program": _ROWS, "tile": min(_TILE, padded), "depth": min(_DEPTH, padded)}
 
@@ -269,7 +269,7 @@ def _flags(resets: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _previous(history: Tensor, resets: Tensor) -> Tensor:
-    """The state each step started from, (T, B, H)."""
+    """Return the state each step started from, (T, B, H)."""
     return history[:-1].masked_fill(resets[..., None], 0)
 
 

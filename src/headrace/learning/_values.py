@@ -19,7 +19,7 @@ from headrace.types import Obs
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Rows: TypeAlias = "Tensor | Obs"
+ObsRows: TypeAlias = "Tensor | Obs"
 """Observations: one tensor, or named groups of them, with the same leading axes."""
 
 
@@ -33,11 +33,11 @@ class Values(NamedTuple):
 
 
 def rollout_values(
-    network: Callable[[Rows], Tensor],
-    obs: Rows,
-    last_obs: Rows,
+    network: Callable[[ObsRows], Tensor],
+    obs: ObsRows,
+    last_obs: ObsRows,
     *,
-    final_obs: Rows | None = None,
+    final_obs: ObsRows | None = None,
     final_step: Tensor | None = None,
     final_env: Tensor | None = None,
     active: Tensor | None = None,
@@ -96,18 +96,18 @@ def rollout_values(
 
 
 def compact_values(
-    network: Callable[[Rows], Tensor], obs: Rows | TensorDict, done: Tensor, joined: Tensor | None = None
+    network: Callable[[ObsRows], Tensor], obs: ObsRows | TensorDict, done: Tensor, joined: Tensor | None = None
 ) -> Values:
     """V(s) and V(s') of a compact batch, which has no next observations: one forward, shifted by one step.
 
     Where the following entry is not the next step (at ends, cuts and the last entry) the next value is V(s_t), as in
-    TorchRL's ``shifted="compact"``: exact for terminated steps, whose next value nobody reads, and an approximation
+    TorchRL's ``shifted="compact"``: exact for terminated steps, whose next value is not read, and an approximation
     for truncated and cut ones. :class:`headrace.replay.ReplayBuffer` and ``RolloutBuffer`` keep the observations that
     are missing here.
 
     Args:
         network: observation rows → (rows,) or (rows, 1).
-        obs: (N, T, …), environments first, as :func:`headrace.rollout.collect` gives it.
+        obs: (N, T, …), environments first, as :func:`headrace.learning.collect` gives it.
         done: bool (N, T).
         joined: bool (N, T): whether the following entry is the next step of the same trajectory, for example the same
             trajectory id; None where only ``done`` separates trajectories.
@@ -128,17 +128,17 @@ def compact_values(
 class Repaired(NamedTuple):
     """What :func:`repair_next_obs` gives; masks are bool, in the shape of ``terminated``."""
 
-    next_obs: Rows
+    next_obs: ObsRows
     """Free of NaN; the given object itself where nothing had to be replaced."""
     replaced: Tensor
-    """Rows whose next observation was missing and is now their own observation."""
+    """ObsRows whose next observation was missing and is now their own observation."""
     approximate: Tensor
     """Those of them that did not terminate: they bootstrap V(s_t) in the place of V(s_{t+1})."""
     approximate_count: int
     """How many are approximate. Report it; 0 means that every result is exact."""
 
 
-def repair_next_obs(obs: Rows | TensorDict, next_obs: Rows | TensorDict, terminated: Tensor) -> Repaired:
+def repair_next_obs(obs: ObsRows | TensorDict, next_obs: ObsRows | TensorDict, terminated: Tensor) -> Repaired:
     """Replace next observations that are NaN or infinite by the row's own observation, and say where that is not exact.
 
     A store that keeps each frame once may not have the observation after the last step of a trajectory, and hands out
@@ -181,8 +181,8 @@ def repair_next_obs(obs: Rows | TensorDict, next_obs: Rows | TensorDict, termina
     return Repaired(_pairwise(obs, next_obs, substitute), replaced, approximate, int(approximate.sum()))
 
 
-def _plain(rows: Rows | TensorDict) -> Rows:
-    """Groups as a dict, one level deep."""
+def _plain(rows: ObsRows | TensorDict) -> ObsRows:
+    """Return groups as a dict, one level deep."""
     if isinstance(rows, (Tensor, dict)):
         return rows
     found: dict[str, Tensor] = {}
@@ -191,8 +191,8 @@ def _plain(rows: Rows | TensorDict) -> Rows:
     return found
 
 
-def _missing(rows: Rows, rank: int) -> Tensor:
-    """Rows with a NaN or an infinity anywhere. Integer groups have none."""
+def _missing(rows: ObsRows, rank: int) -> Tensor:
+    """ObsRows with a NaN or an infinity anywhere. Integer groups have none."""
     tensors = list(rows.values()) if isinstance(rows, dict) else [rows]
     found = torch.zeros(tensors[0].shape[:rank], dtype=torch.bool, device=tensors[0].device)
     for tensor in tensors:
@@ -212,7 +212,7 @@ def _following(steps: int, envs: int, active: Tensor | None, device: torch.devic
     return candidates.flip(0).cummin(0).values.flip(0)[1:]
 
 
-def _evaluate(network: Callable[[Rows], Tensor], rows: Rows, count: int, chunk_size: int | None) -> Tensor:
+def _evaluate(network: Callable[[ObsRows], Tensor], rows: ObsRows, count: int, chunk_size: int | None) -> Tensor:
     size = max(count, 1) if chunk_size is None else chunk_size
     # an empty rollout still asks the network once, for the dtype of its values
     starts = range(0, max(count, 1), size)
@@ -227,7 +227,7 @@ def _column(output: Tensor) -> Tensor:
     raise ShapeError(f"network: expected values (rows,) or (rows, 1), got {tuple(output.shape)}")
 
 
-def _places(final_obs: Rows, step: Tensor | None, env: Tensor | None, steps: int, envs: int) -> Tensor:
+def _places(final_obs: ObsRows, step: Tensor | None, env: Tensor | None, steps: int, envs: int) -> Tensor:
     (count,) = _leading(final_obs, 1, "final_obs", "(E, …)")
     if step is None or env is None:
         raise ShapeError("final_obs: expected final_step and final_env with it, which say where each row belongs")
@@ -239,7 +239,7 @@ def _places(final_obs: Rows, step: Tensor | None, env: Tensor | None, steps: int
     return step * envs + env
 
 
-def _leading(rows: Rows, rank: int, name: str, expected: str) -> tuple[int, ...]:
+def _leading(rows: ObsRows, rank: int, name: str, expected: str) -> tuple[int, ...]:
     tensors = rows if isinstance(rows, dict) else {"": rows}
     shapes = {key: tuple(tensor.shape[:rank]) for key, tensor in tensors.items()}
     if not shapes:
@@ -250,13 +250,13 @@ def _leading(rows: Rows, rank: int, name: str, expected: str) -> tuple[int, ...]
     return next(iter(shapes.values()))
 
 
-def _each(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
+def _each(rows: ObsRows, function: Callable[[Tensor], Tensor]) -> ObsRows:
     if isinstance(rows, dict):
         return {name: function(tensor) for name, tensor in rows.items()}
     return function(rows)
 
 
-def _pairwise(first: Rows, second: Rows, function: Callable[[Tensor, Tensor], Tensor]) -> Rows:
+def _pairwise(first: ObsRows, second: ObsRows, function: Callable[[Tensor, Tensor], Tensor]) -> ObsRows:
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             raise ShapeError(

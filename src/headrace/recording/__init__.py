@@ -1,21 +1,30 @@
-"""Episodes on disk: journal, writers, readers, video."""
+"""Episodes on disk: recorder, datasets, exports, video, exact replay."""
 
-from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._export import export_dataset
-from headrace.recording._feed import StepFeed
-from headrace.recording._info import DatasetInfo
-from headrace.recording._lerobot_dataset import LeRobotDataset
-from headrace.recording._merge import merge_datasets
-from headrace.recording._recorder import EpisodeRecorder, RecorderCfg
-from headrace.recording._show import contact_sheet, episode_table
-from headrace.recording._verify import verify_dataset
-from headrace.recording._video import TiledVideo, VideoObserver
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.recording._feed import StepFeed
+    from headrace.recording._info import DatasetInfo
+    from headrace.recording._recorder import EpisodeRecorder, RecorderCfg
+    from headrace.recording._verify import verify_dataset
+    from headrace.recording._video import TiledVideo, VideoObserver
+    from headrace.recording.dataset import Episode, EpisodeDataset, merge_datasets
+    from headrace.recording.export.exporting import export_dataset
+    from headrace.recording.export.lerobot_dataset import LeRobotDataset
+    from headrace.recording.film import FilmCfg
+    from headrace.recording.playback import make_replay_env, replay_dataset, replay_episode
+    from headrace.recording.show import contact_sheet, episode_table
 
 __all__ = [
     "DatasetInfo",
     "Episode",
     "EpisodeDataset",
     "EpisodeRecorder",
+    "FilmCfg",
     "LeRobotDataset",
     "RecorderCfg",
     "StepFeed",
@@ -24,6 +33,11 @@ __all__ = [
     "contact_sheet",
     "episode_table",
     "export_dataset",
+    "make_replay_env",
     "merge_datasets",
+    "replay_dataset",
+    "replay_episode",
     "verify_dataset",
 ]
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 
 from headrace.errors import DataError
-from headrace.recording._fields import NUMBERS, Array, Field
 from headrace.recording._npz_writer import UNREADABLE, BlockBuffer, BlockFile, Member, write_archive
+from headrace.recording.fields import NUMBERS, Array, Field
 
 FORMAT = "headrace-episode"
 VERSION = 1
@@ -53,7 +53,7 @@ class EpisodeMeta:
         return self.seed, self.episode_id, self.attempt
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as they are written; quicker than ``dataclasses.asdict``."""
+        """Return the fields by name, as they are written; quicker than ``dataclasses.asdict``."""
         return {name: getattr(self, name) for name in _META_NAMES}
 
     @property
@@ -114,7 +114,7 @@ _MOST_DIMENSIONS = 32
 
 
 def is_count(value: object) -> bool:
-    """Whether JSON gave a whole number that is not negative and fits 64 bits; true and false are none."""
+    """Return whether JSON gave a whole number that is not negative and fits 64 bits; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
@@ -122,12 +122,12 @@ TEXT = "a text in Unicode without null characters"
 
 
 def is_text(value: object) -> bool:
-    """Whether JSON gave a text that every format can hold."""
+    """Return whether JSON gave a text that every format can hold."""
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def is_number(value: object) -> bool:
-    """Whether JSON gave a number that fits a float, or one of its infinities and no number."""
+    """Return whether JSON gave a number that fits a float, or one of its infinities and no number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < _MOST
     return isinstance(value, float)
@@ -149,7 +149,7 @@ META_KINDS: Kinds = {
 
 
 def check_record(content: object, kinds: Kinds, where: str) -> dict[str, Any]:
-    """A JSON object with exactly these keys, each of its kind; anything else is a DataError that says where."""
+    """Return a JSON object with exactly these keys, each of its kind; anything else is a DataError that says where."""
     if not isinstance(content, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(content).__name__}; the file is damaged")
     record = cast("dict[str, Any]", content)
@@ -207,7 +207,7 @@ class EpisodeFile:
         return [self.field(name) for name in sorted(self._stored)]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows ``start:stop`` of an array; the caller owns the memory."""
+        """Return rows ``start:stop`` of an array; the caller owns the memory."""
         stored = self._find(name)
         first, last, _ = slice(start, stop).indices(stored.shape[0])
         out = np.empty((max(0, last - first), *stored.shape[1:]), stored.dtype)

@@ -27,7 +27,7 @@ class StepFeed:
         self._episodes = torch.arange(num_envs)
 
     def reset(self, obs: Obs, seed: int, states: Tensor | None = None) -> None:
-        """All environments were reset. ``states`` is (N, S) where an observer needs it."""
+        """Report that all environments were reset. ``states`` is (N, S) where an observer needs it."""
         self._seed, self._obs = seed, obs
         self._episodes = torch.arange(self._num_envs)
         self._begin(self._episodes.clone(), states)
@@ -40,7 +40,7 @@ class StepFeed:
         states: Tensor | None = None,
         first_states: Tensor | None = None,
     ) -> None:
-        """A step was taken.
+        """Report a step.
 
         Args:
             actions: (N, A).

@@ -68,7 +68,7 @@ class DatasetInfo:
         return {name: value for name, value in self.recipe.items() if name != "source"}
 
     def stack(self, name: str) -> StackSpec | None:
-        """How the frames of an image group are stacked; None for single images."""
+        """Return how the frames of an image group are stacked; None for single images."""
         known = self.stacks.get(name)
         return None if known is None else StackSpec(**known)
 
@@ -81,10 +81,7 @@ _TEXT = (TEXT, is_text)
 _OBJECT = ("a JSON object", _is_object)
 _KINDS: Kinds = {
     "recipe": _OBJECT,
-    "fps": (
-        "a number above 0 or null",
-        lambda value: value is None or (is_number(value) and 0 < value < math.inf),
-    ),
+    "fps": ("a number above 0 or null", lambda value: value is None or (is_number(value) and 0 < value < math.inf)),
     "instruction": _TEXT,
     "robot_type": ("a text or null", lambda value: value is None or is_text(value)),
     "stacks": _OBJECT,
@@ -93,7 +90,7 @@ _KINDS: Kinds = {
 
 
 def info_text(info: DatasetInfo) -> str:
-    """The content of ``dataset.json``; what could not be read back is refused."""
+    """Return the content of ``dataset.json``; what could not be read back is refused."""
     said = asdict(info)
     try:
         check_record(json.loads(json.dumps(said)), _KINDS, "DatasetInfo")
@@ -103,7 +100,7 @@ def info_text(info: DatasetInfo) -> str:
 
 
 def read_info(path: Path) -> DatasetInfo:
-    """The ``dataset.json`` of a dataset."""
+    """Return the ``dataset.json`` of a dataset."""
     file = path / INFO
     if not file.exists():
         raise DataError(f"{path}: no {INFO}; expected the directory that EpisodeRecorder wrote")
@@ -120,7 +117,7 @@ def read_info(path: Path) -> DatasetInfo:
 
 
 def space_json(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A Gymnasium space as Minari writes it."""
+    """Return a Gymnasium space as Minari writes it."""
     if isinstance(space, spaces.Dict):
         return {"type": "Dict", "subspaces": {name: space_json(part) for name, part in space.spaces.items()}}
     if isinstance(space, spaces.Tuple):
@@ -155,7 +152,7 @@ def _bounds(values: NDArray[Any]) -> Any:
 
 
 def whole_space(space: Mapping[str, Any]) -> dict[str, Any]:
-    """A space of ``dataset.json`` with every bound spelled out, as Minari reads it."""
+    """Return a space of ``dataset.json`` with every bound spelled out, as Minari reads it."""
     if space["type"] == "Dict":
         return {"type": "Dict", "subspaces": {name: whole_space(part) for name, part in space["subspaces"].items()}}
     if space["type"] == "Tuple":

@@ -4,7 +4,7 @@
 a member is copied once, into the block that goes to the disk, and its checksum is taken there, while the processor
 still has it at hand. Dates are fixed.
 
-Nobody reads an episode right after it was recorded. Copying it into the page cache first takes about a third more of
+Episodes are rarely read right after recording. Copying it into the page cache first takes about a third more of
 the processor, which the physics wants. Where the file system has no such writes (some network disks), and for what is
 left beside whole blocks, the usual way is taken; the bytes are the same.
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from headrace import files
 from headrace.errors import DataError
-from headrace.recording._fields import Array
+from headrace.recording.fields import Array
 
 try:
     from isal.isal_zlib import crc32  # a tenth of the time, which the physics wants; the extra "record" brings it
@@ -220,7 +220,7 @@ class BlockFile:
         return self._buffer.data[self._held - size : self._held]
 
     def newest(self, size: int) -> memoryview:
-        """The last bytes written, of those that were taken room for."""
+        """Return the last bytes written, of those that were taken room for."""
         return self._buffer.data[self._held - size : self._held]
 
     def __enter__(self) -> BlockFile:

@@ -18,12 +18,12 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
-from headrace.recording._fields import as_array, check_choice, first_difference, needs_frames
 from headrace.recording._info import DatasetInfo
-from headrace.recording._running import FinishedEpisode, RunningRows
 from headrace.recording._sources import FieldSources, Told
 from headrace.recording._store import EpisodeStore
 from headrace.recording._writer import BackgroundWriter
+from headrace.recording.fields import as_array, check_choice, first_difference, needs_frames
+from headrace.recording.running import FinishedEpisode, RunningRows
 from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord
 
 
@@ -44,7 +44,7 @@ class RecorderCfg:
     commit_within_s: float = 1.0
     """Seconds after which a finished episode is on disk when a step returns; a step waits for those that are not."""
     stall_s: float = 60.0
-    """Seconds without progress after which whoever waits for the disk gets an error."""
+    """Seconds without progress after which a call that waits for the disk raises an error."""
 
     def __post_init__(self) -> None:
         check_choice(self.fields)
@@ -94,12 +94,7 @@ class EpisodeRecorder:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        cfg: RecorderCfg | None = None,
-        info: DatasetInfo | None = None,
-        *,
-        resume: bool = False,
+        self, path: Path | str, cfg: RecorderCfg | None = None, info: DatasetInfo | None = None, *, resume: bool = False
     ) -> None:
         self.cfg = cfg or RecorderCfg()
         wanted: dict[Need, bool] = {name: name in self.cfg.fields for name in ("states", "substeps")}
@@ -139,7 +134,7 @@ class EpisodeRecorder:
         return len(self.store.entries)
 
     def has(self, seed: int, episode_id: int) -> bool:
-        """Whether an episode is committed; a plan may skip it."""
+        """Return whether an episode is committed; a plan may skip it."""
         return (seed, episode_id, 0) in self.store
 
     def held_bytes(self) -> int:
@@ -260,7 +255,7 @@ class EpisodeRecorder:
         if first is None:
             raise DataError("recorder: the environment gave no observations")
         num_envs = int(first.shape[0])
-        # first of all: if the thread cannot start, nothing may be taken that nobody would write
+        # first of all: if the thread cannot start, nothing may be taken that would not be written
         self._writer = BackgroundWriter(
             self.store,
             capacity=self.cfg.queue_episodes or num_envs,
@@ -346,7 +341,7 @@ class EpisodeRecorder:
 
 
 def _close_at_exit(recorder: EpisodeRecorder) -> Any:
-    """Finish a recorder that nobody closed when the interpreter ends, without keeping it alive until then."""
+    """Finish a recorder that was not closed when the interpreter ends, without keeping it alive until then."""
     reference = weakref.ref(recorder)
 
     def close() -> None:

@@ -13,7 +13,7 @@ from headrace._device import to_host
 from headrace._leaves import Path as LeafPath
 from headrace._leaves import leaves
 from headrace.errors import DataError
-from headrace.recording._fields import Array, as_array, choose_observations
+from headrace.recording.fields import Array, as_array, choose_observations
 from headrace.types import Obs, ResetRecord, StepRecord
 
 Sources: TypeAlias = "Mapping[str, Tensor | Array]"
@@ -41,12 +41,12 @@ class FieldSources:
         self._choice = frozenset(choice)
 
     def of_reset(self, record: ResetRecord) -> tuple[Sources, Told]:
-        """Observations and states at the beginning of episodes; ``env_ids`` and ``episode_ids``."""
+        """Return observations and states at the beginning of episodes; ``env_ids`` and ``episode_ids``."""
         found = self._of_moment(record.obs, record.states, "attach before reset")
         return _on_host(found, {"env_ids": record.env_ids, "episode_ids": record.episode_ids})
 
     def of_step(self, record: StepRecord, substeps: Tensor | None) -> tuple[Sources, Told]:
-        """What there is after a step, or at the end of an episode, and what belongs to the step itself.
+        """Return what there is after a step, or at the end of an episode, and what belongs to the step itself.
 
         Beside it the ids as of a reset, ``rewards``, the flags, and where episodes ended their environments, ``ended``,
         with ``diverged`` and, if it is known, ``success``. ``substeps``: (n, decimation, S) where they are recorded.
@@ -90,7 +90,7 @@ class FieldSources:
 
 
 def _on_host(found: dict[str, Tensor | Array], told: Told) -> tuple[Sources, Told]:
-    """Both on the CPU: one copy from a GPU."""
+    """Return both on the CPU: one copy from a GPU."""
     if all(values.is_cpu for values in told.values()):
         return found, told
     host = to_host({**{name: values for name, values in found.items() if isinstance(values, Tensor)}, **told})

@@ -24,17 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
-from headrace.files import (
-    FileHash,
-    Lock,
-    append,
-    claim,
-    read_json,
-    storage_error,
-    sync,
-    truncate,
-    write_whole,
-)
+from headrace.files import FileHash, Lock, append, claim, read_json, storage_error, sync, truncate, write_whole
 from headrace.recording._episode_file import (
     META_KINDS,
     EpisodeMeta,
@@ -48,7 +38,7 @@ from headrace.recording._info import INFO, VERSIONS, DatasetInfo, info_text
 from headrace.recording._npz_writer import BlockBuffer, check_archive
 
 if TYPE_CHECKING:
-    from headrace.recording._running import FinishedEpisode
+    from headrace.recording.running import FinishedEpisode
 
 Group = Literal["episodes", "failed"]
 _GROUPS: tuple[Group, ...] = ("episodes", "failed")
@@ -70,7 +60,7 @@ class JournalEntry(EpisodeMeta):
     """Whether ``sha256`` is of the whole file."""
 
     def as_line(self) -> bytes:
-        """The line of the journal, with its newline."""
+        """Return the line of the journal, with its newline."""
         fields = {**self.as_dict(), "file": self.file, "size": self.size, _hash_key(self.of_file): self.sha256}
         return json.dumps(fields).encode() + b"\n"
 
@@ -82,7 +72,7 @@ class JournalEntry(EpisodeMeta):
             raise DataError(f"{path}: is not the episode that the journal lists; restore it from a copy")
 
     def identity(self, dataset: Path) -> str:
-        """A hash of the content, which entries of all versions can be compared by."""
+        """Return a hash of the content, which entries of all versions can be compared by."""
         return check_archive(dataset / self.file) if self.of_file else self.sha256
 
     @property
@@ -201,7 +191,7 @@ class EpisodeStore:
                     file.unlink()
 
     def __contains__(self, key: tuple[int, int, int]) -> bool:
-        """Whether the episode (seed, episode id, attempt) is committed."""
+        """Return whether the episode (seed, episode id, attempt) is committed."""
         return key in self._keys
 
     def commit(self, episodes: Sequence[FinishedEpisode]) -> None:

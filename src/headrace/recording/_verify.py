@@ -11,10 +11,10 @@ import numpy as np
 
 from headrace.errors import DataError
 from headrace.files import read_json
-from headrace.recording._dataset import Episode, EpisodeDataset
-from headrace.recording._hdf5 import open_hdf5, row_counts
-from headrace.recording._lerobot_dataset import Line, read_episodes, read_parquet, video_files
 from headrace.recording._video import frame_times
+from headrace.recording.dataset import Episode, EpisodeDataset
+from headrace.recording.export.hdf5 import open_hdf5, row_counts
+from headrace.recording.export.lerobot_dataset import Line, read_episodes, read_parquet, video_files
 
 Kind = Literal["headrace", "robomimic", "lerobot", "minari"]
 
@@ -34,7 +34,7 @@ class DatasetCheck:
 
 
 def detect_kind(path: Path) -> Kind:
-    """Which of the formats is at ``path``."""
+    """Return which of the formats is at ``path``."""
     if path.is_file():
         return "robomimic"
     signs: tuple[tuple[str, Kind], ...] = (

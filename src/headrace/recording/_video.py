@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, ShapeError, require_extra
 from headrace.files import put_in_place
-from headrace.recording._fields import Field, as_array, as_rgb, can_be_shown, enlarge, is_image
+from headrace.recording.fields import Field, as_array, as_rgb, can_be_shown, enlarge, is_image
 from headrace.types import ResetRecord, StackSpec, StepRecord
 
 Picture = NDArray[np.uint8]
@@ -83,14 +83,14 @@ class Mp4Writer:
 
 
 def frame_times(path: Path) -> list[float]:
-    """Seconds at which each frame of a video is shown, in order, without decoding."""
+    """Return seconds at which each frame of a video is shown, in order, without decoding."""
     with _opened(path) as container:
         packets = [packet for packet in container.demux(container.streams.video[0]) if packet.pts is not None]
         return sorted(float(packet.pts * packet.time_base) for packet in packets)
 
 
 def decode_frames(path: Path) -> Iterator[Picture]:
-    """Every frame of a video in order, decoded one by one, uint8 (H, W, 3)."""
+    """Yield every frame of a video in order, decoded one by one, uint8 (H, W, 3)."""
     with _opened(path) as container:
         for frame in container.decode(video=0):
             yield frame.to_ndarray(format="rgb24")
@@ -98,7 +98,7 @@ def decode_frames(path: Path) -> Iterator[Picture]:
 
 @contextmanager
 def _opened(path: Path) -> Generator[Any]:
-    """A video to read; what PyAV raises in the block becomes a DataError."""
+    """Open a video to read; what PyAV raises in the block becomes a DataError."""
     library = _library()
     try:
         with library.open(str(path)) as container:
@@ -234,8 +234,8 @@ class VideoObserver:
     def after_reset(self, record: ResetRecord) -> None:
         """Note that episodes begin."""
         if self._video is None:
-            everyone = next(iter(flatten(record.obs).values())).shape[0]
-            count = min(self._wanted, everyone)
+            available = next(iter(flatten(record.obs).values())).shape[0]
+            count = min(self._wanted, available)
             self._video = TiledVideo(self._path, fps=self._fps, tiles=count)
             self._returns = np.zeros(count)
         slots = self._filmed(record.env_ids)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from headrace.errors import HeadraceError, LifecycleError, StorageError
-from headrace.recording._running import FinishedEpisode
 from headrace.recording._store import EpisodeStore
+from headrace.recording.running import FinishedEpisode
 
 _BATCH = 16
 """Episodes that share one sync of the directory and of the journal."""
@@ -29,7 +29,7 @@ class BackgroundWriter:
 
     When ``put_all`` returns, at most ``capacity`` episodes are not on disk yet, and none of them has waited for longer
     than ``within_s``. Until then it blocks; nothing is dropped. If the disk takes nothing for ``stall_s`` seconds,
-    whoever waits gets an error instead of waiting on; the episodes stay queued. Whatever ends the thread is raised by
+    a waiting call raises an error; the episodes stay queued. Whatever ends the thread is raised by
     every later call.
     """
 
@@ -151,7 +151,7 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         if sys.platform == "linux":
-            # of the calling thread alone, there: what steps goes first where cores are scarce, and whoever must wait
+            # of the calling thread alone, there: what steps goes first where cores are scarce, and what must wait
             # for the disk leaves a core to this thread
             os.nice(_NICENESS)
         try:
@@ -184,7 +184,7 @@ class BackgroundWriter:
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            # in both for a moment: whoever looks without the lock finds no episode missing
+            # in both for a moment: a reader without the lock finds no episode missing
             self._busy = list(islice(self._queue, most))
             for _ in self._busy:
                 self._queue.popleft()

@@ -1,14 +1,19 @@
 """Rollout and replay stores that keep every frame once."""
 
-from headrace.replay._compact import reconstruct_next
-from headrace.replay._delta import delta_error_bound, from_delta, to_delta
-from headrace.replay._estimate import estimate
-from headrace.replay._priorities import PrioritizedSampler
-from headrace.replay._replay import ReplayBuffer
-from headrace.replay._rollout import RolloutBuffer
-from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
-from headrace.replay._slices import SliceSampler, TrajectorySampler
-from headrace.replay._spec import ArraySpec
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.replay._buffer import ReplayBuffer
+    from headrace.replay._priorities import PrioritizedSampler
+    from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
+    from headrace.replay._slices import SliceSampler, TrajectorySampler
+    from headrace.replay._spec import ArraySpec, estimate
+    from headrace.replay.forms import delta_error_bound, from_delta, reconstruct_next, to_delta
+    from headrace.replay.rollout import RolloutBuffer
 
 __all__ = [
     "ArraySpec",
@@ -28,3 +33,5 @@ __all__ = [
     "register_sampler",
     "to_delta",
 ]
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

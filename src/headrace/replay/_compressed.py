@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from headrace._kernels.gather import Bools, Bytes, Int64s
 from headrace.errors import ConfigError, DataError, require_extra
-from headrace.replay._memory import Memory
+from headrace.replay._blocks import Allocator, Bytes, Int64s
 from headrace.replay._spec import Codec
+from headrace.replay.row_space import Bools
 
 Packed: TypeAlias = "bytes | memoryview"
 
@@ -23,10 +24,10 @@ OBJECT_BYTES = 33 + 8
 """A Python bytes object, and the list's pointer to it."""
 
 
-class CompressedRows:
-    """Rows as separate byte strings; owns them. The interface is that of :class:`headrace.replay._rows.MappedRows`."""
+class CompressedRowSpace:
+    """Own rows as separate byte strings; the interface is that of ``RowSpace``."""
 
-    def __init__(self, codec: Codec, row_bytes: int, memory: Memory, name: str) -> None:
+    def __init__(self, codec: Codec, row_bytes: int, memory: Allocator, name: str) -> None:
         self.row_bytes = row_bytes
         self._name = name
         self._pack, self._unpack = _codec(codec, row_bytes)
@@ -37,7 +38,7 @@ class CompressedRows:
             self._restore(blob, sizes.view(np.int64))
 
     def reserve(self, rows: int) -> None:
-        """Rows that were never written are empty and read as zeros."""
+        """Make row numbers below ``rows`` usable; rows that were never written read as zeros."""
         self._rows.extend(b"" for _ in range(rows - len(self._rows)))
 
     def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
@@ -69,11 +70,11 @@ class CompressedRows:
                 pieces[b, :, f] = frame.reshape(outer, -1)
 
     def nbytes(self, _rows: int, /) -> int:
-        """Bytes of everything packed so far, with what Python adds; rows to come are not known."""
+        """Return bytes of everything packed so far, with what Python adds; rows to come are not known."""
         return self._total + OBJECT_BYTES * len(self._rows)
 
     def blocks(self) -> dict[str, Bytes]:
-        """All packed rows in one block, and their sizes."""
+        """Return all packed rows in one block, and their sizes."""
         sizes = np.array([len(row) for row in self._rows], np.int64)
         blob = np.frombuffer(b"".join(self._rows), np.uint8)
         return {f"{self._name}.packed": blob, f"{self._name}.sizes": sizes.view(np.uint8)}
@@ -99,7 +100,7 @@ class CompressedRows:
 
 
 def _raw(frame: Tensor) -> bytes:
-    return frame.contiguous().view(-1).numpy().tobytes()
+    return frame.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _codec(codec: Codec, row_bytes: int) -> tuple[Callable[[bytes], bytes], Callable[[Packed], bytes]]:

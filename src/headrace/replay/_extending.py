@@ -1,30 +1,132 @@
-"""Whole batches (N, T) into a store: with next observations, as deltas, or compact."""
+"""What ``extend`` takes, checked once, before anything is written: steps of all environments, or whole batches (N, T).
+
+Batches come with next observations, as deltas, or compact.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace._kernels import gather as kernels
-from headrace._kernels.gather import Bools, Int64s
-from headrace.errors import DataError, DtypeError, ShapeError
-from headrace.replay._checks import check_array, flatten_obs
-from headrace.replay._delta import restore
+from headrace._leaves import SEPARATOR
+from headrace.errors import DataError, DtypeError, LifecycleError, ShapeError
+from headrace.replay._blocks import Int64s
 from headrace.replay._pool import Sourced, Write
-from headrace.replay._spec import ArraySpec, Leaf
+from headrace.replay._spec import ArraySpec, LeafSpec, StoreSpec
 from headrace.replay._store import Store
+from headrace.replay.forms import restore
+from headrace.replay.row_space import Bools, rows_differ
+from headrace.types import Step
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+NestedObs: TypeAlias = "Tensor | Mapping[str, NestedObs]"
+"""One tensor (N, …), or names to such, nested as deep as the space is."""
+
+
 _NUMBER = ArraySpec((), torch.float32)
 _FLAG = ArraySpec((), torch.bool)
 _ID = ArraySpec((), torch.int64)
+_NO_ID = -1
+"""Stands for the id of a trajectory that the caller did not name."""
+
+
+def check_transition(
+    spec: StoreSpec, obs: NestedObs, action: Tensor, step: Step, active: Tensor | None, extras: Mapping[str, Tensor]
+) -> Write:
+    """Check one step of all environments, and find the true last observations.
+
+    What is stored of it is a transition of every environment that acted. Tensors are borrowed from the caller.
+    """
+    leaves, num_envs = spec.leaves, spec.num_envs
+    flat = flatten_obs(leaves, obs, "obs", num_envs)
+    flat_next = flatten_obs(leaves, step.obs, "step.obs", num_envs)
+    columns = {"action": check_array(action, spec.action, "action", num_envs)}
+    if extras.keys() != spec.extras.keys():
+        raise ShapeError(f"extras: expected {sorted(spec.extras)}, as declared, got {sorted(extras)}")
+    for name, extra in spec.extras.items():
+        columns[name] = check_array(extras[name], extra, f"extras[{name!r}]", num_envs)
+    reward = check_array(step.reward, _NUMBER, "step.reward", num_envs).numpy()
+    terminated = check_array(step.terminated, _FLAG, "step.terminated", num_envs).numpy()
+    truncated = check_array(step.truncated, _FLAG, "step.truncated", num_envs).numpy()
+    ids: Int64s = np.arange(num_envs)
+    if active is not None:
+        ids = check_array(active, _FLAG, "active", num_envs).numpy().nonzero()[0]
+        reward, terminated, truncated = reward[ids], terminated[ids], truncated[ids]
+    done = terminated | truncated
+    final = flat_next
+    if spec.autoreset == "same_step" and np.count_nonzero(done):
+        if "final_obs" not in step.info or "_final_obs" not in step.info:
+            raise LifecycleError(
+                "step.info: expected final_obs and _final_obs in a step that ends an episode; keep final_obs=True when "
+                'you make the environment, or say autoreset="disabled" if step.obs is the last observation itself'
+            )
+        given = check_array(step.info["_final_obs"], _FLAG, "step.info['_final_obs']", num_envs)
+        missing = ids[done & ~given.numpy()[ids]].tolist()
+        if missing:
+            raise ShapeError(f"step.info['_final_obs']: expected every environment that ended, missing {missing}")
+        final = flatten_obs(leaves, step.info["final_obs"], "step.info['final_obs']", num_envs)
+
+    def final_of(which: Int64s) -> Sourced:
+        return final, ids[which]
+
+    def next_of(which: Int64s) -> Sourced:
+        return flat_next, ids[which]
+
+    return Write(flat, ids, ids, terminated, truncated, reward, columns, final_of, next_of)
+
+
+def flatten_obs(leaves: tuple[LeafSpec, ...], obs: NestedObs, what: str, num_envs: int) -> dict[str, Tensor]:
+    """Return leaf name → (N, …), every leaf present and as declared.
+
+    A store declared over one bare array also takes a dict of one group: environments always give a dict.
+    """
+    flat: dict[str, Tensor] = {}
+    for leaf in leaves:
+        found = _find(obs, leaf.path, what)
+        flat[leaf.name] = check_array(found, leaf.observed, f"{what}[{leaf.name!r}]" if leaf.name else what, num_envs)
+    return flat
+
+
+def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Tensor:
+    """Raise unless ``array`` is contiguous, (N, *spec.shape), of the declared dtype; give it on the CPU.
+
+    A tensor of another device is copied; one on the CPU is borrowed.
+    """
+    if not isinstance(array, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        raise DtypeError(f"{what}: expected a torch tensor, got {type(array).__name__}; use torch.as_tensor")
+    if array.shape != (num_envs, *spec.shape):
+        raise ShapeError(
+            f"{what}: expected {(num_envs, *spec.shape)}, got {tuple(array.shape)}; "
+            "pass one row per environment, inactive ones included (their rows are ignored)"
+        )
+    if array.dtype != spec.dtype:
+        raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
+    if not array.is_contiguous():
+        raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
+    array = array.detach() if array.requires_grad else array
+    if array.is_cpu:
+        return array
+    # pinned where a CUDA device is there to copy faster into it
+    return torch.empty(array.shape, dtype=array.dtype, pin_memory=torch.cuda.is_available()).copy_(array)
+
+
+def _find(obs: NestedObs, path: tuple[str, ...], what: str) -> Tensor:
+    found = obs
+    for name in path:
+        if isinstance(found, Tensor) or name not in found:
+            got = "one tensor" if isinstance(found, Tensor) else sorted(found)
+            raise ShapeError(f"{what}: expected an observation named {SEPARATOR.join(path)!r}, got {got}")
+        found = found[name]
+    if isinstance(found, Mapping) and not path and len(found) == 1:
+        found = next(iter(found.values()))
+    return cast("Tensor", found)
 
 
 class Batch:
@@ -57,7 +159,7 @@ class Batch:
         self._terminated = self._array(after["terminated"], _FLAG, "next/terminated").numpy()
         self._truncated = done & ~self._terminated
         if "truncated" in after:
-            self._truncated = self._array(after["truncated"], _FLAG, "next/truncated").numpy()
+            self._truncated = self._truncated | self._array(after["truncated"], _FLAG, "next/truncated").numpy()
         self._ended = self._terminated | self._truncated
         active = given.get("active")
         self._active = None if active is None else self._array(active, _FLAG, "active").numpy()
@@ -72,7 +174,7 @@ class Batch:
             self._fill = {leaf.name: _filled(leaf, fill_value) for leaf in spec.leaves}
 
     def _array(self, array: Tensor, spec: ArraySpec, name: str) -> Tensor:
-        """One row per entry, (…, 1) as TorchRL has it included."""
+        """Return one row per entry, (…, 1) as TorchRL has it included."""
         if array.dim() == len(spec.shape) + 2 and array.shape[-1] == 1:
             array = array.squeeze(-1)
         return check_array(array.contiguous(), spec, name, self._count)
@@ -82,15 +184,25 @@ class Batch:
         store, steps = self._store, self._steps
         before = self._previous()
         joined = self._joined(before)
-        # on disk a write may touch nothing that counts: one step at a time. In memory a ring bounds it
-        size = 1 if store.durable else min(steps, store.spec.length)
-        for first in range(0, steps, size):
-            stop = min(first + size, steps)
-            grid = np.arange(first, stop)[:, None] + np.arange(store.spec.num_envs) * steps
-            rows = grid.reshape(-1)
-            if self._active is not None:
-                rows = rows[self._active[rows]]
-            self._write(rows, rows // steps, before[rows], joined[rows])
+        self._check_stacks(before, joined)
+        size, num_envs = min(steps, store.spec.length), store.spec.num_envs
+        acted = np.ones((num_envs, steps), np.bool_) if self._active is None else self._active.reshape(num_envs, steps)
+        with store.adding(acted.sum(1)):
+            for first in range(0, steps, size):
+                grid = np.arange(first, min(first + size, steps))[:, None] + np.arange(num_envs) * steps
+                rows = grid.reshape(-1)
+                rows = rows[acted.reshape(-1)[rows]]
+                self._write(rows, rows // steps, before[rows], joined[rows])
+
+    def _check_stacks(self, before: Int64s, joined: Bools) -> None:
+        """Refuse stacks that are not the stack before them and one more frame."""
+        rows = np.arange(self._count) if self._active is None else self._active.nonzero()[0]
+        earlier = rows
+        if self._next is None:
+            rows = rows[(before[rows] >= 0) & joined[rows] & ~self._ended[before[rows]]]
+            earlier = before[rows]
+        later = self._obs if self._next is None else self._next
+        self._store.check_shifts(rows // self._steps, (self._obs, earlier), (later, rows))
 
     def _write(self, rows: Int64s, ids: Int64s, before: Int64s, joined: Bools) -> None:
         store = self._store
@@ -100,7 +212,9 @@ class Batch:
             counts, (at, trajectory) = store.pool.counts, store.heads
             follows = (at[ids] == counts[ids]) & (counts[ids] > 0) & joined
             first = before < 0
-            follows[first] &= False if self._ids is None else trajectory[ids[first]] == self._ids[rows[first]]
+            follows[first] &= trajectory[ids[first]] == (_NO_ID if self._ids is None else self._ids[rows[first]])
+            at_first = (follows & first).nonzero()[0]
+            follows[at_first] = store.pool.goes_on(ids[at_first], self._obs, rows[at_first])
         ended = self._terminated[rows], self._truncated[rows]
         heads = None if self._next is not None else self._heads(rows, ids)
 
@@ -111,14 +225,13 @@ class Batch:
         store.write(Write(self._obs, ids, rows, *ended, reward, columns, following, following, joined, follows, heads))
 
     def _heads(self, rows: Int64s, ids: Int64s) -> Int64s:
-        """The caller's trajectory id of the last transition of every environment, (N,)."""
+        """Return the caller's trajectory id of the last transition of every environment, (N,)."""
         heads = self._store.heads[1].copy()
-        if self._ids is not None:
-            heads[ids] = self._ids[rows]  # in order of time: the last one stays
+        heads[ids] = _NO_ID if self._ids is None else self._ids[rows]  # in order of time: the last one stays
         return heads
 
     def _following(self, rows: Int64s) -> Sourced:
-        """The true next observations of these rows, as far as the batch has them."""
+        """Return the true next observations of these rows, as far as the batch has them."""
         if self._next is not None:
             return self._next, rows
         if self._delta is None:
@@ -128,7 +241,7 @@ class Batch:
         return restored, np.arange(rows.shape[0])
 
     def _previous(self) -> Int64s:
-        """Row of the transition before each of the same environment; -1 for the first."""
+        """Return row of the transition before each of the same environment; -1 for the first."""
         rows = np.arange(self._count).reshape(-1, self._steps)
         acted = rows if self._active is None else np.where(self._active.reshape(rows.shape), rows, -1)
         before = np.full(rows.shape, -1)
@@ -136,7 +249,7 @@ class Batch:
         return before.reshape(-1)
 
     def _joined(self, before: Int64s) -> Bools:
-        """Whether each transition goes on from the one before it in this batch; the first ones are left to the store.
+        """Return whether each transition goes on from the one before it in this batch, (N · T,), the first ones aside.
 
         Trajectory ids are not believed where the batch can tell: the newest frame must be the one that came.
         """
@@ -155,7 +268,7 @@ class Batch:
                 size = leaf.observed.nbytes
                 first = (obs.data_ptr() + offset, size, candidates)
                 second = (following.data_ptr() + offset, size, before[candidates])
-                kernels.rows_differ(first, second, size - offset, differs)
+                rows_differ(first, second, size - offset, differs)
             joined[candidates[differs]] = False
         return joined
 
@@ -166,7 +279,7 @@ def _contiguous(nested: Any) -> Any:
     return nested.contiguous()
 
 
-def _leaves_of(leaves: tuple[Leaf, ...], nested: Any, count: int) -> dict[str, Tensor]:
+def _leaves_of(leaves: tuple[LeafSpec, ...], nested: Any, count: int) -> dict[str, Tensor]:
     """Deltas by leaf: shaped as observations, of a dtype of their own."""
     found: dict[str, Tensor] = {}
     for leaf in leaves:
@@ -180,8 +293,8 @@ def _leaves_of(leaves: tuple[Leaf, ...], nested: Any, count: int) -> dict[str, T
     return found
 
 
-def _filled(leaf: Leaf, fill_value: float | None) -> Tensor:
-    """One observation that says that there is none."""
+def _filled(leaf: LeafSpec, fill_value: float | None) -> Tensor:
+    """Return one observation that says that there is none."""
     value = math.nan if fill_value is None else fill_value
     dtype = leaf.observed.dtype
     if not dtype.is_floating_point and (math.isnan(value) or value != int(value)):

@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace._kernels.gather import ZERO_ROW, Bools, Bytes, Int64s
-from headrace.replay import _arithmetic as arithmetic
-from headrace.replay._arithmetic import ENDED, NO_ROW, Flags, Int32s, Ring, Stack
-from headrace.replay._compressed import CompressedRows
-from headrace.replay._memory import Memory
-from headrace.replay._rows import MappedRows
-from headrace.replay._spec import Leaf, StoreSpec
+from headrace.errors import DataError
+from headrace.replay import ring
+from headrace.replay._blocks import Allocator, Bytes, Int64s
+from headrace.replay._compressed import CompressedRowSpace
+from headrace.replay._spec import LeafSpec, StoreSpec, Window
+from headrace.replay.ring import ENDED, NO_ROW, Flags, Int32s, Ring, Stack
+from headrace.replay.row_space import ZERO_ROW, Bools, RowSpace
 
-Rows: TypeAlias = MappedRows | CompressedRows
+AnyRowSpace: TypeAlias = RowSpace | CompressedRowSpace
 Sourced = tuple[Mapping[str, Tensor], Int64s]
 """Observations by leaf, (R, …) each, and the rows among them that are meant."""
 
@@ -49,7 +50,7 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What one write did, for whoever keeps an index: n transitions, those of one environment in order of time.
+    """What one write did, for samplers that keep an index: n transitions, those of one environment in order of time.
 
     No environment has more than its ring holds. The arrays are borrowed: read them, keep copies.
     """
@@ -95,7 +96,7 @@ class SideTable:
         return rows
 
     def take_blocks(self, count: int) -> Int64s:
-        """The first rows of ``count`` blocks."""
+        """Return the first rows of ``count`` blocks."""
         rows = np.empty(count, np.int64)
         for i in range(count):
             rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
@@ -107,7 +108,7 @@ class SideTable:
         self._waiting_blocks.extend(int(row) for row in blocks[blocks >= 0])
 
     def settle(self) -> None:
-        """The write is complete: what it freed may be used."""
+        """Make the rows that a complete write freed usable."""
         if self._waiting or self._waiting_blocks:
             self.singles += self._waiting
             self._blocks += self._waiting_blocks
@@ -121,9 +122,10 @@ class SideTable:
 class _Plan:
     """What writing a leaf needs, worked out once."""
 
-    def __init__(self, leaf: Leaf, rows: Rows) -> None:
+    def __init__(self, leaf: LeafSpec, rows: AnyRowSpace) -> None:
         self.name, self.rows = leaf.name, rows
         self.frames, self.outer, self.zero_filled = leaf.frames, leaf.outer, leaf.zero_filled
+        self._stack = leaf.stack
         # frames of a stack lie one after another, or are interleaved
         self._interleaved = leaf.stack if leaf.outer > 1 else None
 
@@ -134,30 +136,37 @@ class _Plan:
         else:
             self.rows.write(rows, self._interleaved.frame(stacks, frame).contiguous(), index)
 
+    def frame_bytes(self, stacks: Tensor, index: Int64s, frame: int) -> Bytes:
+        """Return frame ``frame`` of ``stacks[index[i]]`` as bytes, (n, row_bytes), fresh."""
+        assert self._stack is not None
+        frames = self._stack.frame(stacks[torch.from_numpy(index)], frame)
+        return frames.contiguous().view(torch.uint8).reshape(index.shape[0], -1).numpy()
+
 
 class FramePool:
     """Owns the frames, the side table and the trajectory bookkeeping of N environments.
 
     ``counts`` int64 (N,) is the number of transitions ever written per environment; the last ``length`` of them are
-    stored. The per-slot arrays are (N, slots); see :mod:`headrace.replay._arithmetic` for the layout.
+    stored. The per-slot arrays are (N, slots); see :mod:`headrace.replay.ring` for the layout.
     """
 
-    def __init__(self, spec: StoreSpec, memory: Memory) -> None:
+    def __init__(self, spec: StoreSpec, memory: Allocator) -> None:
         leaves, num_envs = spec.leaves, spec.num_envs
         self.num_envs, self.length = num_envs, spec.length
-        deepest = max(leaf.frames for leaf in leaves)
-        self.history = deepest - 1
-        self.slots = slots_per_env(spec.length, deepest)
+        self.history = max(leaf.frames for leaf in leaves) - 1
+        self.slots = spec.slots
         self.first_side_row = num_envs * self.slots
         self.side = SideTable(self.history)
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, AnyRowSpace] = {}
         for i, leaf in enumerate(leaves):
             name, size = f"frames{i}", leaf.frame.nbytes
             if spec.codec is None:
-                self.rows[leaf.name] = MappedRows(memory, name, size, self.first_side_row)
+                self.rows[leaf.name] = RowSpace(memory, name, size, self.first_side_row)
             else:
-                self.rows[leaf.name] = CompressedRows(spec.codec, size, memory, name)
+                self.rows[leaf.name] = CompressedRowSpace(spec.codec, size, memory, name)
         self.counts = np.zeros(num_envs, np.int64)
+        self.floors = np.zeros(num_envs, np.int64)
+        """Positions below these are not stored any more, (N,), although the ring may still hold them."""
         self.trajectories = np.zeros(num_envs, np.int64)
         shape = (num_envs, self.slots)
         self._blocks = {
@@ -172,22 +181,24 @@ class FramePool:
         self.stacks: dict[str, Stack] = {
             leaf.name: (leaf.frames, leaf.zero_filled, self.history, self.first_side_row) for leaf in leaves
         }
-        self.everyone = np.arange(num_envs)
+        self.windows: dict[tuple[str, int], Window] = {}
+        """Layouts of blocks of frames by leaf and number of frames, as far as they were needed."""
+        self.all_envs = np.arange(num_envs)
         self._nowhere = np.full(num_envs, NO_ROW)
         self._none = np.zeros(num_envs, np.bool_)
         self._flat_steps = self.steps.reshape(-1)
         self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
 
     def lengths(self) -> Int64s:
-        """Transitions stored, per environment."""
-        return np.minimum(self.counts, self.length)
+        """Return the number of stored transitions per environment, (N,)."""
+        return np.minimum(self.counts - self.floors, self.length)
 
     def oldest(self) -> Int64s:
-        """Position of the oldest stored transition, per environment."""
-        return np.maximum(self.counts - self.length, 0)
+        """Return the position of the oldest stored transition per environment, (N,)."""
+        return np.maximum(self.counts - self.length, self.floors)
 
     def blocks(self) -> dict[str, Bytes]:
-        """The bookkeeping arrays by name, for saving."""
+        """Return the bookkeeping arrays by name, for saving."""
         return dict(self._blocks)
 
     @property
@@ -196,10 +207,28 @@ class FramePool:
         rows = self.first_side_row + self.side.high
         return sum(space.nbytes(rows) for space in self.rows.values()) + sum(b.nbytes for b in self._blocks.values())
 
-    def clear(self) -> None:
-        """Forget every transition; memory stays."""
-        self.counts[:] = 0
-        self.side = SideTable(self.history)
+    def clear(self, *, restart: bool = False) -> None:
+        """Forget every transition; positions go on counting, or start at 0 again with ``restart``. Memory stays."""
+        if restart:
+            self.counts[:] = 0
+        self.floors[:] = self.counts
+        self._side_table()
+
+    def raise_floors(self, floors: Int64s) -> None:
+        """Give up the transitions below ``floors`` (N,), and free their side rows."""
+        for e, (old, low, new) in enumerate(zip(self.floors, self.oldest(), floors, strict=True)):
+            gone = np.arange(low, max(new, low)) % self.slots
+            finals = self._final[e, gone[(self.flags[e, gone] & ENDED) != 0]]
+            first = max(self.counts[e] + 1 - self.slots, old - self.history, 0)
+            blocks = self._prefix[e, np.arange(first, max(new - self.history, first)) % self.slots]
+            self.side.free(finals.astype(np.int64), blocks.astype(np.int64))
+        self.floors[:] = floors
+
+    def keep(self, low: Int64s, high: Int64s) -> None:
+        """Store only the positions from ``low`` to ``high``, (N,) each, of what is stored; equal for none."""
+        self.floors[:], self.counts[:] = low, high
+        last = self.ring[2][self.all_envs, (high - 1) % self.slots]
+        self.trajectories[:] = np.where(low < high, last + 1, self.trajectories)
 
     def write(self, write: Write) -> Written:
         """Store transitions.
@@ -209,13 +238,13 @@ class FramePool:
         """
         obs, ids, source, terminated, truncated, _, _, final_of, next_of, joined, follows, _ = write
         n, alone = ids.shape[0], joined is None
-        nobody = self._none[:n] if alone else np.zeros(n, np.bool_)
+        none = self._none[:n] if alone else np.zeros(n, np.bool_)
         places, marks = np.empty((2, n), np.int64), np.empty((6, n), np.bool_)
         rows, nexts = places
         ended = terminated | truncated
-        beginning = arithmetic.begin(
-            ids, nobody if joined is None else joined, nobody if follows is None else follows, ended,
-            self.counts, self.flags, places, marks,
+        beginning = ring.begin(
+            ids, none if joined is None else joined, none if follows is None else follows, ended,
+            self.counts, self.floors, self.flags, places, marks,
         )  # fmt: skip
         starts, doubtful, put, cut, cut_after, last = marks
         if np.count_nonzero(doubtful):
@@ -223,7 +252,7 @@ class FramePool:
             differs = ~doubtful
             for plan in self._plans:
                 expected = np.empty((n, plan.frames), np.int64)
-                arithmetic.pending(ids, differs, self.counts, self.ring, self.stacks[plan.name], expected)
+                ring.pending(ids, differs, self.counts, self.ring, self.stacks[plan.name], expected)
                 plan.rows.differ(expected, plan.outer, obs[plan.name], source, differs)
             differs &= doubtful
             broken = np.count_nonzero(differs)
@@ -245,26 +274,66 @@ class FramePool:
             finals[which] = self.side.take(which.shape[0])
             self._reserve()
             self._write_newest(self.first_side_row + finals[which], final_of(which))
-        which = self.everyone[:n] if alone else last.nonzero()[0]
+        which = self.all_envs[:n] if alone else last.nonzero()[0]
         self._write_newest(nexts[which], next_of(which))
-        after, heads = np.empty((3, n), np.int64), (self.counts, self.trajectories)
-        sides = (finals, prefixes)
-        if arithmetic.advance(
-            ids, starts, terminated, truncated, cut_after, sides, self.length, heads, self.ring, after
-        ):
+        after, heads = np.empty((3, n), np.int64), (self.counts, self.trajectories, self.floors)
+        sides, sizes = (finals, prefixes), (self.length, self.history)
+        if ring.advance(ids, starts, terminated, truncated, cut_after, sides, *sizes, heads, self.ring, after):
             self.side.free(after[1], after[2])
         steps = self._flat_steps[rows]
         return Written(env_ids=ids, positions=after[0], rows=rows, steps=steps, ended=ended, cut=cut)
 
+    def goes_on(self, ids: Int64s, obs: Mapping[str, Tensor], source: Int64s) -> Bools:
+        """Return (n,) whether the older frames of ``obs[source]`` are the newest stored ones of environments ``ids``.
+
+        For observations whose newest frame is not in the ring yet.
+        """
+        same = np.ones(ids.shape[0], np.bool_)
+        for plan in self._plans:
+            if plan.frames > 1 and ids.shape[0]:
+                rows = np.empty((ids.shape[0], plan.frames), np.int64)
+                ring.pending(ids, ~same, self.counts, self.ring, self.stacks[plan.name], rows)
+                older = np.ascontiguousarray(np.where(same[:, None], rows[:, :-1], ZERO_ROW))
+                stored = np.empty(older.size * plan.rows.row_bytes, np.uint8)
+                plan.rows.read(older, 1, stored)
+                given = np.concatenate([plan.frame_bytes(obs[plan.name], source, k) for k in range(plan.frames - 1)], 1)
+                same &= (given == stored.reshape(given.shape)).all(1)
+        return same
+
     def recover(self) -> None:
-        """Rebuild the side table from the bookkeeping arrays, after ``counts`` and ``trajectories`` were restored."""
+        """Check the bookkeeping arrays and rebuild the side table from them, after the counters were restored."""
+        for e in range(self.num_envs):
+            stored = np.arange(self.oldest()[e], self.counts[e])
+            flags, steps, trajectory, final, prefix = (field[e, stored % self.slots] for field in self.ring)
+            ended = (flags & ENDED) != 0
+            expected = np.where(ended[:-1], 0, steps[:-1] + 1)
+            whole = (
+                (flags <= ENDED).all()
+                and ((steps >= 0) & (steps <= stored)).all()
+                and np.array_equal(steps[1:], expected)
+                and np.array_equal(trajectory[1:], trajectory[:-1] + ended[:-1])
+                and (not stored.size or trajectory[-1] == self.trajectories[e] - 1)
+                and (final[ended] >= 0).all()
+                and (prefix[steps > 0] == NO_ROW).all()
+            )
+            if not whole:
+                raise DataError(
+                    f"environment {e}: the bookkeeping of its ring contradicts itself; the store is damaged"
+                )
+        used = self._side_table()
+        if np.unique(used).size != used.size:
+            raise DataError("final.bin, prefix.bin: expected different side rows, got one twice; the store is damaged")
+        self._reserve()
+
+    def _side_table(self) -> Int64s:
+        """Build the side table from the bookkeeping arrays and return the rows in use."""
         taken: list[Int64s] = []
         for e in range(self.num_envs):
-            count = int(self.counts[e])
-            stored = np.arange(max(count - self.length, 0), count) % self.slots
+            count, floor = int(self.counts[e]), int(self.floors[e])
+            stored = np.arange(max(count - self.length, floor), count) % self.slots
             ended = stored[(self.flags[e, stored] & ENDED) != 0]
             taken.append(self._final[e, ended].astype(np.int64))
-            reachable = np.arange(max(count - self.slots + 1, 0), count) % self.slots
+            reachable = np.arange(max(count - self.slots + 1, floor - self.history, 0), count) % self.slots
             blocks = self._prefix[e, reachable]
             blocks = blocks[blocks >= 0].astype(np.int64)
             taken.append((blocks[:, None] + np.arange(self.history)).reshape(-1))
@@ -274,8 +343,7 @@ class FramePool:
         idle = np.ones(self.side.high, np.bool_)
         idle[used] = False
         self.side.singles = idle.nonzero()[0].tolist()
-        for space in self.rows.values():
-            space.reserve(self.first_side_row + self.side.high)
+        return used
 
     def _break_off(self, ids: Int64s, rows: Int64s) -> None:
         """End trajectories at their newest transition: the frame after it moves to the side table.
@@ -288,7 +356,7 @@ class FramePool:
             space.move(self.first_side_row + side, rows)
         last = (self.counts[ids] - 1) % self.slots
         self._final[ids, last] = side
-        self.flags[ids, last] |= arithmetic.CUT
+        self.flags[ids, last] |= ring.CUT
 
     def _store_history(
         self, obs: Mapping[str, Tensor], source: Int64s, rows: Int64s, starts: Bools, prefixes: Int64s
@@ -326,8 +394,3 @@ class FramePool:
 
 
 _INT32_FIELDS = ("steps", "trajectory", "final", "prefix")
-
-
-def slots_per_env(length: int, frames: int) -> int:
-    """EpisodeState of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
-    return length + frames + 1

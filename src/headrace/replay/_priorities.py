@@ -7,19 +7,18 @@ w_i = (P_min / P(i))^β, where P_min is the smallest over the whole buffer: the 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._kernels.compiled import kernel
-from headrace._kernels.gather import Int64s
 from headrace.errors import ConfigError, ShapeError
-from headrace.replay._arithmetic import Float64s
-from headrace.replay._memory import Memory, Namespace
+from headrace.replay._blocks import Allocator, Int64s, Namespace
 from headrace.replay._pool import FramePool, Written
 from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler
 from headrace.replay._slices import check_fits, check_run, new_starts, stored_starts
-from headrace.replay._spec import Json
+from headrace.replay.ring import Float64s
 
 FAN = 8
 
@@ -53,7 +52,7 @@ def _assign(sums: Float64s, lows: Float64s, starts: Int64s, leaves: Float64s, in
 
 @kernel()
 def _find(sums: Float64s, starts: Int64s, leaves: Float64s, tickets: Float64s, out: Int64s) -> None:
-    """Leaf of each ticket in [0, 1): the one in whose share of the sum it falls."""
+    """Find the leaf of each ticket in [0, 1): the one in whose share of the sum it falls."""
     top = starts.shape[0] - 1
     for b in range(tickets.shape[0]):
         rest = tickets[b] * sums[starts[top]]
@@ -75,7 +74,7 @@ def _find(sums: Float64s, starts: Int64s, leaves: Float64s, tickets: Float64s, o
 class SumTree:
     """Priorities of ``size`` leaves with their sum and minimum; owns the tree, borrows the leaves' memory."""
 
-    def __init__(self, size: int, memory: Memory | Namespace) -> None:
+    def __init__(self, size: int, memory: Allocator | Namespace) -> None:
         padded = -(-size // FAN) * FAN
         self.block = memory.allocate("priorities", padded * 8)
         self.leaves: Float64s = self.block.view(np.float64)
@@ -190,7 +189,7 @@ class PrioritizedSampler(PoolSampler):
         tree.assign(rows, values)
 
     def written(self, write: Written) -> None:
-        """New items get the largest priority, those pushed out none."""
+        """Give new items the largest priority, and those pushed out none."""
         pool, tree = attached(self._pool), attached(self._tree)
         gone = write.positions >= pool.length
         envs = write.env_ids[gone]
@@ -233,9 +232,9 @@ class PrioritizedSampler(PoolSampler):
         self._state[0] = max(self.largest, float(values.max(initial=0.0)))
         tree.assign(rows[stored], values)
 
-    def config(self) -> dict[str, Json]:
+    def config(self) -> dict[str, Any]:
         """See :class:`~headrace.replay.Sampler`."""
-        config: dict[str, Json] = {**super().config(), "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
+        config: dict[str, Any] = {**super().config(), "alpha": self.alpha, "beta": self.beta, "eps": self.eps}
         if self.length is not None:
             config |= {"kind": "prioritized_slices", "length": self.length, "burn_in": self.burn_in, "eta": self.eta}
         return config

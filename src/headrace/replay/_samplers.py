@@ -7,20 +7,18 @@ A sampler keeps its index up to date at every write, so a draw costs the same ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from headrace import rng
-from headrace._kernels.gather import Int64s
 from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.replay import _arithmetic as arithmetic
-from headrace.replay._arithmetic import Float64s
-from headrace.replay._memory import Namespace
+from headrace.replay import ring
+from headrace.replay._blocks import Int64s, Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._spec import Json
+from headrace.replay.ring import Float64s
 
 _T = TypeVar("_T")
 
@@ -62,7 +60,7 @@ class Sampler(Protocol):
         """Choose one item for each of the uniform numbers in [0, 1)."""
         ...
 
-    def config(self) -> dict[str, Json]:
+    def config(self) -> dict[str, Any]:
         """Kind and settings, for the manifest."""
         ...
 
@@ -87,15 +85,18 @@ def register_sampler(kind: str, make: Callable[..., Sampler]) -> None:
     _SAMPLERS[kind] = make
 
 
-def make_sampler(config: Mapping[str, Json]) -> Sampler:
-    """The sampler that a manifest describes."""
+def make_sampler(config: Mapping[str, Any]) -> Sampler:
+    """Return the sampler that a manifest describes."""
     kind, settings = str(config.get("kind")), {name: value for name, value in config.items() if name != "kind"}
     if kind not in _SAMPLERS:
         raise DataError(
             f"manifest: unknown sampler {kind!r}; expected one of {sorted(_SAMPLERS)}. "
             "One of your own needs register_sampler() before the store is opened"
         )
-    return _SAMPLERS[kind](**settings)
+    try:
+        return _SAMPLERS[kind](**settings)
+    except (ConfigError, TypeError) as error:
+        raise DataError(f"manifest: sampler {kind!r}: {error}") from error
 
 
 class PoolSampler:
@@ -114,7 +115,7 @@ class PoolSampler:
     def written(self, write: Written) -> None:
         """See :class:`Sampler`; the pool's own counters are the index."""
 
-    def config(self) -> dict[str, Json]:
+    def config(self) -> dict[str, Any]:
         """See :class:`Sampler`."""
         return {"kind": self.kind}
 
@@ -133,7 +134,7 @@ class UniformSampler(PoolSampler):
         """See :class:`Sampler`."""
         pool = self._pool or attached(self._pool)
         envs, positions = np.empty((2, tickets.shape[0]), np.int64)
-        if not arithmetic.pick(tickets, pool.counts, pool.length, envs, positions):
+        if not ring.pick(tickets, pool.counts, pool.floors, pool.length, envs, positions):
             refuse_if_empty(0, "transitions", "extend() it first")
         return Picked(envs=envs, positions=positions)
 
@@ -186,7 +187,7 @@ class SamplerWithoutReplacement(PoolSampler):
         return Picked(envs=envs, positions=positions)
 
     def _shuffle(self) -> None:
-        """The order of the epoch: a function of the seed, the epoch and what was stored at its beginning."""
+        """Compute the order of the epoch: a function of the seed, the epoch and what was stored at its beginning."""
         low, high = self._state[2:].reshape(2, -1)
         n = low.shape[0]
         items = np.concatenate([np.arange(a, b) * n + e for e, (a, b) in enumerate(zip(low, high, strict=True))])
@@ -200,7 +201,7 @@ class SamplerWithoutReplacement(PoolSampler):
 
 
 def stored_positions(pool: FramePool) -> list[Int64s]:
-    """Positions of the stored transitions, oldest first, per environment."""
+    """Return positions of the stored transitions, oldest first, per environment."""
     return [np.arange(low, high) for low, high in zip(pool.oldest(), pool.counts, strict=True)]
 
 
@@ -211,7 +212,7 @@ def refuse_if_empty(stored: int, what: str, advice: str) -> None:
 
 
 def attached(value: _T | None) -> _T:
-    """What :meth:`Sampler.attach` has set."""
+    """Return what :meth:`Sampler.attach` has set."""
     if value is None:
         raise LifecycleError("sampler: not attached to a buffer; pass it to ReplayBuffer(sampler=…) or with_sampler(…)")
     return value

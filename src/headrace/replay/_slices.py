@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from headrace._kernels.compiled import kernel
-from headrace._kernels.gather import Int64s
 from headrace.errors import ConfigError
-from headrace.replay import _arithmetic as arithmetic
-from headrace.replay._arithmetic import ENDED, Float64s, Int32s
-from headrace.replay._memory import Namespace
+from headrace.replay import ring
+from headrace.replay._blocks import Int64s, Namespace
 from headrace.replay._pool import FramePool, Written
 from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler, stored_positions
-from headrace.replay._spec import Json
+from headrace.replay.ring import ENDED, Float64s, Int32s
 
 
 @kernel()
@@ -38,14 +37,14 @@ def _drop(items: Int32s, heads: Int64s, sizes: Int64s, envs: Int64s, slots: Int6
 def _draw(
     tickets: Float64s, items: Int32s, heads: Int64s, sizes: Int64s, counts: Int64s, slots: int, envs: Int64s, at: Int64s
 ) -> int:
-    """Environment and position of each draw, every item equally likely; gives how many items there are.
+    """Return environment and position of each draw, every item equally likely; gives how many items there are.
 
     Where there are none, nothing is written.
     """
     ends = np.cumsum(sizes)
     total = ends[-1]
     if total > 0:
-        arithmetic.spread(tickets, ends, envs, at)
+        ring.spread(tickets, ends, envs, at)
         for b in range(tickets.shape[0]):
             e = envs[b]
             newest = counts[e] - 1
@@ -72,7 +71,7 @@ class _Queues:
         _drop(self.items, self.heads, self.sizes, envs, positions % self._slots)
 
     def draw(self, tickets: Float64s, counts: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
-        """Environment and position of one item per ticket, with replacement."""
+        """Return environment and position of one item per ticket, with replacement."""
         envs, at = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
         stored = _draw(tickets, self.items, self.heads, self.sizes, counts, self._slots, envs, at)
         refuse_if_empty(stored, what, advice)
@@ -141,14 +140,14 @@ class SliceSampler(PoolSampler):
         envs, first, last, ends = self._table()
         refuse_if_empty(int(ends[-1]) if ends.size else 0, what, advice)
         piece, offset = np.empty((2, tickets.shape[0]), np.int64)
-        arithmetic.spread(tickets, ends, piece, offset)
+        ring.spread(tickets, ends, piece, offset)
         first, last = first[piece, None], last[piece, None]
         positions = first - self.span[0] + offset[:, None] + np.arange(self.run)
         mask = (positions >= first) & (positions <= last)
         return Picked(envs[piece], positions.clip(first, last), run=self.run, burn_in=self.burn_in, mask=mask)
 
     def _table(self) -> Int64s:
-        """Stored pieces of trajectories: environment, first, last, running sum of the runs in them: (4, P).
+        """Return stored pieces of trajectories: environment, first, last, running sum of their runs: (4, P).
 
         Made anew after a write, from one byte per stored transition.
         """
@@ -162,9 +161,9 @@ class SliceSampler(PoolSampler):
             self._pieces = written, np.concatenate([table, np.cumsum(runs)[None]])
         return self._pieces[1]
 
-    def config(self) -> dict[str, Json]:
+    def config(self) -> dict[str, Any]:
         """See :class:`~headrace.replay.Sampler`."""
-        settings: dict[str, Json] = {"length": self.length, "burn_in": self.burn_in, "strict": self.strict}
+        settings: dict[str, Any] = {"length": self.length, "burn_in": self.burn_in, "strict": self.strict}
         return {**super().config(), **settings, "span": list(self.span)}
 
     @property
@@ -189,7 +188,7 @@ def check_fits(run: int, pool: FramePool) -> None:
 
 
 def pieces(pool: FramePool) -> Int64s:
-    """Environment, first and last position of every stored trajectory, as far as it is stored: (3, P)."""
+    """Return environment, first and last position of every stored trajectory, as far as it is stored: (3, P)."""
     found: list[Int64s] = []
     for e, positions in enumerate(stored_positions(pool)):
         if positions.size:
@@ -202,7 +201,7 @@ def pieces(pool: FramePool) -> Int64s:
 
 
 def stored_starts(pool: FramePool, run: int) -> tuple[Int64s, Int64s]:
-    """Environment and position of everything stored that begins a run of one trajectory, oldest first."""
+    """Return environment and position of everything stored that begins a run of one trajectory, oldest first."""
     envs, first, last = pieces(pool)
     sizes = np.maximum(last - first + 2 - run, 0)
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -210,7 +209,7 @@ def stored_starts(pool: FramePool, run: int) -> tuple[Int64s, Int64s]:
 
 
 def new_starts(pool: FramePool, write: Written, run: int) -> tuple[Int64s, Int64s]:
-    """Environment and position of the runs that a write has completed, but for those it has pushed out as well."""
+    """Return environment and position of the runs that a write has completed and not pushed out as well."""
     starts = write.positions - (run - 1)
     complete = (write.steps >= run - 1) & (starts >= pool.oldest()[write.env_ids])
     return write.env_ids[complete], starts[complete]
@@ -249,7 +248,7 @@ class TrajectorySampler(PoolSampler):
             self._complete(envs[order], last[order])
 
     def _complete(self, envs: Int64s, last: Int64s) -> None:
-        """These transitions are the last ones of their trajectories."""
+        """Add the trajectories that end with these transitions."""
         pool = attached(self._pool)
         sizes = pool.steps[envs, last % pool.slots] + 1
         first = last - sizes + 1

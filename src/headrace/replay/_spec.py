@@ -1,27 +1,43 @@
-"""What a store is told before it allocates: arrays, observation leaves, the whole description and its JSON form."""
+"""What a store is told before it allocates: arrays, observation leaves, the whole description; and its size."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from headrace._leaves import leaves as nested_leaves
-from headrace.errors import ConfigError, DataError
+from headrace.errors import CapacityError, ConfigError
 from headrace.types import StackSpec
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
+_LARGEST = 1 << 44
+"""Elements; more is no store of this world."""
 Autoreset: TypeAlias = Literal["same_step", "disabled"]
 Codec: TypeAlias = Literal["lz4", "zstd"]
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+
+class _ByName:
+    """How a record that is read from JSON gets its dtypes: by their names."""
+
+    def __get_pydantic_core_schema__(self, *_: object) -> object:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(_find_dtype)
+
+
+def _find_dtype(name: object) -> torch.dtype:
+    found = getattr(torch, str(name), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"expected the name of a torch dtype, got {name!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +45,12 @@ class ArraySpec:
     """Shape and dtype of one array of one environment, without the batch axis."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Annotated[torch.dtype, _ByName()]
 
     @property
     def nbytes(self) -> int:
         """Bytes of one such array."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-    @classmethod
-    def from_json(cls, data: Json) -> ArraySpec:
-        """Read the JSON form."""
-        shape, name = _entries(data, "an array", "shape", "dtype")
-        dtype = getattr(torch, str(name), None)
-        if not isinstance(shape, list) or not isinstance(dtype, torch.dtype):
-            raise DataError(f"manifest: expected sizes and the name of a torch dtype, got {shape!r} and {name!r}")
-        return cls(tuple(int(cast("int", size)) for size in shape), dtype)
 
 
 SpaceLike: TypeAlias = "Space[object] | ArraySpec | Mapping[str, SpaceLike]"
@@ -62,30 +69,8 @@ class Window(NamedTuple):
     """Of the whole block."""
 
 
-class _Windows(dict[int, Window]):
-    """Windows of a leaf by number of frames, each worked out when it is first asked for."""
-
-    def __init__(self, leaf: Leaf) -> None:
-        super().__init__()
-        self._leaf = leaf
-
-    def __missing__(self, frames: int) -> Window:
-        leaf, shape, stack = self._leaf, self._leaf.frame.shape, self._leaf.stack
-        size = frames * math.prod(shape)
-        if stack is None:
-            window = Window(shape, strides(shape), math.prod(shape), size)
-        else:
-            axis = stack.axis(len(shape))
-            merged = StackSpec(frames=frames, dim=axis, layout=stack.layout).stacked_shape(shape)
-            stride = strides(merged)
-            step = 1 if stack.layout == "new_axis" else shape[axis]
-            window = Window(leaf.observed.shape, stride, step * stride[axis], size)
-        self[frames] = window
-        return window
-
-
 @dataclass(frozen=True, kw_only=True)
-class Leaf:
+class LeafSpec:
     """One array of the observation, and how its frames stack.
 
     What every sample asks for is worked out once.
@@ -124,24 +109,6 @@ class Leaf:
         """Whether stacks begin with zeros rather than with their first frame."""
         return self.stack is not None and self.stack.reset == "zero"
 
-    @cached_property
-    def windows(self) -> Mapping[int, Window]:
-        """Layout of a block in which so many frames are merged along the stacking axis."""
-        return _Windows(self)
-
-    @classmethod
-    def from_json(cls, data: Json) -> Leaf:
-        """Read the JSON form."""
-        name, path, observed, stack = _entries(data, "an observation leaf", "name", "path", "observed", "stack")
-        if not isinstance(path, list):
-            raise DataError(f"manifest: expected the keys of an observation leaf, got {path!r}")
-        return cls(
-            name=str(name),
-            path=tuple(map(str, path)),
-            observed=ArraySpec.from_json(observed),
-            stack=StackSpec(**cast("dict[str, int]", stack)) if isinstance(stack, dict) else None,  # pyright: ignore[reportArgumentType]  # written by to_json
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpec:
@@ -149,44 +116,53 @@ class StoreSpec:
 
     capacity: int
     num_envs: int
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[LeafSpec, ...]
     action: ArraySpec
     autoreset: Autoreset
     codec: Codec | None
     extras: dict[str, ArraySpec]
 
     def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise ConfigError(f"num_envs: expected at least 1, got {self.num_envs}")
+        if self.capacity < self.num_envs or self.capacity % self.num_envs:
+            near = max(self.length, 1) * self.num_envs
+            raise ConfigError(
+                f"capacity: expected a positive multiple of num_envs ({self.num_envs}), as each environment has a ring "
+                f"of its own, got {self.capacity}; use for example {near}"
+            )
         if self.autoreset not in ("same_step", "disabled"):
             raise ConfigError(f"autoreset: expected 'same_step' or 'disabled', got {self.autoreset!r}")
+
+    def check(self) -> None:
+        """Refuse what no buffer that was made has, for a description that was read from a file."""
+        shapes = [leaf.frame.shape for leaf in self.leaves]
+        shapes += [spec.shape for spec in (self.action, *self.extras.values())]
+        sizes = [self.capacity, *(math.prod(shape) for shape in shapes)]
+        if (
+            not self.leaves
+            or min(sizes) < 0
+            or max(sizes) > _LARGEST
+            or any(min(shape, default=0) < 0 for shape in shapes)
+        ):
+            raise ConfigError(f"expected observations and sizes that fit a machine, got {self}")
 
     @property
     def length(self) -> int:
         """Transitions per environment."""
         return self.capacity // self.num_envs
 
-    @classmethod
-    def from_json(cls, data: Json) -> StoreSpec:
-        """Read the JSON form; a missing or ill-typed entry is a :class:`DataError`."""
-        names = ("capacity", "num_envs", "leaves", "action", "autoreset", "codec", "extras")
-        capacity, num_envs, leaves, action, autoreset, codec, extras = _entries(data, "a replay store", *names)
-        if not isinstance(leaves, list) or not isinstance(extras, dict):
-            raise DataError(f"manifest: expected a list of leaves and named extras, got {leaves!r} and {extras!r}")
-        return cls(
-            capacity=int(cast("int", capacity)),
-            num_envs=int(cast("int", num_envs)),
-            leaves=tuple(Leaf.from_json(leaf) for leaf in leaves),
-            action=ArraySpec.from_json(action),
-            autoreset=cast("Autoreset", autoreset),
-            codec=cast("Codec | None", codec),
-            extras={name: ArraySpec.from_json(spec) for name, spec in extras.items()},
-        )
+    @property
+    def slots(self) -> int:
+        """Slots of a ring: history, transitions, the frame after the newest, and one for a write in progress."""
+        return self.length + max(leaf.frames for leaf in self.leaves) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSpec:
     """How one sampler reads a store; written to its manifest."""
 
-    sampler: dict[str, Json]
+    sampler: dict[str, Any]
     n_step: int
     gamma: float
     seed: int
@@ -197,41 +173,9 @@ class ViewSpec:
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"gamma: expected a discount between 0 and 1, got {self.gamma}")
 
-    @classmethod
-    def from_json(cls, data: Json) -> ViewSpec:
-        """Read the JSON form."""
-        sampler, *numbers = _entries(data, "a sampler and its settings", "sampler", "n_step", "gamma", "seed")
-        if not isinstance(sampler, dict):
-            raise DataError(f"manifest: expected a sampler's settings, got {sampler!r}")
-        n_step, gamma, seed = (cast("float", number) for number in numbers)
-        return cls(sampler=sampler, n_step=int(n_step), gamma=float(gamma), seed=int(seed))
-
-
-def to_json(value: object) -> Json:
-    """A description as JSON: dataclasses by their fields, dtypes by name; ``from_json`` of its class reads it back."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: to_json(entry) for name, entry in cast("Mapping[str, object]", value).items()}
-    if isinstance(value, (tuple, list)):
-        return [to_json(entry) for entry in cast("Sequence[object]", value)]
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else cast("Json", value)
-
-
-def _entries(data: Json, what: str, *names: str) -> list[Json]:
-    """The entries of a description, all there."""
-    if not isinstance(data, dict) or not data.keys() >= set(names):
-        raise DataError(f"manifest: expected {what} with {', '.join(names)}, got {data!r}")
-    return [data[name] for name in names]
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements between neighbors along each axis of a contiguous array."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
 
 def _array_spec(space: SpaceLike, what: str) -> ArraySpec:
-    """The one array of a space that is not a dict."""
+    """Return the one array of a space that is not a dict."""
     if isinstance(space, ArraySpec):
         return space
     if not isinstance(space, Mapping):
@@ -253,7 +197,7 @@ def store_spec(
     autoreset: Autoreset = "same_step",
     codec: Codec | None = None,
 ) -> StoreSpec:
-    """A store of these spaces; arguments as in :class:`~headrace.replay.ReplayBuffer`."""
+    """Return a store of these spaces; arguments as in :class:`~headrace.replay.ReplayBuffer`."""
     return StoreSpec(
         capacity=capacity,
         num_envs=num_envs,
@@ -265,8 +209,8 @@ def store_spec(
     )
 
 
-def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackSpec | None) -> tuple[Leaf, ...]:
-    """The arrays of an observation space, in order, with their stacks.
+def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | StackSpec | None) -> tuple[LeafSpec, ...]:
+    """Return the arrays of an observation space, in order, with their stacks.
 
     Args:
         space: one environment's observation, stacked as the environment gives it.
@@ -283,7 +227,7 @@ def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | Stack
     if unknown:
         raise ConfigError(f"stack: no observation named {unknown[0]!r}; the observations are {sorted(flat)}")
     leaves = tuple(
-        Leaf(name=name, path=path, observed=spec, stack=specs.get(name)) for name, (spec, path) in flat.items()
+        LeafSpec(name=name, path=path, observed=spec, stack=specs.get(name)) for name, (spec, path) in flat.items()
     )
     for leaf in leaves:
         if leaf.frame.nbytes == 0:
@@ -291,3 +235,80 @@ def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | Stack
                 f"observation {leaf.name!r}: expected at least one element, got shape {leaf.observed.shape}"
             )
     return leaves
+
+
+BOOKKEEPING_BYTES = 1 + 4 * 4 + 4
+"""Per slot: flags, four int32 fields, the reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEstimate:
+    """Bytes of a full buffer; indices of samplers other than uniform (4 to 10 bytes per transition) are not counted."""
+
+    nbytes: int
+    frame_bytes: int
+    """The rings: every frame once."""
+    side_bytes: int
+    """True last frames of the episodes stored."""
+    other_bytes: int
+    """Actions, rewards, flags and trajectory bookkeeping."""
+    bytes_per_transition: float
+    stored_twice_nbytes: int
+    """What the same transitions take in a buffer that stores ``obs`` and ``next_obs`` with their stacks."""
+
+
+def estimate(
+    capacity: int,
+    num_envs: int,
+    observation: SpaceLike,
+    action: SpaceLike,
+    *,
+    stack: Mapping[str, StackSpec] | StackSpec | None = None,
+    episode_length: float = 100.0,
+) -> StoreEstimate:
+    """Return what ``ReplayBuffer(capacity, num_envs, observation, action, stack=stack)`` takes when it is full.
+
+    Args:
+        capacity: transitions, over all environments.
+        num_envs: environments.
+        observation: one environment's observation space, stacked as the environment gives it.
+        action: one environment's action space.
+        stack: how stacked observations are made of frames.
+        episode_length: mean transitions per episode: each end costs one more frame.
+    """
+    return estimate_store(store_spec(capacity, num_envs, observation, action, stack), episode_length)
+
+
+def estimate_store(spec: StoreSpec, episode_length: float = 100.0) -> StoreEstimate:
+    """:func:`estimate` for spaces that were read already."""
+    capacity, num_envs, leaves, action = spec.capacity, spec.num_envs, spec.leaves, spec.action
+    slots = num_envs * spec.slots
+    frame = sum(leaf.frame.nbytes for leaf in leaves)
+    frame_bytes = slots * frame
+    side_bytes = round(capacity / episode_length) * frame
+    # beside what every slot takes: the heads of the environments, and the count of draws
+    other = slots * (action.nbytes + BOOKKEEPING_BYTES) + 16 * num_envs + 8
+    total = frame_bytes + side_bytes + other
+    observed = sum(leaf.observed.nbytes for leaf in leaves)
+    return StoreEstimate(
+        nbytes=total,
+        frame_bytes=frame_bytes,
+        side_bytes=side_bytes,
+        other_bytes=other,
+        bytes_per_transition=total / capacity,
+        stored_twice_nbytes=capacity * (2 * observed + action.nbytes + 4 + 2),
+    )
+
+
+def refuse_unless_fits(needed: StoreEstimate, available: int, where: str) -> None:
+    """Raise :class:`CapacityError` where a full buffer would not fit."""
+    if needed.nbytes > available:
+        raise CapacityError(
+            f"replay: a full buffer takes {_gib(needed.nbytes)} ({needed.bytes_per_transition:,.0f} bytes per "
+            f"transition), but {where} has {_gib(available)} free; lower capacity, "
+            "keep it on disk with directory=…, or use codec=…"
+        )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.2f} GiB"

@@ -1,31 +1,212 @@
-"""One sampler over a store: what is drawn, when, and how it comes back."""
+"""One sampler over a store: what is drawn, when, and how positions become tensors.
+
+There is one gather per observation leaf, of which observation and next observation are views.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace import rng
-from headrace._kernels.gather import Int64s
-from headrace.buffers._output import OutputPool
+from headrace._rng_kernels import uniforms
 from headrace.errors import ConfigError, IdError, LifecycleError, ShapeError
-from headrace.replay._arithmetic import Float64s
-from headrace.replay._batches import assemble
-from headrace.replay._memory import Memory, Namespace
+from headrace.history.output import OutputPool
+from headrace.replay import ring
+from headrace.replay._blocks import Allocator, Int64s, Namespace
+from headrace.replay._pool import AnyRowSpace, FramePool
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._samplers import Picked, Sampler
-from headrace.replay._spec import ViewSpec
+from headrace.replay._spec import ArraySpec, LeafSpec, ViewSpec, Window
 from headrace.replay._store import Store
-from headrace.types import as_device
+from headrace.replay.ring import Float64s
+from headrace.rng import stream_key
+from headrace.types import StackSpec, as_device
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _ATTEMPTS = 1000
+
+Branch: TypeAlias = "dict[str, Tensor | Branch]"
+"""Names to tensors, nested."""
+
+RESERVED = frozenset(
+    (
+        *("observation", "action", "index", "step_count", "collector", "next", "steps_to_next_obs", "gamma"),
+        *("_weight", "burn_in", "mask"),
+    )
+)
+"""Keys of a batch that extras cannot have."""
+
+
+def assemble(store: Store, outputs: OutputPool, picked: Picked, n_step: int, gamma: float) -> TensorDict:
+    """Return the batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
+    pool, mask = store.pool, picked.mask
+    shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], picked.run)
+    if mask is not None and picked.run is not None:
+        # padded runs are no windows of the ring: every transition of them is read alone
+        envs, positions = np.repeat(picked.envs, picked.run), np.ascontiguousarray(picked.positions.reshape(-1))
+        picked = picked._replace(envs=envs, positions=positions, run=None)
+    run = picked.run or 1
+    count, single = picked.envs.shape[0] * run, (*shape, 1)
+    rows, ids = np.empty(count, np.int64), np.empty((2, *shape), np.int64)
+    places, reals = np.empty((2, *single), np.int64), np.empty((2, *single), np.float32)
+    flags = np.empty((4, *single), np.bool_)
+    ahead = places.reshape(2, count)
+    ring.describe(
+        picked.envs, picked.positions, run, n_step, gamma,
+        pool.counts, store.rewards, pool.ring,
+        rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
+    )  # fmt: skip
+    obs: Branch = {}
+    following: Branch = {}
+    for leaf in store.spec.leaves:
+        if n_step == 1:
+            here, there = read_runs(pool, leaf, outputs, picked)
+            if mask is not None:
+                here, there = here.unflatten(0, shape), there.unflatten(0, shape)
+        else:
+            here, there = read_pairs(pool, leaf, outputs, picked, ahead[1], shape)
+        put_leaf(obs, leaf, here)
+        put_leaf(following, leaf, there)
+    index, traj = torch.from_numpy(ids).unbind()
+    done, terminated, truncated, cut = torch.from_numpy(flags).unbind()
+    following |= {
+        "reward": torch.from_numpy(reals[0]),
+        "done": done,
+        "terminated": terminated,
+        "truncated": truncated,
+        "cut": cut,
+    }
+    content: Branch = {
+        "index": index,
+        "step_count": torch.from_numpy(places[0]),
+        "collector": {"traj_ids": traj},
+        **obs,
+        "next": following,
+    }
+    for name, column in store.columns.items():
+        content[name] = read_array(column, store.column_specs[name], rows, shape)
+    if n_step > 1:
+        content["steps_to_next_obs"] = torch.from_numpy(places[1])
+        content["gamma"] = torch.from_numpy(reals[1])
+    if picked.weights is not None:
+        weights = torch.from_numpy(picked.weights)
+        content["_weight"] = weights if len(shape) == 1 else weights[:, None].expand(shape)
+    if picked.burn_in:
+        content["burn_in"] = (torch.arange(shape[-1]) < picked.burn_in).expand(shape)
+    if mask is not None:
+        content["mask"] = torch.from_numpy(mask)
+    return tree(content, torch.Size(shape))
+
+
+def tree(content: Branch, size: torch.Size) -> TensorDict:
+    """Return a ``TensorDict`` of nested dicts of tensors, all (*size, …); the dicts are used up.
+
+    The checks of the public constructor take as long as the gather of a small batch; shapes are right by construction.
+    """
+    source: dict[str, Any] = content
+    for name, value in content.items():
+        if isinstance(value, dict):
+            source[name] = tree(value, size)
+    return _new_tensordict()(source=source, batch_size=size)
+
+
+@functools.cache
+def _new_tensordict() -> Callable[..., TensorDict]:
+    """Found once: an import inside a function that is called for every branch costs more than the branch."""
+    from tensordict import TensorDict
+
+    return TensorDict._new_unsafe  # pyright: ignore[reportPrivateUsage]  # see :func:`tree`
+
+
+def put_leaf(branch: Branch, leaf: LeafSpec, value: Tensor) -> None:
+    """Set ``("observation", *leaf.path)``."""
+    *parents, last = ("observation", *leaf.path)
+    for name in parents:
+        branch = cast("Branch", branch.setdefault(name, {}))
+    branch[last] = value
+
+
+def read_runs(pool: FramePool, leaf: LeafSpec, outputs: OutputPool, picked: Picked) -> tuple[Tensor, Tensor]:
+    """Return observations of the picked runs and the ones after them, (B, …) or (B, run, …): windows of one gather.
+
+    Neighboring observations share their frames in memory: clone before writing into one.
+    """
+    run = picked.run or 1
+    frames = run + leaf.frames
+    rows = np.empty((picked.envs.shape[0], frames), np.int64)
+    ring.windows(picked.envs, picked.positions, pool.ring, pool.stacks[leaf.name], rows)
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = pool.windows.get((leaf.name, frames)) or _window(pool, leaf, frames)
+    if picked.run is None:
+        shape, stride = (rows.shape[0], *shape), (size, *stride)
+    else:
+        shape, stride = (rows.shape[0], run, *shape), (size, hop, *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, hop)
+
+
+def read_pairs(
+    pool: FramePool, leaf: LeafSpec, outputs: OutputPool, picked: Picked, ahead: Int64s, batch: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return observations and those ``ahead`` steps later, each (*batch, …).
+
+    Memory is one gather, the two do not overlap.
+    """
+    frames = 2 * leaf.frames
+    envs, positions = picked.envs, picked.positions
+    if picked.run is not None:
+        envs = np.repeat(envs, picked.run)
+        positions = (positions[:, None] + np.arange(picked.run)).reshape(-1)
+    rows = np.empty((envs.shape[0], frames), np.int64)
+    ring.observation_pairs(envs, positions, ahead, pool.ring, pool.stacks[leaf.name], rows)
+    block = read_frames(pool.rows[leaf.name], leaf, outputs, rows)
+    shape, stride, hop, size = pool.windows.get((leaf.name, frames)) or _window(pool, leaf, frames)
+    shape, stride = (*batch, *shape), (*(size * step for step in _strides(batch)), *stride)
+    return block.as_strided(shape, stride), block.as_strided(shape, stride, leaf.frames * hop)
+
+
+def read_frames(rows: AnyRowSpace, leaf: LeafSpec, outputs: OutputPool, index: Int64s) -> Tensor:
+    """Return frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
+    block = outputs.take((index.size * rows.row_bytes,), torch.uint8)
+    rows.read(index, leaf.outer, block.numpy())
+    return _typed(block, leaf.frame.dtype)
+
+
+def read_array(rows: AnyRowSpace, spec: ArraySpec, index: Int64s, batch: tuple[int, ...]) -> Tensor:
+    """Return rows of a plain array, fresh: (*batch, …)."""
+    out = np.empty(index.shape[0] * rows.row_bytes, np.uint8)
+    rows.read(index[:, None], 1, out)
+    return _typed(torch.from_numpy(out), spec.dtype).view(*batch, *spec.shape)
+
+
+def _typed(block: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bytes as elements; torch gives no view of none."""
+    return block.view(dtype) if block.numel() else torch.empty(0, dtype=dtype)
+
+
+def _window(pool: FramePool, leaf: LeafSpec, frames: int) -> Window:
+    """Lay out a block in which so many frames are merged along the stacking axis; the pool remembers it."""
+    shape, stack = leaf.frame.shape, leaf.stack
+    stride, hop = _strides(shape), math.prod(shape)
+    if stack is not None:
+        axis = stack.axis(len(shape))
+        stride = _strides(StackSpec(frames=frames, dim=axis, layout=stack.layout).stacked_shape(shape))
+        hop = (1 if stack.layout == "new_axis" else shape[axis]) * stride[axis]
+    window = Window(leaf.observed.shape, stride, hop, frames * math.prod(shape))
+    pool.windows[leaf.name, frames] = window
+    return window
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements between neighbors along each axis of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 class _Tickets:
@@ -34,16 +215,17 @@ class _Tickets:
     _AHEAD = 32
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self._key = stream_key(seed, "replay")
         self._first = 0
         self._made = np.empty((0, 0))
 
     def of(self, draw: int, count: int) -> Float64s:
-        """Numbers in [0, 1) of this draw, (count,): a function of seed, draw and place."""
+        """Return numbers in [0, 1) of this draw, (count,): a function of seed, draw and place."""
         row = draw - self._first
         if self._made.shape[1] != count or not 0 <= row < self._made.shape[0]:
-            made = rng.uniform(self._seed, torch.arange(count), "replay", self._AHEAD, draw=draw)
-            self._made, self._first, row = np.ascontiguousarray(made.numpy().T), draw, 0
+            made = np.empty((count, self._AHEAD))
+            uniforms(self._key, np.arange(count), np.full(count, draw), 0.0, 1.0, made)
+            self._made, self._first, row = np.ascontiguousarray(made.T), draw, 0
         return self._made[row]
 
 
@@ -61,7 +243,7 @@ class SamplerView:
             raise ConfigError("PrioritizedSampler: a buffer that was opened with read_only=True has no priorities")
         self.name, self.sampler, self.settings = name, sampler, settings
         self.device = as_device(device)
-        self.memory = Namespace(Memory() if store.follows else store.memory, f"{name}.")
+        self.memory = Namespace(Allocator() if store.follows else store.memory, f"{name}.")
         """What is saved with the store."""
         self._store = store
         self._tickets = _Tickets(settings.seed)
@@ -86,11 +268,9 @@ class SamplerView:
             return batch
 
     def get(self, index: Tensor) -> TensorDict:
-        """The transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
+        """Return the transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
         if index.dim() != 1:
             raise IdError(f"index: expected int64 (B,), got {tuple(index.shape)}")
-        if not len(index):
-            return self.at(torch.zeros(1, dtype=torch.int64))[:0]
         envs, positions = self._locate(index)
         with self._store.lock:
             return self._read(lambda: self._stored(envs, positions, index))
@@ -103,7 +283,7 @@ class SamplerView:
         return Picked(envs=envs, positions=positions)
 
     def at(self, place: Tensor) -> TensorDict:
-        """The transitions at places 0 ≤ place < len, int64 (B,), counted by environment, oldest first."""
+        """Return the transitions at places 0 ≤ place < len, int64 (B,), counted by environment, oldest first."""
         pool, where = self._store.pool, place.numpy()
 
         def pick() -> Picked:
@@ -137,7 +317,7 @@ class SamplerView:
         return envs, positions
 
     def _read(self, pick: Callable[[], Picked]) -> TensorDict:
-        """What was picked; called with the lock held."""
+        """Return what was picked; called with the lock held."""
         settings = self.settings
         if self._store.follows:
             batch = self._read_whole(pick)
@@ -146,7 +326,7 @@ class SamplerView:
         return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
 
     def _read_whole(self, pick: Callable[[], Picked]) -> TensorDict:
-        """The same where another process writes meanwhile: again, until nothing was overwritten."""
+        """Return the same where another process writes meanwhile: again, until nothing was overwritten."""
         store, settings, blocks = self._store, self.settings, self.memory.blocks
         for _ in range(_ATTEMPTS):
             before = {name: block.copy() for name, block in blocks.items()}

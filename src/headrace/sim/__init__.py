@@ -1,19 +1,19 @@
-"""Physics and cameras: a ``Simulation`` protocol and a ``Camera`` protocol. Cameras load on use."""
+"""Physics and cameras: a ``Simulation`` protocol and a ``Camera`` protocol."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from headrace._lazy import lazy_exports
-from headrace.sim._camera import Camera, CameraFrames, CameraSpec, PoseReader
-from headrace.sim._camera_names import make_camera, register_camera
-from headrace.sim._mujoco_api import load_model
-from headrace.sim._mujoco_sim import MujocoSim
-from headrace.sim._simulation import Simulation
 
 if TYPE_CHECKING:
-    from headrace.sim._appearance import Appearance, AppearanceSpec
-    from headrace.sim._native_camera import NativeCamera
+    from headrace.sim._simulation import Simulation
+    from headrace.sim.camera.appearance import Appearance, AppearanceSpec
+    from headrace.sim.camera.camera import Camera, CameraFrames, CameraSpec, PoseReader
+    from headrace.sim.camera.names import make_camera, register_camera
+    from headrace.sim.camera.native_camera import NativeCamera
+    from headrace.sim.mujoco_api import load_model
+    from headrace.sim.mujoco_sim import MujocoSim
 
 __all__ = [
     "Appearance",
@@ -30,11 +30,4 @@ __all__ = [
     "register_camera",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    __all__,
-    {
-        "._appearance": ("Appearance", "AppearanceSpec"),
-        "._native_camera": ("NativeCamera",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.sim._mujoco_api import Model
+from headrace.sim.mujoco_api import Model
 from headrace.types import StateDict
 
 
@@ -40,7 +40,7 @@ class Simulation(Protocol):
         ...
 
     def seal(self) -> None:
-        """All derived fields that will be read have been bound: from now on another one is an error, not zeros."""
+        """Refuse derived fields that were not bound before: from now on another one is an error, not zeros."""
         ...
 
     def model_field(self, name: str) -> Tensor:
@@ -74,7 +74,7 @@ class Simulation(Protocol):
         ...
 
     def states(self, ids: Tensor | None) -> Tensor:
-        """A copy of the full integration states, float64 (n, S): restoring one continues bit-identically."""
+        """Return a copy of the full integration states, float64 (n, S): restoring one continues bit-identically."""
         ...
 
     def set_states(self, ids: Tensor | None, states: Tensor) -> None:
@@ -82,7 +82,7 @@ class Simulation(Protocol):
         ...
 
     def state_dict(self) -> StateDict:
-        """Everything that the next step depends on, as copies; derived fields included."""
+        """Return everything that the next step depends on, as copies; derived fields included."""
         ...
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -31,7 +31,7 @@ class Worlds:
         self._graphs: dict[Hashable, Any] = {}
 
     def view(self, name: str) -> Tensor:
-        """Field ``name`` of the data, (N, …), live; matrices are flat, as in MuJoCo."""
+        """Return field ``name`` of the data, (N, …), live; matrices are flat, as in MuJoCo."""
         if name not in self._views:
             array = getattr(self.data, name, None)
             if not hasattr(array, "ptr"):
@@ -60,7 +60,7 @@ class Worlds:
             name: of the graph, with ``count``.
             count: how many worlds.
             run: what is captured.
-            changed: what ``run`` writes and somebody may read: put back after the trial run that compiles kernels.
+            changed: what ``run`` writes and may be read: put back after the trial run that compiles kernels.
         """
         key = (name, count)
         if key not in self._graphs:

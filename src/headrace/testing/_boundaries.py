@@ -32,7 +32,7 @@ BadCall = tuple[str, type[HeadraceError], Callable[[], object]]
 
 
 def bad_calls(env: ContractEnv) -> Iterator[BadCall]:
-    """Calls that an environment must refuse: one that has been reset, with environment 1 suspended and 0 active."""
+    """List calls that an environment must refuse: it has been reset, with environment 1 suspended and 0 active."""
     n, device = env.num_envs, env.device
     good = actions_of(env, env.episode_ids, env.episode_steps)
     wrong_dtype = good.to(torch.float16) if good.is_floating_point() else good.to(torch.float32)
@@ -91,8 +91,10 @@ def check_bad_input_changes_nothing(make_env: MakeEnv, *, num_envs: int = 4, see
 def check_returned_tensors_are_owned(
     make_env: MakeEnv, *, num_envs: int = 4, steps: int = 12, seed: int = 5
 ) -> CheckResult:
-    """What ``step``, ``reset`` and ``observe`` return is the caller's: no later call writes to it, and writing to it
-    changes nothing in the environment. Actions are only read, and only during the call.
+    """Check that ``step``, ``reset`` and ``observe`` return memory of the caller.
+
+    No later call writes to it, and writing to it does not change the environment. Actions are only read, and only
+    during the call.
     """
     with (
         closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env,
@@ -122,7 +124,7 @@ def check_returned_tensors_are_owned(
 
 
 def check_gymnasium_spaces(make_env: MakeEnv, *, num_envs: int = 3, steps: int = 5, seed: int = 5) -> CheckResult:
-    """The environment is a ``gymnasium.vector.VectorEnv`` whose observations and actions fit its declared spaces."""
+    """Check that it is a ``gymnasium.vector.VectorEnv`` whose observations and actions fit its declared spaces."""
     for mode, gym_mode in (("same_step", AutoresetMode.SAME_STEP), ("disabled", AutoresetMode.DISABLED)):
         with closing(make_env(num_envs=num_envs, seed=seed, autoreset=mode)) as env:
             if not isinstance(env, VectorEnv):
@@ -155,7 +157,7 @@ def _only(env: ContractEnv, slot: int) -> Tensor:
 
 
 def _require_refused(what: str, error: type[HeadraceError], call: Callable[[], object]) -> str:
-    """The error's message."""
+    """Return the error's message."""
     try:
         call()
     except error as refusal:
@@ -167,7 +169,7 @@ def _require_refused(what: str, error: type[HeadraceError], call: Callable[[], o
 
 
 def _everything(env: ContractEnv) -> dict[str, object]:
-    """All that can be seen of an environment, as copies."""
+    """Return all that can be seen of an environment, as copies."""
     shown = {
         "active": env.active,
         "suspended": env.suspended,
@@ -180,7 +182,7 @@ def _everything(env: ContractEnv) -> dict[str, object]:
 
 
 def _keep_and_compare(value: object, twin: object, when: str, kept: list[tuple[str, Tensor, Tensor]]) -> None:
-    require_same_tensors(value, twin, f"{when}, beside a twin whose tensors nobody wrote to")
+    require_same_tensors(value, twin, f"{when}, beside a twin whose tensors were not written to")
     # the ones that are written to below are kept as the twin's
     kept.extend((f"{when}: {name}", tensor, tensor.clone()) for name, tensor in tensors_in(twin))
 

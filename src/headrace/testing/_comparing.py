@@ -30,7 +30,7 @@ def require(holds: bool, sentence: str) -> None:
 
 
 def differing(got: Tensor, expected: Tensor, tolerance: Tolerance = EXACT) -> Tensor:
-    """bool, of the common shape: where two tensors differ, by their bits or by more than ``tolerance``."""
+    """Return bool, of the common shape: where two tensors differ, by their bits or by more than ``tolerance``."""
     if not expected.is_floating_point():
         return got != expected
     if tolerance.exact:
@@ -68,7 +68,7 @@ def require_rows_equal(
 
 
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor inside nested dicts, sequences and records, with the path that leads to it."""
+    """Yield every tensor inside nested dicts, sequences and records, with the path that leads to it."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):

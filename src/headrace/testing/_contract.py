@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs.bridges._executors import Fidelity
+from headrace.bridges.executors import Fidelity
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo
 
 
@@ -76,11 +76,11 @@ class ContractEnv(Protocol):
         ...
 
     def observe(self, ids: Ids | None = None) -> Obs:
-        """The current observation."""
+        """Return the current observation."""
         ...
 
     def state_dict(self) -> StateDict:
-        """Everything needed to go on; raises NotImplementedError where that cannot be had."""
+        """Return everything needed to go on; raises NotImplementedError where that cannot be had."""
         ...
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -149,7 +149,7 @@ def reset_some(env: ContractEnv, mask: Tensor) -> str | None:
 
 
 def snapshot_of(env: ContractEnv) -> StateDict | None:
-    """The environment's snapshot, or None if it says that it has none."""
+    """Return the environment's snapshot, or None if it says that it has none."""
     try:
         return env.state_dict()
     except NotImplementedError:

@@ -38,7 +38,7 @@ def check_episodes_do_not_depend_on_the_batch(
     variants: Sequence[Mapping[str, object]] = NO_VARIANTS,
     tolerance: Tolerance = EXACT,
 ) -> CheckResult:
-    """The same episode is the same in a batch of any size, in any slot, beside any neighbors.
+    """Return the same episode is the same in a batch of any size, in any slot, beside any neighbors.
 
     Each of a few episodes is played alone, in a batch of one; then in each of ``sizes``, in another slot each time,
     among neighbors that run other episodes, with and without a random suspension pattern (without only, where the
@@ -93,7 +93,7 @@ def _check_in_batch(
 
 
 def _neighbors_and(group: Sequence[int], size: int, turn: int) -> Tensor:
-    """int64 (size,): ids that nobody watches, with ``group`` spread over slots that differ from turn to turn."""
+    """Return int64 (size,): other ids, with ``group`` spread over slots that differ from turn to turn."""
     ids = 10_000_000 + 31 * torch.arange(size)
     for k, episode in enumerate(group):
         ids[(k * max(1, size // len(group)) + 3 * turn + size // 2) % size] = episode
@@ -189,7 +189,7 @@ def _check_next_episodes(
 
 
 def _check_parking(env: ContractEnv, step: Step, ended: Tensor, call: int) -> str | None:
-    """What the environment says if it cannot reset some without all."""
+    """Return what the environment says if it cannot reset some without all."""
     parked = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
     parked[ended] = True
     when = f"call {call} with autoreset disabled"

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.envs._recipe import AnyEnv
+from headrace.envs.recipe import AnyEnv
 from headrace.testing._contract import CheckResult
 from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
 
@@ -22,7 +22,7 @@ class ActingPolicy(Protocol):
     """The policy of a learner."""
 
     def __call__(self, obs: Obs) -> Tensor:
-        """Observation groups (N, …) → actions (N, A)."""
+        """Return observation groups (N, …) → actions (N, A)."""
         ...
 
 
@@ -46,7 +46,7 @@ class CheckedLearner(Protocol[Meta]):
         ...
 
     def state_dict(self) -> StateDict:
-        """The rest of what resuming needs."""
+        """Return the rest of what resuming needs."""
         ...
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -51,7 +51,7 @@ def actions_of(env: ContractEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
 
 
 def poisoned(env: ContractEnv, actions: Tensor, rows: Tensor) -> Tensor:
-    """The actions with some rows (a mask or ids) made unusable: NaN, or a choice that does not exist."""
+    """Return the actions with some rows (a mask or ids) made unusable: NaN, or a choice that does not exist."""
     low, _, whole = _range_of(env.single_action_space)
     actions = actions.clone()
     actions[rows] = (low - 1).to(actions) if whole else float("nan")
@@ -76,12 +76,12 @@ def _range_of(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
 
 
 def next_actions(env: ContractEnv) -> Tensor:
-    """The actions for the coming step; rows of environments that are not active are unusable."""
+    """Return the actions for the coming step; rows of environments that are not active are unusable."""
     return poisoned(env, actions_of(env, env.episode_ids, env.episode_steps), ~env.active)
 
 
 def final_or_next_obs(step: Step, env_id: int) -> dict[str, Tensor]:
-    """The observation that belongs to the end of this step, before any automatic reset."""
+    """Return the observation that belongs to the end of this step, before any automatic reset."""
     obs: Obs = step.obs
     final = step.info.get("_final_obs")
     if final is not None and bool(final[env_id]):
@@ -106,7 +106,7 @@ class SuspensionPattern:
         env.resume(env.suspended & ~rest)
 
     def lift(self) -> None:
-        """Resume whoever rests."""
+        """Resume all suspended environments."""
         self._env.resume(self._env.suspended)
 
 
@@ -120,7 +120,7 @@ def play(
         obs: what ``reset`` returned.
         steps: how far to watch.
         watch: episode ids.
-        pattern: who rests when; None for nobody.
+        pattern: which environments rest when; None for none.
     """
     seen: dict[int, Trajectory] = {}
     for slot, episode in enumerate(env.episode_ids.tolist()):

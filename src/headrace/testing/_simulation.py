@@ -59,7 +59,7 @@ class _Probe:
     def __init__(
         self, make_sim: MakeSim, num_envs: int, derived: tuple[str, ...], tolerance: Tolerance, stack: ExitStack
     ) -> None:
-        """The simulations are closed with ``stack``."""
+        """Make the simulations, which are closed with ``stack``."""
         self._make_sim, self._num_envs, self._stack = make_sim, num_envs, stack
         self._derived, self._tolerance = derived, tolerance
 
@@ -185,7 +185,7 @@ class _Probe:
         for count, ids in enumerate((None, self._ids(sim, list(range(self._num_envs))))):
             failed = sim.step(ids, 2)
             expected = healthy.step(ids, 2)
-            require(_nobody(expected), f"step {count} of healthy simulations: expected nobody to fail, got {expected}")
+            require(_none_of(expected), f"step {count} of healthy simulations: expected none to fail, got {expected}")
             if count == 0:
                 if failed is None:
                     fail(f"simulation {bad} with qvel 1e20: expected step to report it, got None")
@@ -199,7 +199,7 @@ class _Probe:
         sim.reset(self._ids(sim, [bad]))
         sim.forward(self._ids(sim, [bad]))
         failed = sim.step(None, 2)
-        require(_nobody(failed), f"step after the failed simulation was reset: expected nobody to fail, got {failed}")
+        require(_none_of(failed), f"step after the failed simulation was reset: expected none to fail, got {failed}")
 
     def _new(self) -> Simulation:
         sim = self._stack.enter_context(closing(self._make_sim(num_envs=self._num_envs)))
@@ -216,7 +216,7 @@ class _Probe:
         return sim
 
     def _disturb(self, sim: Simulation) -> None:
-        """A velocity and a control of its own for each simulation."""
+        """Give each simulation a velocity and a control of its own."""
         for name, size in (("qvel", 0.1), ("ctrl", 0.3)):
             field = sim.field(name)
             noise = rng.uniform(1, torch.arange(self._num_envs), name, field.shape[1], low=-size, high=size)
@@ -238,5 +238,5 @@ class _Probe:
         return torch.tensor(ids, dtype=torch.int64, device=sim.device)
 
 
-def _nobody(failed: Tensor | None) -> bool:
+def _none_of(failed: Tensor | None) -> bool:
     return failed is None or not bool(failed.any())

@@ -109,7 +109,7 @@ def check_resume_continues_exactly(
 
 
 def _check_long_pause(env: ContractEnv, seed: int, steps: int, tolerance: Tolerance) -> None:
-    """One environment pauses while the others take many steps; then only it acts."""
+    """Check an environment that pauses while the others take many steps and then acts alone."""
     watched = env.num_envs // 2
     obs, _ = env.reset(seed=seed)
     episode = int(env.episode_ids[watched])
@@ -127,15 +127,15 @@ def _check_long_pause(env: ContractEnv, seed: int, steps: int, tolerance: Tolera
 
 
 def _check_all_suspended(env: ContractEnv, exact: bool) -> None:
-    everyone = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-    env.suspend(everyone)
+    all_rows = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    env.suspend(all_rows)
     frozen = _frozen_tensors(env, exact)
     for call in range(2):
         actions = actions_of(env, env.episode_ids, env.episode_steps)
-        env.step(poisoned(env, actions, everyone))
-        _require_frozen(env, frozen, everyone, f"call {call} with everyone suspended", exact)
-    env.resume(everyone)
-    require(bool(env.active.all()), f"resume of everyone: expected all active, got {env.active.tolist()}")
+        env.step(poisoned(env, actions, all_rows))
+        _require_frozen(env, frozen, all_rows, f"call {call} with all environments suspended", exact)
+    env.resume(all_rows)
+    require(bool(env.active.all()), f"resume of all environments: expected all active, got {env.active.tolist()}")
 
 
 def _check_reset_while_suspended(env: ContractEnv) -> None:
@@ -160,7 +160,7 @@ def _check_reset_while_suspended(env: ContractEnv) -> None:
 
 
 def _frozen_tensors(env: ContractEnv, exact: bool) -> dict[str, Tensor]:
-    """Every tensor with a row per environment that the environment shows, as copies."""
+    """Return every tensor with a row per environment that the environment shows, as copies."""
     shown: dict[str, Tensor] = {"episode_ids": env.episode_ids, "episode_steps": env.episode_steps}
     shown |= {f"observe(){name}": values for name, values in tensors_in(env.observe())}
     state = snapshot_of(env) if exact else None

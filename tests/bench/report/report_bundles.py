@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from headrace.bench._bundle_files import parse_bundle
-from headrace.bench._schema import Bundle
+from headrace.bench.schema import Bundle
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_bundles import a_set
 
-from headrace.bench._report import report_page
+from headrace.bench.reporting.page import report_page
 
 pytestmark = pytest.mark.system
 

@@ -11,11 +11,11 @@ import pytest
 from report_bundles import a_set, varied
 
 import headrace
-from headrace._cli import main
 from headrace.bench._comparison import compare
-from headrace.bench._report import Film, Saving, Story, report_page
-from headrace.bench._report._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
-from headrace.bench._schema import PerEpisode, ProfileNode, bundle_text
+from headrace.bench.reporting._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
+from headrace.bench.reporting.page import Film, Saving, Story, report_page
+from headrace.bench.schema import PerEpisode, ProfileNode, bundle_text
+from headrace.cli import main
 from headrace.errors import DataError
 
 VOID = {"meta", "link", "input", "br", "img"}
@@ -270,6 +270,6 @@ def test_sides_that_cannot_be_compared_are_still_reported(tmp_path: Path) -> Non
     for side, task in (("one", "ant"), ("two", "cartpole")):
         (tmp_path / side).mkdir()
         (tmp_path / side / "runtime.json").write_text(bundle_text(varied("runtime", len(task), task=task)))
-    found = headrace.report(tmp_path / "one", tmp_path / "two", output=tmp_path / "page.html")
+    found = headrace.bench.report(tmp_path / "one", tmp_path / "two", output=tmp_path / "page.html")
     assert (found.runs, found.path) == (2, tmp_path / "page.html")
     assert any("not compared" in note for note in found.notes)

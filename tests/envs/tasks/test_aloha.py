@@ -19,8 +19,8 @@ import torch
 import headrace
 from headrace import testing
 from headrace.envs import make_task
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs.tasks import aloha_models
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.tasks import aloha
 from headrace.envs.tasks.aloha import ACTIONS, START
 from headrace.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from headrace.sim import MujocoSim
@@ -112,7 +112,7 @@ def test_the_scripted_transfers_end_in_the_same_step_as_in_gym_aloha(commands, g
 
 @pytest.mark.parametrize("name", TASKS)
 def test_steps_are_those_of_plain_mujoco_bit_for_bit_and_stages_follow_from_its_contacts(name, commands) -> None:
-    model = mujoco.MjModel.from_xml_path(str(aloha_models.aloha_assets() / MODELS[name]))
+    model = mujoco.MjModel.from_xml_path(str(aloha.aloha_assets() / MODELS[name]))
     data, shown = mujoco.MjData(model), mujoco.MjData(model)
     poses, actions = commands[f"{name}/poses"][0], commands[f"{name}/actions"][0]
     env = headrace.make(TASKS[name], 2, threads=2, autoreset="disabled")
@@ -222,12 +222,12 @@ def test_gym_aloha_is_found_without_being_imported_and_its_absence_says_what_to_
     make_task("aloha-transfer-cube-state")
     assert "gym_aloha" not in sys.modules
     assert "dm_control" not in sys.modules
-    monkeypatch.setattr(aloha_models, "find_spec", lambda name: None)
+    monkeypatch.setattr(aloha, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"not installed; run: pip install --no-deps gym-aloha"):
         headrace.make("aloha-transfer-cube", 1)
     empty = find_spec("json")
     assert empty is not None
-    monkeypatch.setattr(aloha_models, "find_spec", lambda name: empty)
+    monkeypatch.setattr(aloha, "find_spec", lambda name: empty)
     with pytest.raises(DataError, match=r"bimanual_viperx_insertion.xml, got no such file; reinstall"):
         headrace.make("aloha-insertion", 1)
 

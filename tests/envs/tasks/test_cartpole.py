@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
 
 
 def feedback(obs: torch.Tensor) -> torch.Tensor:

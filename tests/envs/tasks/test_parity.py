@@ -15,9 +15,9 @@ from gymnasium.envs.mujoco.humanoid_v5 import HumanoidEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 from gymnasium.envs.mujoco.pusher_v5 import PusherEnv
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
-from headrace.envs._rows import Rows
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
+from headrace.envs.task import Rows
 
 _ENVS = 6
 _STEPS = 220

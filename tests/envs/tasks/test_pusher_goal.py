@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.envs._batch_env import BatchEnv
-from headrace.envs._registry import make
+from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make
 
 
 def places(env: BatchEnv) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import torch
 
-from headrace.envs._registry import make, make_task
+from headrace.envs.registry import make, make_task
 
 
 def test_only_the_object_differs_from_pusher_goal_and_only_by_its_weight() -> None:

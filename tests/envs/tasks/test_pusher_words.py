@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs.tasks.pusher_words import INSTRUCTIONS, PusherWordsCfg
+from flat import evaluate as evaluate_env
+from headrace.envs.tasks.pusher import INSTRUCTIONS, PusherWordsCfg
 from headrace.errors import PolicyError
-from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset
-from headrace.rollout import Evaluation, replay_episode
-from headrace.rollout import evaluate as evaluate_env
-from headrace.rollout._words_policy import PusherWordsPolicy
+from headrace.evaluation import Evaluation
+from headrace.policies.words_policy import PusherWordsPolicy
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, replay_episode
 
 # where the goal is from the middle, as the words say it: x to the right, y away from the camera
 WHERE = {"middle": (0, 0), "left": (-1, 0), "right": (1, 0), "near side": (0, -1), "far side": (0, 1)}

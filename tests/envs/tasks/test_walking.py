@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.envs.tasks.ant import AntCfg
 from headrace.envs.tasks.walking import (
+    AntCfg,
     between,
     mass_center_x,
     mass_center_x_reference,

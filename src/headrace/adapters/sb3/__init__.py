@@ -1,31 +1,11 @@
-"""Stable-Baselines3: environment, learner and replay buffer. Needs ``headrace[sb3]``."""
+"""Lets ``PPO.load`` of Stable-Baselines3 find the classes that it wrote into checkpoints of 0.2 by their modules."""
 
-from __future__ import annotations
+import sys
+from importlib import import_module
 
-from typing import TYPE_CHECKING
+for _name in ("_features", "_replay"):
+    sys.modules[f"{__name__}.{_name}"] = import_module(f"headrace.libraries.sb3.{_name}")
 
-from headrace._lazy import lazy_exports
-from headrace.adapters._library import EVERY_GROUP, NOT_OURS, CurveTags, LibrarySpec
 
-if TYPE_CHECKING:
-    from headrace.adapters.sb3._env import Sb3Env
-    from headrace.adapters.sb3._replay import FrameReplayBuffer
-
-__all__ = ["FrameReplayBuffer", "Sb3Env"]
-
-LIBRARY = LibrarySpec(
-    name="sb3",
-    distribution="stable-baselines3",
-    module="stable_baselines3",
-    extra="sb3",
-    learner="headrace.adapters.sb3._learner:Sb3Learner",
-    suffix=".zip",
-    marks=frozenset({"policy.pth", "policy.optimizer.pth"}),
-    curves=CurveTags("rollout/ep_rew_mean", "rollout/ep_len_mean", "frames"),
-    reads={"none": EVERY_GROUP},
-    cannot_honor=NOT_OURS,
-    differences=("advantages are normalized per minibatch", "no recurrent policies"),
-)
-"""What the commands need to know of it."""
-
-__getattr__, __dir__ = lazy_exports(__name__, __all__, {"._env": ("Sb3Env",), "._replay": ("FrameReplayBuffer",)})
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it is headrace.libraries.sb3.{name} now")

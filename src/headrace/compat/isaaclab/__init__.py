@@ -4,8 +4,9 @@ What Isaac Lab leaves open or does silently wrong is decided here: depth is neve
 a lag that is refused changes nothing, and results are fresh memory.
 """
 
-from headrace.compat.isaaclab._buffers import CircularBuffer, DelayBuffer
-from headrace.compat.isaaclab._images import (
+from headrace.compat.isaaclab._buffers import (
+    CircularBuffer,
+    DelayBuffer,
     image,
     is_depth_like,
     is_normals_like,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,11 +18,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs._image_spec import ImageSpec
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
-from headrace.envs.tasks.aloha_models import aloha_model
-from headrace.sim._camera import CameraSpec
+from headrace.envs.image_spec import ImageSpec
+from headrace.envs.task import Rows, Task, TaskCfg
+from headrace.errors import DataError, MissingExtraError
+from headrace.sim.camera.camera import CameraSpec
+from headrace.sim.mujoco_api import Model, load_model_with_contacts
 from headrace.types import Obs
 
 ARM = 6
@@ -99,7 +101,7 @@ class Aloha(Task[AlohaStateCfg]):
         self._start = torch.tensor((*START, *START), dtype=torch.float64)
 
     def reset(self, rows: Rows) -> None:
-        """Both arms at rest before the table, the objects somewhere on it, upright."""
+        """Put both arms at rest before the table, the objects somewhere on it, upright."""
         start = self._start.to(rows.device)
         poses: list[Tensor] = []
         upright = start.new_tensor((_HEIGHT, 1.0, 0.0, 0.0, 0.0)).expand(len(rows), -1)
@@ -110,7 +112,7 @@ class Aloha(Task[AlohaStateCfg]):
         rows.set("ctrl", start.expand(len(rows), -1))
 
     def apply_action(self, rows: Rows, actions: Tensor) -> None:
-        """Positions of joints in rad, of grippers from 0 (closed) to 1 (open): both fingers move alike."""
+        """Set positions of joints in rad, of grippers from 0 (closed) to 1 (open): both fingers move alike."""
         parts: list[Tensor] = []
         for arm in actions.split(ARM + 1, dim=1):
             finger = arm[:, ARM:] * (OPEN - CLOSED) + CLOSED
@@ -130,23 +132,23 @@ class Aloha(Task[AlohaStateCfg]):
 
     @abstractmethod
     def stage(self, touch: Tensor) -> Tensor:
-        """How far the rows have come, 0 to 4, int64 (n,), from who touches whom, bool (n, pairs)."""
+        """Return how far the rows have come, 0 to 4, int64 (n,), from who touches whom, bool (n, pairs)."""
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
-        """The stage."""
+        """Return the stage."""
         del actions
         return self._stage(rows).to(torch.float64)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """The last stage is reached."""
+        """Return the last stage is reached."""
         return self._stage(rows) == 4
 
     def success(self, rows: Rows) -> Tensor:
-        """The last stage is reached."""
+        """Return the last stage is reached."""
         return self.terminated(rows)
 
     def instructions(self, rows: Rows) -> Sequence[str]:
-        """The same for all."""
+        """Return the same for all."""
         return [self.words] * len(rows)
 
     def _stage(self, rows: Rows) -> Tensor:
@@ -195,3 +197,30 @@ class AlohaInsertion(Aloha):
         lifted, both = ~(peg_down | socket_down), peg & socket
         held = torch.where(both, torch.where(lifted, 2, 1), 0)
         return torch.where(pin, 4, torch.where(meet & lifted, 3, held))
+
+
+def aloha_assets() -> Path:
+    """Return the directory of gym-aloha's model files."""
+    # importing it would import dm-control, which does not work with our version of MuJoCo
+    found = find_spec("gym_aloha")
+    if found is None or found.origin is None:
+        raise MissingExtraError(
+            "the ALOHA tasks need the model files of 'gym-aloha', which is not installed; run: "
+            "pip install --no-deps gym-aloha (its dependencies ask for an older MuJoCo and are not needed)"
+        )
+    return Path(found.origin).parent / "assets"
+
+
+def aloha_model(file: str, pairs: Sequence[tuple[str, str]]) -> Model:
+    """Compile one of gym-aloha's models.
+
+    Args:
+        file: for example ``bimanual_viperx_transfer_cube.xml``.
+        pairs: names of two geoms; sensor i, one number, counts the contacts between those of pair i.
+    """
+    path = aloha_assets() / file
+    if not path.is_file():
+        raise DataError(
+            f"gym-aloha: expected the model {path}, got no such file; reinstall: pip install --no-deps gym-aloha"
+        )
+    return load_model_with_contacts(path, pairs)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from headrace import rng
 from headrace._device import constant
-from headrace.envs._compiled_rows import CompiledRows, TaskArrays
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
+from headrace.envs._compiled import CompiledRows, TaskArrays
+from headrace.envs.task import Rows, Task, TaskCfg
+from headrace.envs.tasks import _pendulum_kernels as pendulum
 from headrace.envs.tasks.pictures import PictureCfg
-from headrace.sim._mujoco_api import load_model
+from headrace.sim.mujoco_api import load_model
 from headrace.types import Obs
 
 CARTPOLE_XML = files("headrace.envs.tasks").joinpath("assets/cartpole.xml")
@@ -66,7 +66,7 @@ class Cartpole(Task[CartpoleCfg]):
         return {"policy": torch.cat((rows.get("qpos"), rows.get("qvel")), dim=1)}
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
-        """One for each step, less what the pole leans and the cart strays."""
+        """Return one for each step, less what the pole leans and the cart strays."""
         del actions
         cfg, qpos = self.cfg, rows.get("qpos")
         position, angle = qpos[:, 0], qpos[:, 1]
@@ -74,7 +74,7 @@ class Cartpole(Task[CartpoleCfg]):
         return (cfg.alive_weight + lean) + stray
 
     def terminated(self, rows: Rows) -> Tensor:
-        """The pole has fallen or the cart has left the rail."""
+        """Return the pole has fallen or the cart has left the rail."""
         cfg, qpos = self.cfg, rows.get("qpos")
         return (qpos[:, 0].abs() > cfg.max_position) | (qpos[:, 1].abs() > cfg.max_angle)
 
@@ -83,20 +83,18 @@ class Cartpole(Task[CartpoleCfg]):
         return ~self.terminated(rows)
 
     def compiled(self, arrays: TaskArrays) -> CompiledRows:
-        """The functions above as kernels."""
-        from headrace._kernels import cartpole, pendulum  # bring numba: on use
-
+        """Return the functions above as kernels."""
         cfg, episode_ids = self.cfg, arrays.episode_ids
         qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
         limits, scale = (cfg.max_position, cfg.max_angle), (cfg.start_position, cfg.start_angle)
         weights = (cfg.alive_weight, cfg.angle_weight, cfg.position_weight)
         return CompiledRows(
             act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
-            judge=lambda ids, _, obs, reward, terminated, success: cartpole.judge(
+            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge_cartpole(
                 ids, qpos, qvel, limits, weights, obs, reward, terminated, success
             ),
             observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
-            reset=lambda ids, seed: cartpole.reset(
+            reset=lambda ids, seed: pendulum.reset_cartpole(
                 ids, episode_ids, rng.stream_key(seed, "start"), scale, cfg.start_velocity, qpos, qvel
             ),
         )

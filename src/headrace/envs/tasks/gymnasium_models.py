@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from headrace.sim._mujoco_api import Model, load_model
+from headrace.sim.mujoco_api import Model, load_model
 
 
 def gymnasium_model(name: str, *, camera: str | None = None) -> Model:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace import rng
-from headrace.envs._compiled_rows import CompiledRows, TaskArrays
-from headrace.envs._rows import Rows
-from headrace.envs._task import Task, TaskCfg
+from headrace.envs._compiled import CompiledRows, TaskArrays
+from headrace.envs.task import Rows, Task, TaskCfg
+from headrace.envs.tasks import _pendulum_kernels as pendulum
 from headrace.envs.tasks.gymnasium_models import gymnasium_model
 from headrace.types import Obs
 
@@ -37,7 +37,7 @@ class InvertedPendulum(Task[InvertedPendulumCfg]):
         super().__init__(cfg, gymnasium_model("inverted_pendulum.xml", camera=_CAMERA), {"policy": 4})
 
     def reset(self, rows: Rows) -> None:
-        """Uniform noise on positions and velocities."""
+        """Set uniform noise on positions and velocities."""
         noise = self.cfg.reset_noise
         start = rows.uniform("start", 4, low=-noise, high=noise)
         rows.set("qpos", start[:, :2])
@@ -53,22 +53,20 @@ class InvertedPendulum(Task[InvertedPendulumCfg]):
         return (~self.terminated(rows)).to(torch.float64)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """The pole leans too far."""
+        """Return the pole leans too far."""
         return rows.once("down", lambda: rows.get("qpos", 1).abs() > self.cfg.max_angle)
 
     def compiled(self, arrays: TaskArrays) -> CompiledRows:
-        """The functions above as kernels."""
-        from headrace._kernels import pendulum  # brings numba: on use
-
+        """Return the functions above as kernels."""
         cfg, episode_ids = self.cfg, arrays.episode_ids
         qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
         return CompiledRows(
             act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
-            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge(
+            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge_pendulum(
                 ids, qpos, qvel, cfg.max_angle, obs, reward, terminated, success
             ),
             observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
-            reset=lambda ids, seed: pendulum.reset(
+            reset=lambda ids, seed: pendulum.reset_pendulum(
                 ids, episode_ids, rng.stream_key(seed, "start"), cfg.reset_noise, qpos, qvel
             ),
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.envs._image_spec import ImageSpec
-from headrace.sim._appearance import AS_MODELLED, AppearanceSpec
-from headrace.sim._camera import CameraSpec
+from headrace.envs.image_spec import ImageSpec
+from headrace.sim.camera.appearance import AS_MODELLED, AppearanceSpec
+from headrace.sim.camera.camera import CameraSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class PictureCfg:
     """See ``ImageSpec.renderer``: ``native`` on the CPU and ``warp`` on a GPU."""
 
     def picture(self, camera: str) -> ImageSpec:
-        """What the model's ``camera`` shows, with these settings."""
+        """Return what the model's ``camera`` shows, with these settings."""
         return ImageSpec(
             camera=CameraSpec(name=camera, width=self.pixels, height=self.pixels),
             frames=self.frame_stack,

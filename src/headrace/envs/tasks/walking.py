@@ -1,18 +1,19 @@
-"""What the walking tasks share: speed, health and effort."""
+"""Ant and Humanoid, equal to Gymnasium's ``Ant-v5`` and ``Humanoid-v5``, and what they share: speed, health, effort."""
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace import rng
-from headrace.envs._task import TaskCfg
+from headrace._device import constant
+from headrace.envs.task import Rows, Task, TaskCfg
+from headrace.envs.tasks import _walking_kernels as locomotion
+from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.types import Obs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ def walk_reward(cfg: WalkCfg, dt: float, before: Tensor, after: Tensor, fallen: 
         return walk_reward_reference(cfg, dt, before, after, fallen, actions)
     out = np.empty(after.shape[0])
     rows = before.numpy(), after.numpy(), fallen.numpy(), actions.numpy()
-    _kernels().walk_rewards(*rows, walk_weights(cfg, dt), out)
+    weights = dt, cfg.forward_reward_weight, cfg.healthy_reward, cfg.ctrl_cost_weight
+    locomotion.walk_rewards(*rows, weights, out)
     return torch.from_numpy(out)
 
 
@@ -58,22 +60,12 @@ def walk_reward_reference(
     return (cfg.forward_reward_weight * speed + healthy) - effort
 
 
-def walk_weights(cfg: WalkCfg, dt: float) -> tuple[float, float, float, float]:
-    """What the compiled rewards take: seconds per step, then the weights of speed, health and effort."""
-    return dt, cfg.forward_reward_weight, cfg.healthy_reward, cfg.ctrl_cost_weight
-
-
-def reset_keys(seed: int) -> tuple[int, int]:
-    """The streams of initial positions and velocities."""
-    return rng.stream_key(seed, "qpos"), rng.stream_key(seed, "qvel")
-
-
 def mass_center_x(positions: Tensor, mass: Tensor, total: float) -> Tensor:
     """x of the center of mass, float64 (n,), from the bodies' positions (n, bodies, 3) and masses (bodies,)."""
     if positions.device.type != "cpu":
         return mass_center_x_reference(positions, mass, total)
     out = np.empty(positions.shape[0])
-    _kernels().mass_centers(positions.numpy(), mass.numpy(), total, out)
+    locomotion.mass_centers(positions.numpy(), mass.numpy(), total, out)
     return torch.from_numpy(out)
 
 
@@ -83,17 +75,126 @@ def mass_center_x_reference(positions: Tensor, mass: Tensor, total: float) -> Te
 
 
 def outside(height: Tensor, lowest: float, highest: float) -> Tensor:
-    """Whether a height (n,) is not in [lowest, highest], bool (n,); a NaN is not."""
+    """Return whether a height (n,) is not in [lowest, highest], bool (n,); a NaN is not."""
     return height != height.clamp(lowest, highest)
 
 
 def between(lowest: float, highest: float) -> tuple[float, float]:
-    """The closed interval of the numbers that lie in the open one."""
+    """Return the closed interval of the numbers that lie in the open one."""
     return math.nextafter(lowest, math.inf), math.nextafter(highest, -math.inf)
 
 
-@functools.cache
-def _kernels() -> ModuleType:
-    from headrace._kernels import locomotion  # brings numba: on use
+_TORSO = 1
 
-    return locomotion
+
+@dataclass(frozen=True, kw_only=True)
+class AntCfg(WalkCfg):
+    """Settings of ``ant``."""
+
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.5
+    healthy_reward: float = 1.0
+    healthy_z_min: float = 0.2
+    healthy_z_max: float = 1.0
+    reset_noise: float = 0.1
+
+
+class Ant(Task[AntCfg]):
+    """Run forward on four legs.
+
+    Equal to ``Ant-v5`` with ``include_cfrc_ext_in_observation=False`` and ``contact_cost_weight=0``: contact forces are
+    not computed by a batched step.
+    """
+
+    memory = {"torso_x": ()}  # noqa: RUF012  (a class constant, typed in the base)
+
+    def __init__(self, cfg: AntCfg) -> None:
+        super().__init__(cfg, gymnasium_model("ant.xml"), {"policy": 27})
+        self._qpos0 = tuple(self.model.qpos0.tolist())
+
+    def reset(self, rows: Rows) -> None:
+        """Set uniform noise on positions, normal noise on velocities."""
+        noise = self.cfg.reset_noise
+        qpos0 = constant(self._qpos0, torch.float64, rows.device)
+        rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
+        rows.set("qvel", rows.normal("qvel", self.model.nv, std=noise))
+
+    def apply_action(self, rows: Rows, actions: Tensor) -> None:
+        """Torques; where the torso is now tells its speed afterwards."""
+        rows.remember("torso_x", rows.get("xpos", _TORSO)[:, 0])
+        rows.set("ctrl", actions)
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: positions (without x and y) and velocities."""
+        return {"policy": rows.join(("qpos", slice(2, None)), "qvel")}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        """Forward speed, a bonus for staying healthy, less the effort."""
+        x = rows.get("xpos", _TORSO)[:, 0]
+        return walk_reward(self.cfg, self.dt, rows.recall("torso_x"), x, self.terminated(rows), actions)
+
+    def terminated(self, rows: Rows) -> Tensor:
+        """Return the torso is too low or too high."""
+        cfg = self.cfg
+        return rows.once("fallen", lambda: outside(rows.get("qpos", 2), cfg.healthy_z_min, cfg.healthy_z_max))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanoidCfg(WalkCfg):
+    """Settings of ``humanoid``."""
+
+    forward_reward_weight: float = 1.25
+    ctrl_cost_weight: float = 0.1
+    healthy_reward: float = 5.0
+    healthy_z_min: float = 1.0
+    healthy_z_max: float = 2.0
+    reset_noise: float = 0.01
+
+
+class Humanoid(Task[HumanoidCfg]):
+    """Walk forward on two legs without falling.
+
+    Equal to ``Humanoid-v5`` with ``include_cfrc_ext_in_observation=False`` and ``contact_cost_weight=0``.
+    """
+
+    memory = {"mass_center_x": ()}  # noqa: RUF012  (a class constant, typed in the base)
+
+    def __init__(self, cfg: HumanoidCfg) -> None:
+        model = gymnasium_model("humanoid.xml")
+        bodies = model.nbody - 1
+        super().__init__(cfg, model, {"policy": model.nq - 2 + model.nv + 16 * bodies + model.nv - 6})
+        self._qpos0 = tuple(model.qpos0.tolist())
+        self._mass = tuple(model.body_mass.tolist())
+        self._total_mass = float(model.body_mass.sum())
+
+    def reset(self, rows: Rows) -> None:
+        """Set uniform noise on positions and velocities."""
+        noise = self.cfg.reset_noise
+        qpos0 = constant(self._qpos0, torch.float64, rows.device)
+        rows.set("qpos", qpos0 + rows.uniform("qpos", self.model.nq, low=-noise, high=noise))
+        rows.set("qvel", rows.uniform("qvel", self.model.nv, low=-noise, high=noise))
+
+    def apply_action(self, rows: Rows, actions: Tensor) -> None:
+        """Torques; where the center of mass is now tells its speed afterwards."""
+        rows.remember("mass_center_x", self._mass_center_x(rows))
+        rows.set("ctrl", actions)
+
+    def observe(self, rows: Rows) -> Obs:
+        """``policy``: positions (without x and y), velocities, body inertias and velocities, actuator forces."""
+        bodies, joints = slice(1, None), slice(6, None)
+        fields = (("qpos", slice(2, None)), "qvel", ("cinert", bodies), ("cvel", bodies), ("qfrc_actuator", joints))
+        return {"policy": rows.join(*fields)}
+
+    def reward(self, rows: Rows, actions: Tensor) -> Tensor:
+        """Forward speed of the center of mass, a bonus for staying healthy, less the effort."""
+        before, after = rows.recall("mass_center_x"), self._mass_center_x(rows)
+        return walk_reward(self.cfg, self.dt, before, after, self.terminated(rows), actions)
+
+    def terminated(self, rows: Rows) -> Tensor:
+        """Return the torso is too low or too high."""
+        lowest, highest = between(self.cfg.healthy_z_min, self.cfg.healthy_z_max)
+        return rows.once("fallen", lambda: outside(rows.get("qpos", 2), lowest, highest))
+
+    def _mass_center_x(self, rows: Rows) -> Tensor:
+        mass = constant(self._mass, torch.float64, rows.device)
+        return mass_center_x(rows.get("xipos"), mass, self._total_mass)

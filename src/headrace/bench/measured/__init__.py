@@ -1,0 +1,1 @@
+"""Measured runs: train, play, step, start up; each writes a bundle."""

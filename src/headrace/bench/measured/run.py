@@ -1,0 +1,237 @@
+"""``headrace.bench.run``: step a task, and say how fast it was and how its episodes ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, cast
+
+from headrace.bench.measured.run_cfg import USUAL_ENVS
+from headrace.envs.recipe import EnvKeywords, EnvRecipe
+from headrace.errors import ConfigError, UnknownNameError, check_counts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headrace.envs.recipe import AnyEnv
+    from headrace.policies.load_policy import FoundPolicy
+    from headrace.types import Obs
+
+StepFunction: TypeAlias = "Callable[[Obs], Tensor]"
+"""Actions (N, …) from the observation groups."""
+
+_FIELDS = ("obs", "actions", "rewards", "flags", "states")
+_BRIDGED_COST = {
+    "native": "nothing: suspended environments are skipped",
+    "restore": "a step: it is stepped with the others, then put back",
+    "hold": "a step: it is stepped with the others, and drifts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteppingResult:
+    """What stepping a task showed."""
+
+    task: str
+    num_envs: int
+    suspended: int
+    """Environments that were frozen all the time."""
+    num_steps: int
+    seconds: float
+    """In ``env.step`` alone."""
+    stages: dict[str, float]
+    """Seconds of them by stage."""
+    episodes: int
+    """That finished."""
+    mean_return: float | None
+    mean_length: float | None
+    success_rate: float | None
+    """None where the task has no measure of it, or no episode finished; the same for the two above."""
+    divergences: int
+    suspension_cost: str
+    """What a suspended environment costs, in words."""
+    recorded: int | None = None
+    """Episodes in the dataset; None where nothing was recorded."""
+    abandoned: int = 0
+    """Unfinished episodes that were not recorded."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps, of those that were not suspended."""
+        return (self.num_envs - self.suspended) * self.num_steps / self.seconds
+
+
+def run(
+    task: str | EnvRecipe,
+    *,
+    policy: Literal["random", "zero"] | str | StepFunction = "random",
+    num_steps: int = 300,
+    suspend_fraction: float = 0.0,
+    frame_stack: int | None = None,
+    record: str | Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    **env: Unpack[EnvKeywords],
+) -> SteppingResult:
+    """Step a task, or a bridged environment, with random, zero or your own actions.
+
+    Args:
+        task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
+            the environments.
+        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
+            training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
+            the function itself.
+        num_steps: steps of the batch.
+        suspend_fraction: share of the environments to freeze, 0 to 1.
+        frame_stack: frames in an observation of a camera task, oldest first.
+        record: directory to record every finished episode in; physics states, too, of a task of ours.
+        on_progress: called with the steps that are done.
+        **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
+
+    Returns:
+        ``num_steps``, ``seconds``, ``steps_per_second``, ``stages`` (seconds in each), ``episodes`` and their means,
+        ``divergences``, ``suspended`` and what suspension cost.
+    """
+    if not 0.0 <= suspend_fraction <= 1.0:
+        raise ConfigError(
+            f"suspend_fraction (--suspend-fraction): expected a share from 0 to 1, got {suspend_fraction}"
+        )
+    check_counts(num_steps=num_steps)
+    recipe = EnvRecipe.of(task, USUAL_ENVS, **env)
+    if record is not None and Path(record).is_dir() and any(Path(record).iterdir()):
+        raise ConfigError(
+            f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"
+        )
+    if frame_stack is not None:
+        if recipe.bridged:
+            raise ConfigError(f"frame_stack (--frame-stack): expected a task of ours, got {recipe.source!r}")
+        recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
+    recipe, file = trained_recipe(recipe, policy)
+    with ExitStack() as stack:
+        envs = stack.enter_context(closing(recipe.make()))
+        act = step_function(policy, envs, recipe.seed, file)
+        recorder = None
+        if record is not None:
+            from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
+
+            info = DatasetInfo.of(envs)
+            fields = _FIELDS[:-1] if recipe.bridged else _FIELDS
+            recorder = stack.enter_context(EpisodeRecorder(record, RecorderCfg(fields=fields), info))
+            envs.attach(recorder)
+        suspended = round(suspend_fraction * envs.num_envs)
+        obs, _ = envs.reset()
+        envs.suspend(range(suspended))
+        envs.timer.clear()  # what is measured begins here, without the first reset
+        found = _step(envs, act, obs, num_steps, recipe.source, suspended, on_progress)
+    if recorder is None:
+        return found
+    return replace(found, recorded=recorder.committed, abandoned=recorder.report.abandoned)
+
+
+def trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRecipe, FoundPolicy | None]:
+    """Return the recipe with the settings that a policy was trained with, and the policy; None for random and zero.
+
+    A policy that does not exist, or plans chunks, is refused before anything is made.
+    """
+    if policy in ("random", "zero"):
+        return recipe, None
+    from headrace.policies.load_policy import find_policy
+
+    try:
+        found = find_policy(policy, recipe.source)
+    except UnknownNameError as error:
+        raise ConfigError(
+            "policy (--policy): expected random, zero, module:function, latest, or a training's checkpoint or "
+            f"directory, got {policy!r}, which is none of them"
+        ) from error
+    if found.kind == "chunk":
+        raise ConfigError(
+            f"policy (--policy): expected one action per observation, got {policy}, which plans chunks; "
+            f"'headrace evaluate {recipe.source} --policy {policy} --video FILE.mp4' plays and films it"
+        )
+    return recipe.replace(overrides=found.overrides | dict(recipe.overrides)), found
+
+
+def step_function(policy: str | StepFunction, env: AnyEnv, seed: int, found: FoundPolicy | None) -> StepFunction:
+    """Return what acts in every step: random or zero actions of the right kind, the policy of a file, or a function."""
+    if found is None:
+        from headrace.bench.stepping import action_maker
+
+        draw = action_maker(
+            cast("Literal['random', 'zero']", policy), env.single_action_space, env.num_envs, env.device, seed=seed
+        )
+        return lambda _: draw()
+    if found.kind == "object":
+        return cast("StepFunction", found.source)
+    from headrace.policies.load_policy import load_policy
+    from headrace.policies.protocol import has_memory
+    from headrace.policies.step_policy import StepPolicy
+
+    loaded = load_policy(policy, env)
+    if has_memory(loaded) or not isinstance(loaded, StepPolicy):
+        raise ConfigError(
+            f"policy (--policy): expected a policy without memory, got {policy}; 'headrace play' plays and films it"
+        )
+    return loaded.policy
+
+
+def _stack_settings(task: str, frames: int) -> dict[str, object]:
+    """Return what sets the frame stack of a camera task, whether it is written as a class or as a table."""
+    from headrace.envs.registry import task_cfg
+    from headrace.envs.term_task import TermTaskCfg
+
+    cfg = task_cfg(task)
+    if isinstance(cfg, TermTaskCfg):
+        paths = [f"images.{name}.frames" for name in cfg.images]
+    else:
+        paths = ["frame_stack"] if hasattr(cfg, "frame_stack") else []
+    if not paths:
+        raise ConfigError(
+            f"frame_stack (--frame-stack): expected a task seen by a camera, got {task!r}; try cartpole-camera"
+        )
+    return dict.fromkeys(paths, frames)
+
+
+def _step(
+    env: AnyEnv,
+    act: StepFunction,
+    obs: Obs,
+    num_steps: int,
+    task: str,
+    suspended: int,
+    on_progress: Callable[[int], None] | None,
+) -> SteppingResult:
+    from headrace.bridges.bridge_env import BridgeEnv
+
+    seconds, episodes, returns, lengths, successes, judged = 0.0, 0, 0.0, 0.0, 0.0, 0
+    for done in range(1, num_steps + 1):
+        actions = act(obs)
+        begin = time.perf_counter()
+        obs, _, _, _, info = env.step(actions)
+        seconds += time.perf_counter() - begin
+        if "ends" in info:
+            ends = info["ends"]
+            episodes += len(ends)
+            returns += float(ends.returns.sum())
+            lengths += float(ends.lengths.sum())
+            if ends.success is not None:
+                judged += len(ends)
+                successes += float(ends.success.sum())
+        if on_progress is not None:
+            on_progress(done)
+    return SteppingResult(
+        task=task,
+        num_envs=env.num_envs,
+        suspended=suspended,
+        num_steps=num_steps,
+        seconds=seconds,
+        stages=env.timer.seconds(),
+        episodes=episodes,
+        mean_return=returns / episodes if episodes else None,
+        mean_length=lengths / episodes if episodes else None,
+        success_rate=successes / judged if judged else None,
+        divergences=env.divergences,
+        suspension_cost=_BRIDGED_COST[env.fidelity] if isinstance(env, BridgeEnv) else env.sim.suspension_cost,
+    )

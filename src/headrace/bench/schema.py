@@ -1,0 +1,445 @@
+"""The bundles: one typed record per benchmark run, in the shape that Isaac Lab's users know, with more in it.
+
+Conventions: seconds, GB = 2**30 bytes, percent of one core for CPU use (200 is two busy cores), times in ISO 8601 UTC.
+Missing is null, never 0.0. Every change of a field bumps :data:`SCHEMA_VERSION`; ``docs/schema`` has the JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field, JsonValue
+
+from headrace.bench._statistic import Proportion, Record, Statistic
+
+SCHEMA_VERSION = "3.0"
+"""Major.minor of what is written. Schema 2.0 and Isaac Lab's 1.0 to 1.3 are read, too."""
+
+Kind = Literal["runtime", "startup", "training", "play"]
+Status = Literal["running", "completed", "interrupted", "crashed"]
+TimingMode = Literal["host_return", "synchronized"]
+Actions = Literal["random", "zero", "policy"]
+
+
+class GpuDeviceInfo(Record):
+    """One GPU."""
+
+    name: str
+    mem_gb: float
+    compute_cap: str | None
+
+
+class Hardware(Record):
+    """The machine."""
+
+    hostname: str | None = Field(description="this and other fields of it are null for evaluations, which keep less")
+    gpu_devices: list[GpuDeviceInfo]
+    cpu_name: str
+    cpu_count: int | None = Field(description="logical cores of the machine")
+    ram_gb: float | None
+    cpu_physical: int | None = Field(default=None, description="physical cores of the machine")
+    cpu_usable: int | None = Field(default=None, description="logical cores that this process may run on")
+    cpu_governor: str | None = Field(default=None, description="frequency governor; null where it cannot be read")
+    load_average: tuple[float, float, float] | None = Field(
+        default=None, description="1, 5 and 15 minutes, when the run began"
+    )
+    platform: str | None = None
+
+
+class Versions(Record):
+    """What ran. The git state is that of the user's project: the folder the command was started in."""
+
+    headrace: str | None
+    python: str | None
+    torch: str | None
+    numpy: str | None
+    mujoco: str | None
+    gymnasium: str | None
+    packages: dict[str, str] = Field(description="other packages that a result can depend on, by distribution name")
+    git_commit: str | None
+    git_branch: str | None
+    git_dirty: bool | None
+
+
+class RunConfig(Record):
+    """Settings that change what is measured; a comparison refuses runs that differ here."""
+
+    physics_backend: str
+    rendering_backend: str | None
+    presets: list[str] = Field(default_factory=list)
+    overrides: dict[str, JsonValue] = Field(default_factory=dict, description="task settings changed with --set")
+    device: str | None = None
+    threads: int | None = Field(
+        default=None, description="physics threads, or workers of a bridge, asked for; null for all cores"
+    )
+    executor: str | None = Field(default=None, description="what steps a bridged environment")
+    actions: Actions | None = None
+    playing: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="how an evaluation played the policy's chunks: execute, latency, strict_size, …; empty otherwise",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="environment variables that matter and were set, such as OMP_NUM_THREADS"
+    )
+
+
+class RunError(Record):
+    """What ended a crashed run."""
+
+    type: str
+    message: str
+    traceback: list[str]
+
+
+class ResumedFrom(Record):
+    """The run that this one continues."""
+
+    path: str = Field(description="the checkpoint")
+    run_id: str | None
+    iteration: int | None = Field(description="iterations that it had completed")
+    changed: dict[str, JsonValue] = Field(
+        default_factory=dict, description="settings that differ: name → [before, now]"
+    )
+
+
+class RunIdentity(Record):
+    """Which run this is and how it went."""
+
+    run_id: str
+    framework: str | None = Field(description="RL library; null for runs without one")
+    config: RunConfig
+    task: str
+    seed: int
+    start_time_utc: str
+    end_time_utc: str
+    duration_s: float
+    status: Status = Field(
+        description="an early stop is completed, with a status_reason; running: not ended yet, or ended without a word"
+    )
+    num_envs: int | None = Field(description="null only in bundles of Isaac Lab")
+    recipe: dict[str, JsonValue] | None = Field(
+        default=None, description="what makes the environments again, as `EnvRecipe.from_json` reads it"
+    )
+    max_iterations: int | None
+    status_reason: str | None = None
+    error: RunError | None = None
+    command: list[str] = Field(default_factory=list, description="the command line, as given")
+    label: str | None = Field(default=None, description="a name for the side of a comparison, such as `before`")
+    sweep_id: str | None = None
+    repetition: int | None = Field(default=None, description="which repetition of a sweep, from 0")
+    resumed_from: ResumedFrom | None = None
+
+
+class LibraryDescriptor(Record):
+    """The RL library of a run and the settings it was given."""
+
+    name: str = Field(description="as in --library: rsl_rl, rl_games, skrl, sb3, headrace")
+    version: str | None
+    algorithm: str | None = None
+    settings: dict[str, JsonValue] = Field(default_factory=dict, description="hyper-parameters as the library got them")
+    differences: list[str] = Field(
+        default_factory=list, description="where the library cannot do what the shared settings say"
+    )
+
+
+class LearningCurve(Record):
+    """One quantity over the iterations."""
+
+    final_raw: float | None = Field(description="the last iteration in which an episode finished")
+    final_ema: float | None
+    series_per_iter: list[float | None] | None = Field(
+        description="raw mean over the episodes that finished in each iteration; null where none did"
+    )
+    series_ema: list[float | None] | None = Field(
+        default=None, description="exponential moving average; holds its value over iterations without episodes"
+    )
+
+
+class Learning(Record):
+    """Curves, all with one entry per iteration. Series are null with --no-series."""
+
+    ema_alpha: float
+    reward: LearningCurve | None = Field(description="undiscounted return of finished episodes")
+    ep_length: LearningCurve | None
+    success_rate: LearningCurve | None = Field(description="null where the task has no success measure")
+    frames: list[int] | None = Field(default=None, description="frames collected up to the end of each iteration")
+    wall_time_s: list[float] | None = Field(default=None, description="seconds since training began, likewise")
+    episodes: list[int] | None = Field(default=None, description="episodes finished in each iteration")
+
+
+class TrainingTime(Record):
+    """Seconds of a training, which add up to its wall time."""
+
+    collection: float
+    learning: float
+    other: float = Field(description="checkpoints, logging, everything between")
+
+
+class EarlyStop(Record):
+    """The success rule of a training."""
+
+    enabled: bool
+    success_threshold: float | None
+    success_window: int | None = Field(description="iterations that the rule looks at")
+    rule: Literal["mean", "each"] | None = Field(
+        default=None,
+        description="mean: over all episodes of the window. each: in every iteration of it, as Isaac Lab has it",
+    )
+    reached: bool
+    iteration: int | None = Field(description="iterations completed when the rule was met")
+
+
+class CheckpointInfo(Record):
+    """The file a policy is from, or went to."""
+
+    path: str = Field(description="the local file; for a callable its module:name")
+    source: Literal["explicit", "latest", "best", "published", "saved"]
+    uri: str | None = Field(default=None, description="where it was fetched from")
+    sha256: str | None = None
+    library: str | None = None
+    task: str | None = None
+    iteration: int | None = None
+    score: float | None = Field(default=None, description="mean return that the training reported for it")
+
+
+class PolicyDescriptor(Record):
+    """How actions were chosen."""
+
+    kind: str = Field(description="checkpoint, torchscript, onnx, callable or chunk")
+    name: str
+    deterministic: bool | None = Field(description="the mean action, not a sample; null where it is not known")
+    recurrent: bool = False
+    chunk_horizon: int | None = None
+    chunk_execute: int | None = None
+
+
+class EpisodeCounts(Record):
+    """How episodes ended. Those still running at the end are unfinished, and nothing else counts them."""
+
+    completed: int
+    terminated: int | None = None
+    truncated: int | None = None
+    diverged: int | None = None
+    unfinished: int | None = None
+
+
+class EpisodePlan(Record):
+    """What was to be played."""
+
+    kind: Literal["episodes", "steps"] = Field(description="episodes: each of a list counted once. steps: by the clock")
+    episodes_planned: int | None
+    num_steps: int | None
+    first_episode_id: int | None = None
+    max_episode_length: int | None = None
+    shorter_than_episode: bool = Field(
+        description="num_steps is less than an episode may take: long episodes cannot be among the completed"
+    )
+
+
+class PerEnv(Record):
+    """Completed episodes of each environment, by index. Means are null where an environment completed none."""
+
+    episodes: list[int]
+    reward_mean: list[float | None]
+    length_mean: list[float | None]
+    successes: list[int] | None
+
+
+class PerEpisode(Record):
+    """Completed episodes in the order of their ids: what two plays of the same episodes are compared by."""
+
+    episode_ids: list[int]
+    rewards: list[float]
+    lengths: list[int]
+    successes: list[bool | None] | None
+
+
+class StartupTime(Record):
+    """Seconds of each phase before the first measured step."""
+
+    app_launch: float | None = None
+    env_creation: float | None = None
+    first_step: float | None = None
+    python_imports: float | None = None
+    task_config: float | None = None
+
+
+class Warmup(Record):
+    """The steps before measuring, kept up until the step time was steady; of a training, its first iteration."""
+
+    steps: int = Field(description="steps of the batch; of a training, iterations")
+    seconds: float
+    steady: bool | None = Field(
+        description="false: the limit was reached first, and the figures may include warming up. null: not judged"
+    )
+    rule: str
+    block_medians_s: list[float] = Field(description="median step time of each block, in order")
+
+
+class EnvironmentStepTiming(Record):
+    """Where the time of ``env.step`` goes."""
+
+    environment_step_time_s: Statistic
+    environment_step_fps: float = Field(description="effective rate: frames / seconds in env.step")
+    simulation_step_time_s: Statistic | None = Field(description="physics; null where an env does not tell")
+    outside_simulation_step_time_s: Statistic | None
+    outside_simulation_step_fraction: float | None = Field(description="of the total time")
+    environment_step_calls: int
+    simulation_step_calls: int | None
+    measurement_mode: TimingMode = Field(
+        description="host_return: until the call returned. synchronized: until the device had done the work"
+    )
+    render_step_time_s: Statistic | None = None
+    task_step_time_s: Statistic | None = Field(default=None, description="observations, rewards, resets")
+
+
+class Runtime(Record):
+    """How long things took. A frame is one step of one environment. Rates are totals over totals, never means of rates:
+    samples are kept of times only."""
+
+    startup_time_s: StartupTime
+    iterations_completed: int = Field(
+        description="training iterations, that of the warm-up included; measured batch steps where there is no training"
+    )
+    total_wall_time_s: float = Field(description="of the measured part, without startup and warm-up")
+    steps_per_iteration: int | None = Field(description="frames of one iteration, all environments together")
+    iteration_time_s: Statistic | None
+    collection_fps: float | None = Field(description="effective rate: frames / seconds of stepping and acting")
+    total_fps: float | None = Field(description="effective rate: frames / total_wall_time_s")
+    iterations_per_s: float | None
+    environment_step_timing: EnvironmentStepTiming | None
+    frames: int | None = Field(default=None, description="measured frames, all environments together")
+    collection_time_s: Statistic | None = Field(
+        default=None, description="stepping and acting in each iteration of a training"
+    )
+    warmup: Warmup | None = None
+    episodes: EpisodeCounts | None = None
+
+
+class Resources(Record):
+    """What the run used, sampled beside it: the process and its children."""
+
+    gpu_util_pct: Statistic | None
+    gpu_mem_gb: Statistic | None
+    cpu_util_pct: Statistic | None
+    ram_gb: Statistic | None
+    sample_interval_s: float | None = None
+    problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
+
+
+SAMPLED = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}
+"""The fields of :class:`Resources` that are sampled → their units."""
+
+
+class BundleBase(Record):
+    """What every bundle has."""
+
+    run: RunIdentity
+    versions: Versions
+    hardware: Hardware
+    extra: dict[str, JsonValue] = Field(default_factory=dict, description="anything else; never read by headrace")
+    schema_version: str = SCHEMA_VERSION
+
+
+class RuntimeBundle(BundleBase):
+    """A run of ``headrace runtime``: the environment alone."""
+
+    kind: Literal["runtime"] = "runtime"
+    runtime: Runtime
+    resources: Resources
+
+
+class TrainingBundle(BundleBase):
+    """A training run."""
+
+    kind: Literal["training"] = "training"
+    runtime: Runtime
+    resources: Resources
+    learning: Learning
+    success_rate: Proportion | None = Field(description="over the episodes of the last `success_window` iterations")
+    checkpoint_path: str | None
+    video_path: str | None
+    library: LibraryDescriptor | None = None
+    time_split_s: TrainingTime | None = None
+    early_stop: EarlyStop | None = None
+    checkpoint: CheckpointInfo | None = None
+
+
+class PlayBundle(BundleBase):
+    """A run of a trained policy. Rewards, lengths and successes are those of completed episodes only."""
+
+    kind: Literal["play"] = "play"
+    runtime: Runtime
+    resources: Resources
+    success_rate: Proportion | None
+    reward: Statistic | None
+    ep_length: Statistic | None
+    checkpoint_path: str | None
+    video_path: str | None
+    library: LibraryDescriptor | None = None
+    policy: PolicyDescriptor | None = None
+    checkpoint: CheckpointInfo | None = None
+    plan: EpisodePlan | None = None
+    per_env: PerEnv | None = None
+    per_episode: PerEpisode | None = Field(default=None, description="every completed episode, for paired comparisons")
+
+
+class ProfiledFunction(Record):
+    """One function of a profile."""
+
+    name: str
+    own_time_s: float
+    cum_time_s: float
+    calls: int
+
+
+class ProfileNode(Record):
+    """A function in the call tree, with the callees worth showing; times are shared out among callers by their calls'
+    measured times."""
+
+    name: str
+    own_time_s: float
+    cum_time_s: float
+    children: list[ProfileNode] = Field(default_factory=list["ProfileNode"])
+
+
+class StartupPhase(Record):
+    """One phase of a start-up, profiled."""
+
+    total_time_s: float
+    top_functions: list[ProfiledFunction]
+    tree: ProfileNode | None = Field(default=None, description="for an icicle plot; callees under 1 % are left out")
+
+
+class StartupConfig(Record):
+    """What the profile was asked for."""
+
+    top_n: int
+    whitelist: dict[str, list[str]] | None = Field(description="phase → fnmatch patterns of functions to report")
+
+
+class StartupBundle(BundleBase):
+    """A run of ``headrace startup``: where the time before the first step goes. Times include cProfile's own cost."""
+
+    kind: Literal["startup"] = "startup"
+    phases: dict[str, StartupPhase]
+    config: StartupConfig
+    unprofiled_s: StartupTime | None = Field(
+        default=None, description="the same phases in a process of their own, without the profiler"
+    )
+
+
+Bundle = RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle
+"""The result of one run, of any kind."""
+BUNDLES: dict[Kind, type[Bundle]] = {bundle.model_fields["kind"].default: bundle for bundle in get_args(Bundle)}
+"""Kind of run → the class of its bundle."""
+
+
+def with_label(bundle: Bundle, label: str | None) -> Bundle:
+    """Return the bundle with a name for its side of a comparison."""
+    return bundle.model_copy(update={"run": bundle.run.model_copy(update={"label": label})})
+
+
+def bundle_text(bundle: Bundle) -> str:
+    """Return the JSON of a bundle."""
+    return bundle.model_dump_json(indent=1) + "\n"

@@ -1,0 +1,200 @@
+"""Single environments that write into the rows of an exchange: what every executor runs.
+
+The state of an environment is bytes, for those whose whole state can be seen. An environment is a chain of wrappers
+around a core. Each layer is saved on its own: with its ``state_dict`` and ``load_state_dict`` where it has them, else
+attribute by attribute. Where an attribute cannot be saved faithfully, nothing is: Gymnasium's ``EzPickle``, for one,
+pickles without complaint and forgets the state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import EzPickle
+
+from headrace.bridges._exchange import INSTRUCTION_KEYS, Exchange, group_leaves, instruction_path
+from headrace.bridges.child import FailedError, Group, RefusedError
+from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
+
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any]"
+EnvFactory: TypeAlias = Callable[[], AnyEnv]
+
+
+class EnvGroup(Group):
+    """The Gymnasium environments of some rows of an exchange; their whole state is saved, wrappers included."""
+
+    def __init__(
+        self, envs: Sequence[AnyEnv], exchange: Exchange, env_ids: Sequence[int], action_space: gymnasium.Space[Any]
+    ) -> None:
+        """Take over ``envs``, one per id, once it is known that all have the spaces of the exchange's layout."""
+        super().__init__()
+        self.envs = dict(zip(env_ids, envs, strict=True))
+        leaves = exchange.layout.leaves
+        for env_id, env in self.envs.items():
+            if group_leaves(env.observation_space) != leaves or env.action_space != action_space:
+                raise ConfigError(
+                    f"environment {env_id}: expected the spaces of environment 0, got observations "
+                    f"{env.observation_space} and actions {env.action_space}; bridge environments of one kind"
+                )
+        path = instruction_path(envs[0].observation_space) if envs else None
+        self.bind(exchange.arrays, [(leaf.name, leaf.path) for leaf in leaves], path, INSTRUCTION_KEYS)
+
+    def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
+        """Reset (more: seeds), step, save, restore (more: states) or render each of some environments."""
+        try:
+            return super().call(name, env_ids, more)
+        except (RefusedError, FailedError) as error:
+            hint = "; its neighbors may have stepped: reset all before going on" if error.__cause__ is not None else ""
+            raise EnvError(f"{error}{hint}") from error.__cause__ or error
+
+    def save(self, env_id: int) -> bytes:
+        """Return the state of one environment; see :func:`saved_env`."""
+        return saved_env(self.envs[env_id])
+
+    def restore(self, env_id: int, state: bytes) -> None:
+        """Put one environment back into a saved state."""
+        restored_env(self.envs[env_id], state)
+
+    def close(self) -> None:
+        """Close every environment, also after one that cannot be closed, whose error is raised then."""
+        with ExitStack() as stack:
+            for env in reversed(self.envs.values()):
+                stack.callback(env.close)
+
+
+# the chain itself, and how the environment was made
+_STRUCTURE = frozenset({"env", "spec", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"})
+# nothing of an episode is in these; they stay as they are
+_FIXED_TYPES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type)
+_OWN, _PLAIN, _DATA, _MODEL = "own", "plain", "mjdata", "mjmodel"
+
+
+def saved_env(env: gymnasium.Env[Any, Any]) -> bytes:
+    """Return the state of every layer of ``env``.
+
+    Raises:
+        UnsupportedError: something in it cannot be saved faithfully; the message names it.
+    """
+    layers = [_saved_layer(layer) for layer in _layers(env)]
+    return pickle.dumps([type(layer).__qualname__ for layer in _layers(env)]) + pickle.dumps(layers)
+
+
+def restored_env(env: gymnasium.Env[Any, Any], state: bytes) -> None:
+    """Put ``env`` into a state of :func:`saved_env` of an environment that was made in the same way.
+
+    The bytes are unpickled: load only snapshots that you trust.
+    """
+    stream = io.BytesIO(state)
+    names, layers = pickle.load(stream), pickle.load(stream)
+    chain = _layers(env)
+    if names != [type(layer).__qualname__ for layer in chain]:
+        raise DataError(f"snapshot: expected an environment of the layers {names}, got {env}; make it the same way")
+    for layer, saved in zip(chain, layers, strict=True):
+        _restore_layer(layer, saved)
+
+
+def _layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
+    chain = [env]
+    while isinstance(chain[-1], gymnasium.Wrapper):
+        chain.append(chain[-1].env)
+    return chain
+
+
+def _saved_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]:
+    own = _own_method(layer, "state_dict")
+    if own is not None and _own_method(layer, "load_state_dict") is not None:
+        return {"": (_OWN, pickle.dumps(own()))}
+    saved: dict[str, tuple[str, bytes]] = {}
+    for name, value in vars(layer).items():
+        if _is_fixed(name, value):
+            continue
+        if _is_mujoco(value, "MjData"):
+            saved[name] = (_DATA, pickle.dumps(value))
+        elif _is_mujoco(value, "MjModel"):
+            saved[name] = (_MODEL, _fingerprint(value))
+        else:
+            saved[name] = (_PLAIN, _pickled(value, f"{type(layer).__name__}.{name}"))
+    return saved
+
+
+def _restore_layer(layer: gymnasium.Env[Any, Any], saved: Mapping[str, tuple[str, bytes]]) -> None:
+    if "" in saved:
+        load = cast("Callable[[object], None]", _own_method(layer, "load_state_dict"))
+        load(pickle.loads(saved[""][1]))
+        return
+    models = {name: value for name, value in vars(layer).items() if _is_mujoco(value, "MjModel")}
+    for name, (kind, content) in saved.items():
+        if kind == _MODEL and (name not in models or _fingerprint(models[name]) != content):
+            raise DataError(f"snapshot: expected {type(layer).__name__}.{name} to be the same MuJoCo model, it is not")
+    for name in [name for name, value in vars(layer).items() if name not in saved and not _is_fixed(name, value)]:
+        delattr(layer, name)
+    for name, (kind, content) in saved.items():
+        if kind == _PLAIN:
+            vars(layer)[name] = pickle.loads(content)
+        elif kind == _DATA:
+            # in place, since others hold on to this MjData; a copy of all of it, since derived fields lag the state
+            source = pickle.loads(content)
+            _mujoco().mj_copyData(vars(layer)[name], source.model, source)
+
+
+def _is_fixed(name: str, value: object) -> bool:
+    renderer = type(value).__module__.startswith("gymnasium.envs.mujoco.mujoco_rendering")
+    return name in _STRUCTURE or renderer or isinstance(value, _FIXED_TYPES)
+
+
+def _own_method(layer: gymnasium.Env[Any, Any], name: str) -> Callable[..., object] | None:
+    # of its own class: a wrapper must not answer for what it wraps
+    return getattr(layer, name) if callable(getattr(type(layer), name, None)) else None
+
+
+def _mujoco() -> Any:
+    """Return the module, if the environment has loaded it; None if not. Its extension has no types."""
+    return sys.modules.get("mujoco")
+
+
+def _is_mujoco(value: object, name: str) -> bool:
+    mujoco = _mujoco()
+    return mujoco is not None and isinstance(value, getattr(mujoco, name))
+
+
+def _fingerprint(model: Any) -> bytes:
+    mujoco = _mujoco()
+    content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, content)
+    return hashlib.sha256(content.tobytes()).digest()
+
+
+class _FaithfulPickler(pickle.Pickler):
+    """Refuses what pickles without complaint but would come back as something else."""
+
+    def reducer_override(self, obj: object) -> Any:  # pickle's own protocol
+        if isinstance(obj, EzPickle | gymnasium.Env) or _is_mujoco(obj, "MjData") or _is_mujoco(obj, "MjModel"):
+            raise pickle.PicklingError(f"a {type(obj).__name__} inside it")
+        if isinstance(obj, np.ndarray):
+            root = cast("object", obj)
+            while isinstance(root, np.ndarray):
+                root = cast("object", root.base)
+            if root is not None and not isinstance(root, bytes | bytearray | memoryview):
+                raise pickle.PicklingError(f"an array that views the memory of a {type(root).__name__}")
+        return NotImplemented
+
+
+def _pickled(value: object, what: str) -> bytes:
+    stream = io.BytesIO()
+    try:
+        _FaithfulPickler(stream, protocol=5).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UnsupportedError(
+            f"state_dict: {what} cannot be saved faithfully ({error}); "
+            "give that class state_dict() and load_state_dict(state), or do without snapshots"
+        ) from error
+    return stream.getvalue()

@@ -1,0 +1,382 @@
+"""``BridgeEnv``: environments that we did not write, under the contract of ``BatchEnv``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, Unpack, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace import rng
+from headrace._device import to_device
+from headrace.bridges._exchange import as_action_space, group_space
+from headrace.bridges._held import HeldRows
+from headrace.bridges.child import NO_SUCCESS_MEASURE
+from headrace.bridges.executors import Backend, Fidelity
+from headrace.envs.actions import checked_actions
+from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot, parse_reset_options
+from headrace.envs.recipe import EpisodeRules
+from headrace.errors import EnvError, LifecycleError, UnsupportedError
+from headrace.ids import check_ids, check_seed
+from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
+
+_T = TypeVar("_T")
+
+
+class BridgeEnv(EpisodicEnv):
+    """N environments that we did not write as torch tensors, any subset of which can act.
+
+    Tensors are on the CPU, but for a batched simulator in this process, whose device they stay on. Each episode is
+    seeded from (seed, episode id), where the simulator allows it (``reseeds``). Every tensor that ``step`` and
+    ``reset`` return is fresh: the caller owns it. Make one with :func:`headrace.bridge`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        render_mode: str | None,
+        **episodes: Unpack[EpisodeRules],
+    ) -> None:
+        """Put the contract on a backend, which the environment closes.
+
+        Args:
+            backend: who resets and steps the environments.
+            name: what the environments are; a snapshot is loaded only into an environment of the same name.
+            observation_space: of one environment, as it declares it.
+            action_space: of one environment.
+            render_mode: of the environments.
+            **episodes: seed, autoreset, final_obs, episode_stride, as for :func:`headrace.bridge`.
+        """
+        num_envs = backend.exchange.layout.num_envs
+        self._held = HeldRows(backend.exchange)
+        super().__init__(num_envs, self._held.device, {}, **episodes)
+        self.name = name
+        self.seeds_of: Callable[[int, Tensor], list[int]] = episode_seeds
+        """What ``reset(seed=…)`` of each environment is given, from the seed and the episodes' ids."""
+        self.metadata = {"autoreset_mode": AUTORESET_MODES[self.autoreset], "render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
+        self.single_observation_space = group_space(observation_space)
+        self._action_space = as_action_space(action_space)
+        self.single_action_space = action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.backend = backend
+        self._background: set[int] = set()
+        """Environments whose reset is under way."""
+        self._knows_success = False
+
+    frames_drawn: int = 0
+    """A bridged environment draws on its own, uncounted."""
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How a suspended environment is kept: ``native`` (skipped), ``restore`` (put back) or ``hold`` (it drifts)."""
+        return self.backend.fidelity
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether every episode is seeded from (seed, episode id): then it is a function of them and the actions.
+
+        Not so for a VectorEnv that resets all or none, and for simulators whose generators cannot be seeded anew.
+        """
+        return self.backend.reseeds
+
+    @property
+    def no_identity(self) -> str:
+        """Why episodes are not functions of (seed, episode id), as far as the simulator says; "" where they are."""
+        return "" if self.reseeds else self.backend.no_identity
+
+    # --- episodes -----------------------------------------------------------------------------------------------
+
+    def reset(  # pyright: ignore[reportIncompatibleMethodOverride]  # info is typed more narrowly
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Obs, StepInfo]:
+        """Start new episodes.
+
+        Args:
+            seed: a new seed, for a reset of all; environment i then begins with episode i again.
+            options: ``reset_mask`` (bool (N,)) resets only some; ``episode_ids`` (int64, one per reset environment or
+                (N,)) says which episodes to run, from which ids go on in steps of ``episode_stride``.
+                A suspended environment is reset and stays suspended.
+
+        Returns:
+            The observation of all N environments, and an info.
+        """
+        request = self._reset_request(options)
+        if request.ids is not None:
+            if not self.backend.resets_some:
+                raise UnsupportedError(
+                    f"reset_mask: {self.name} resets all of its environments or none; "
+                    "bridge its single environments instead"
+                )
+            self._check_settled("reset with reset_mask", request.ids)
+        with self._alone("reset"):
+            if request.ids is None:
+                self._drop_resets()
+            if seed is not None:
+                self._episodes.restart(check_seed(seed, of_all=request.ids is None))
+            if request.ids is None or len(request.ids):
+                all_ids = self._episodes.all_ids if request.ids is None else request.ids
+                self._begin(all_ids, request.episode_ids)
+        self._ready, self._failure = True, ""
+        return self._shown(), {}
+
+    @property
+    def overlaps_resets(self) -> bool:
+        """Whether :meth:`begin_reset` works: environments of threads, processes and other interpreters."""
+        return self.backend.overlaps_resets
+
+    @property
+    def resetting(self) -> Tensor:
+        """bool (N,), a copy: who cannot act before a reset under way is done, their own or one of their process."""
+        return self._mask_of(torch.tensor(self.backend.resetting(), dtype=torch.int64, device=self.device))
+
+    def begin_reset(self, options: dict[str, object] | None = None) -> None:
+        """Begin new episodes in the background: other environments can be stepped meanwhile.
+
+        An environment is inactive, and shows its last observation, until :meth:`finish_resets` says that it is ready.
+        A process does one thing at a time: a step of its other environments waits for the reset (:attr:`resetting`).
+
+        Args:
+            options: ``reset_mask`` and ``episode_ids``, as for :meth:`reset`.
+        """
+        self._check_ready("begin_reset")
+        request = parse_reset_options(options, self.num_envs, self.device)
+        ids = self._episodes.all_ids if request.ids is None else request.ids
+        if not self.overlaps_resets:
+            raise UnsupportedError(
+                f'begin_reset: {self.name} is reset where it is stepped; bridge it with executor="threads" or '
+                '"processes", or use reset()'
+            )
+        self._check_settled("begin_reset", ids)
+        if not len(ids):
+            return
+        with self._alone("begin_reset"):
+            self._active_set.park(ids)
+            seeds = self._next_seeds(ids, request.episode_ids)
+            self._background.update(ids.tolist())
+            self._call_backend(lambda: self.backend.begin_reset(ids.tolist(), seeds))
+
+    def finish_resets(self, timeout: float | None = 0.0) -> Tensor:
+        """Let environments act whose background reset is done; their ids, int64 (n,), ascending.
+
+        Waits until one is ready, for ``timeout`` seconds at most (None: as long as it takes).
+        """
+        self._check_ready("finish_resets")
+        with self._alone("finish_resets"):
+            told = self._call_backend(lambda: self.backend.take_resets(timeout))
+            ids = torch.tensor(sorted(told), dtype=torch.int64, device=self.device)
+            if told:
+                self._background.difference_update(told)
+                self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
+        return ids
+
+    def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
+        ids = self._active_set.ids
+        actions = checked_actions(actions, self._action_space, ids, self.num_envs, self.device)
+        wanted = (
+            None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
+        )
+        if ids is not None and not ids.shape[0]:
+            return self._idle_step(wanted)
+        rows = self._episodes.all_ids if ids is None else ids
+        self._held.write_actions(actions, ids)
+        self.timer.start("envs")
+        self._call_backend(lambda: self.backend.step(rows.tolist()))
+        self.timer.stop()
+        step, ended_ids = self._evaluate(rows, wanted)
+        try:
+            if self._observers:
+                self._show_step(rows, actions, step, states=None)
+        finally:
+            # also when an observer raised: an ended episode must not go on
+            if ended_ids is not None and self.autoreset == "same_step":
+                self._begin(ended_ids, None)
+                step = step._replace(obs=self._shown())
+        return step
+
+    def observe(self, ids: Ids | None = None) -> Obs:
+        """Return the current observation of some environments (None: all), (n, …); the caller owns it.
+
+        Rows come in the order of the ids, those of a mask in ascending order.
+        """
+        self._check_ready("observe")
+        if ids is None:
+            return self._shown()
+        return self._held.rows(check_ids(ids, self.num_envs, self.device, ascending=False))
+
+    # --- watching, saving, ending -------------------------------------------------------------------------------
+
+    def attach(self, observer: StepObserver) -> None:
+        """Let ``observer`` see every step and reset from now on. Attach before ``reset`` to see episodes begin."""
+        if observer.needs & {"states", "substeps"}:
+            raise UnsupportedError(
+                f"attach: {type(observer).__name__} needs physics states, which a bridged environment does not show; "
+                "use a task of headrace.make, or an observer that does without"
+            )
+        super().attach(observer)
+
+    def state_dict(self) -> StateDict:
+        """Return everything needed to go on bit-identically, in this or another process; save it with ``torch.save``.
+
+        Raises:
+            UnsupportedError: the environments cannot be saved faithfully; the message says what is in the way.
+        """
+        self._check_ready("state_dict")
+        self._check_settled("state_dict", self._episodes.all_ids)
+        return self._kept() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
+
+    def _kept(self) -> dict[str, object]:
+        """Return the snapshot without the environments themselves."""
+        return self._bookkeeping(self.name) | {"observations": {"held": self._shown()}}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
+        self._check_open()
+        check_snapshot(state, self._kept())
+        self._drop_resets()
+        self._call_backend(lambda: self.backend.restore(state["sim"]["envs"]))
+        self._knows_success = bool(state["sim"]["knows_success"])
+        self._held.load(state["observations"]["held"])
+        self._load_bookkeeping(state)
+
+    def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
+        """Return one picture (H, W, 3) of each of some environments (None: all).
+
+        None where the environments were made without ``rgb_array``. Others are not drawn, but by a Gymnasium vector
+        environment, which has no way to draw some.
+        """
+        self._check_ready("render")
+        if self.render_mode != "rgb_array":
+            return None
+        chosen = self._episodes.all_ids if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
+        rows = chosen.tolist()
+        self._check_settled("render", chosen)
+        return tuple(_picture(env_id, drawn) for env_id, drawn in zip(rows, self.backend.render(rows), strict=True))
+
+    def render(self) -> NDArray[np.uint8] | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # one picture
+        """Return all environments in one tiled picture, (H, W, 3); None as for :meth:`render_each`."""
+        pictures = self.render_each()
+        if pictures is None:
+            return None
+        from headrace.envs.viewer import tile  # brings a renderer: only for those who look
+
+        return tile(np.stack(pictures), gap=0)
+
+    def close_extras(self, **_: object) -> None:
+        """Release the environments; called by ``close``."""
+        self.backend.close()
+
+    # --- inside a step ------------------------------------------------------------------------------------------
+
+    def _evaluate(self, rows: Tensor, wanted: Tensor | None) -> tuple[Step, Tensor | None]:
+        """Read the exchange's rows, end episodes, and put the result together; the ids whose episode ended, if any."""
+        episodes = self._episodes
+        episodes.advance(rows)
+        reward, terminated, truncated, diverged = self._held.results(rows)
+        self._held.hold(rows if diverged is None else rows[~diverged])
+        outcome = episodes.finish(rows, reward, terminated, diverged, truncated=truncated)
+
+        info: StepInfo = {}
+        obs, ended = self._shown(), to_device(outcome.ended, rows.device)
+        ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
+        if ended_ids is not None:
+            info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
+            if self.autoreset == "disabled":
+                self._active_set.park(ended_ids)
+            elif self._wants_final_obs:
+                info["final_obs"] = obs
+                info["_final_obs"] = self._mask_of(ended_ids)
+        if wanted is not None:
+            observed = wanted & self._mask_of(rows)
+            info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
+        return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
+
+    def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
+        """Start an episode in each of ``ids``, with the given identities or their next ones."""
+        self.timer.start("reset")
+        seeds = self._next_seeds(ids, episode_ids)
+        texts = self._call_backend(lambda: self.backend.reset(ids.tolist(), seeds))
+        self._show_begun(ids, texts)
+        self.timer.stop()
+
+    def _next_seeds(self, ids: Tensor, episode_ids: Tensor | None) -> list[int]:
+        """Count the episodes that begin in ``ids``, with the given identities or their next ones; their seeds."""
+        self._episodes.begin(ids, episode_ids)
+        return self.seeds_of(self._episodes.seed, self._episodes.episode_ids.index_select(0, ids))
+
+    def _show_begun(self, ids: Tensor, texts: list[str]) -> None:
+        """Episodes have begun in ``ids``: show their first observations to callers and observers."""
+        if (broken := self._held.not_finite(ids)) is not None:
+            bad = ids[broken]
+            error = EnvError(
+                f"environments {bad.tolist()[:8]} in reset: expected an observation of finite numbers, got NaN, or a "
+                f"number that float32 does not hold, in episodes {self._episodes.episode_ids[bad].tolist()[:8]}; mend "
+                "the environment: an episode cannot begin so"
+            )
+            self._fail(error)
+            raise error
+        self._instruct(ids, texts)
+        self._held.hold(ids)
+        self._active_set.unpark(ids)
+        if self._observers:
+            self._show_reset(ids, ids, self._shown(), states=None)
+
+    def _drop_resets(self) -> None:
+        """Wait for the resets that are under way, and forget them, before everything is reset."""
+        self.backend.drop_resets()
+        self._background.clear()
+
+    def _check_settled(self, call: str, ids: Tensor) -> None:
+        """Refuse what cannot be done with environments whose reset is under way."""
+        if self._background and (under_way := sorted(self._background.intersection(ids.tolist()))):
+            raise LifecycleError(
+                f"{call}: environments {under_way[:8]} are being reset; call finish_resets() until they are ready"
+            )
+
+    def _end_episodes(self, ended_ids: Tensor, diverged: Tensor | None) -> StepInfo:
+        said = self._held.success(ended_ids)
+        self._knows_success |= bool((said != NO_SUCCESS_MEASURE).any())
+        ends, totals, mask = self._episodes.ends(ended_ids, said == 1 if self._knows_success else None, diverged)
+        self.divergences += int(ends.diverged.sum())
+        return {"ends": ends, "episode": totals, "_episode": mask}
+
+    def _call_backend(self, call: Callable[[], _T]) -> _T:
+        """Require a full reset after a failure or Ctrl-C, which leaves some environments stepped and others not."""
+        try:
+            return call()
+        except BaseException as error:  # also Ctrl-C; raised again
+            self._fail(error)
+            raise
+
+    def _shown(self) -> Obs:
+        return self._held.shown()
+
+
+def episode_seeds(seed: int, episode_ids: Tensor) -> list[int]:
+    """Return the 32-bit seed of each episode: what its environment's ``reset(seed=…)`` is given."""
+    bits = rng.random_bits(seed, episode_ids.cpu(), "bridge", 0, 1)[:, 0]
+    return (bits & 0xFFFF_FFFF).tolist()
+
+
+def _picture(env_id: int, drawn: object) -> NDArray[np.uint8]:
+    if isinstance(drawn, np.ndarray) and drawn.dtype == np.uint8 and drawn.ndim == 3 and drawn.shape[2] == 3:  # pyright: ignore[reportUnknownMemberType]  # any array
+        return cast("NDArray[np.uint8]", drawn)
+    got = f"{drawn.dtype} {drawn.shape}" if isinstance(drawn, np.ndarray) else type(drawn).__name__  # pyright: ignore[reportUnknownMemberType]  # any array
+    raise EnvError(f"environment {env_id} in render: expected a picture uint8 (H, W, 3), got {got}")
+
+
+def environment_name(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
+    """Return the id of an environment, or its class where it has none."""
+    return type(env.unwrapped).__name__ if env.spec is None else env.spec.id

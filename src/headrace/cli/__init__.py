@@ -1,0 +1,3 @@
+"""The ``headrace`` command: parse, call, print."""
+
+from headrace.cli.main import main as main

@@ -1,0 +1,210 @@
+"""Cameras as they are on a robot: late, slower than control, with pictures that stall, and noisy.
+
+A sensor is a rule of which step's poses a picture shows. Everything random in it is a function of (seed, episode,
+step), so that a picture drawn late is the one drawn at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace._kernels.compiled import helper, kernel, run
+from headrace.envs._episode_state import EpisodeState
+from headrace.envs.image_spec import ImageNoise, ImageSpec, lag_range
+from headrace.rng import random_bits, uniform
+from headrace.types import StateDict
+
+_I64 = NDArray[np.int64]
+_SPREAD = 209.02153
+"""Standard deviation of the sum of eight random bytes, whose mean is 1020."""
+_VALUES = 1 << 14
+"""Fewer values than this are not worth a thread."""
+
+
+class Sensor:
+    """When each environment's camera took what it shows: the delay, the stalls and the period of one image group.
+
+    Owns the newest poses, float64 (N, R, S), from which the delayed ones are taken, and on the host each environment's
+    lag and the number of its last step.
+    """
+
+    def __init__(self, spec: ImageSpec, num_envs: int) -> None:
+        self._lags, self._hold, self._period = lag_range(spec.delay), spec.hold, spec.period
+        self._stream = f"sensor/{spec.camera.name}"
+        self._room = self._lags[1] + self._period
+        self.late = self._room > 1 or self._hold > 0
+        """Whether pictures show anything but the newest poses."""
+        self._rows = np.zeros((num_envs, self._room if self.late else 0, 0))
+        self.time = np.zeros(num_envs, np.int64)
+        self._lag = np.zeros(num_envs, np.int64)
+
+    def take(
+        self,
+        envs: _I64,
+        seen: NDArray[np.float64],
+        held: NDArray[np.float64],
+        stamps: _I64,
+        begins: bool,
+        episodes: EpisodeState,
+    ) -> tuple[NDArray[np.float64], _I64]:
+        """Note the poses of environments and return those that their cameras show now, with the steps they are of.
+
+        Args:
+            envs: (n,).
+            seen: (n, S): the poses of this step.
+            held: (n, S): what was shown in the step before.
+            stamps: (n,): the step that ``held`` is of.
+            begins: whether episodes begin.
+            episodes: the episodes that the environments are in.
+        """
+        self.time[envs] = 0 if begins else self.time[envs] + 1
+        time = self.time[envs]
+        if not self.late:
+            return seen, time
+        ids = torch.from_numpy(episodes.episode_ids.cpu().numpy()[envs])
+        if begins:
+            low, high = self._lags
+            unit = uniform(episodes.seed, ids, f"{self._stream}/delay", 1)[:, 0].numpy()
+            self._lag[envs] = low + np.floor(unit * (high - low + 1)).astype(np.int64)
+        if self._rows.shape[2] != seen.shape[1]:
+            self._rows = np.zeros((len(self._lag), self._room, seen.shape[1]))
+        self._rows[envs, time % self._room] = seen
+        stamp = np.maximum(time - self._lag[envs], 0) // self._period * self._period
+        shown = self._rows[envs, stamp % self._room]
+        if self._hold and not begins:
+            stalls = uniform(episodes.seed, ids, f"{self._stream}/hold", 1, draw=torch.from_numpy(time))[:, 0].numpy()
+            stalled = stalls < self._hold
+            stamp, shown = np.where(stalled, stamps, stamp), np.where(stalled[:, None], held, shown)
+        return shown, stamp
+
+    def widen(self, rows: NDArray[np.float64]) -> None:
+        """Replace the noted poses by the same in more columns."""
+        self._rows = rows
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """(N, R, S): the noted poses."""
+        return self._rows
+
+    def state_dict(self) -> StateDict:
+        """Poses, lags and times, as copies."""
+        arrays = {"rows": self._rows, "time": self.time, "lag": self._lag}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._rows = state["rows"].numpy().copy()
+        self.time[:], self._lag[:] = state["time"].numpy(), state["lag"].numpy()
+
+
+def add_noise(
+    noise: ImageNoise,
+    kind: str,
+    frames: NDArray[np.generic],
+    far: float,
+    seed: int,
+    ids: _I64,
+    stamps: _I64,
+    stream: str,
+) -> None:
+    """Add noise to frames (n, H, W, …) in place, by their episodes ``ids`` (n,) and steps ``stamps`` (n,)."""
+    starts = random_bits(seed, torch.from_numpy(ids), stream, torch.from_numpy(stamps), 1).numpy()[:, 0]
+    flat = frames.reshape(len(frames), -1)
+    few = _VALUES // max(flat.shape[1], 1) + 1
+    if kind == "depth":
+        height, width = frames.shape[1:3]
+        args = noise.additive, noise.depth_step, noise.edge_dropout, noise.edge, far, height, width
+        run(disturb_depth, len(flat), flat, starts, *args, min_rows=few)
+    else:
+        channels = 3 if kind == "rgb" else 1
+        run(disturb_colors, len(flat), flat, starts, noise.additive, noise.salt_and_pepper, channels, min_rows=few)
+
+
+@helper
+def next_bits(state: np.uint64) -> np.uint64:
+    """Return SplitMix64's output for a state; the next state is this one and 0x9E3779B97F4A7C15."""
+    value = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@helper
+def bell(bits: np.uint64) -> np.float32:
+    """Return a number of mean 0 and standard deviation 1 from 64 bits: the sum of their eight bytes, nearly normal."""
+    pairs = (bits & np.uint64(0x00FF00FF00FF00FF)) + ((bits >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
+    total = (pairs * np.uint64(0x0001000100010001)) >> np.uint64(48)
+    return np.float32((np.float64(total) - 1020.0) / _SPREAD)
+
+
+@kernel(checked_division=False)
+def disturb_colors(
+    start: int, stop: int, frames: NDArray[np.uint8], starts: _I64, std: float, share: float, channels: int
+) -> None:
+    """Add normal noise of ``std`` (of 255) to each value, and make a ``share`` of pixels black or white."""
+    step, scale = np.uint64(0x9E3779B97F4A7C15), np.float32(std)
+    limit = np.uint64(min(share, 1.0) * 4294967295.0)
+    for i in range(start, stop):
+        state = np.uint64(starts[i])
+        if std > 0.0:
+            for k in range(frames.shape[1]):
+                value = np.float32(frames[i, k]) + scale * bell(next_bits(state + np.uint64(k + 1) * step))
+                frames[i, k] = np.uint8(min(max(value + np.float32(0.5), np.float32(0)), np.float32(255)))
+        if share > 0.0:
+            for pixel in range(frames.shape[1] // channels):
+                bits = next_bits(state + np.uint64(frames.shape[1] + pixel + 1) * step)
+                if bits >> np.uint64(32) < limit:
+                    for c in range(channels):
+                        frames[i, pixel * channels + c] = np.uint8(255) if bits & np.uint64(1) else np.uint8(0)
+
+
+@kernel(checked_division=False)
+def disturb_depth(
+    start: int,
+    stop: int,
+    frames: NDArray[np.float32],
+    starts: _I64,
+    std: float,
+    unit: float,
+    share: float,
+    edge: float,
+    far: float,
+    height: int,
+    width: int,
+) -> None:
+    """Lose a ``share`` of pixels beside a step of ``edge`` (relative), then add noise of ``std`` and round to ``unit``.
+
+    What is lost, or was nowhere, is ``far``.
+    """
+    step, scale, most = np.uint64(0x9E3779B97F4A7C15), np.float32(std), np.float32(far)
+    limit = np.uint64(min(share, 1.0) * 4294967295.0)
+    lost = np.empty(width, np.bool_)
+    above = np.empty(width, np.float32)
+    for i in range(start, stop):
+        state = np.uint64(starts[i])
+        for x in range(width):
+            above[x] = frames[i, x]
+        for y in range(height):
+            at = y * width
+            for x in range(width):
+                here, jump = frames[i, at + x], np.float32(0)
+                # the line above has its noise by now: its values from before are kept aside
+                jump = max(jump, abs(above[x] - here))
+                if y + 1 < height:
+                    jump = max(jump, abs(frames[i, at + width + x] - here))
+                if x > 0:
+                    jump = max(jump, abs(frames[i, at + x - 1] - here))
+                if x + 1 < width:
+                    jump = max(jump, abs(frames[i, at + x + 1] - here))
+                bits = next_bits(state + np.uint64(frames.shape[1] + at + x + 1) * step)
+                lost[x] = share > 0.0 and jump > np.float32(edge) * here and bits >> np.uint64(32) < limit
+            for x in range(width):
+                value = frames[i, at + x]
+                above[x] = value
+                if value < most:
+                    if std > 0.0:
+                        value += scale * bell(next_bits(state + np.uint64(at + x + 1) * step))
+                    if unit > 0.0:
+                        value = np.float32(np.round(value / unit) * unit)
+                    frames[i, at + x] = most if lost[x] else min(max(value, np.float32(0)), most)

@@ -1,0 +1,1 @@
+"""LIBERO's 130 tasks natively: exported once by an interpreter that has LIBERO, played without it."""

@@ -1,0 +1,288 @@
+"""The journal of an evaluation: a header, then one JSON line per finished episode, in the file before the next step.
+
+Between them stand lines for what was planned later, and for other circumstances that rows were played under.
+
+An episode is a function of (task, seed, id, policy), so an evaluation that was cut off goes on where it ended, and
+parts of a plan that were played elsewhere belong to the same table, if what decides the rows, the *identity*, is the
+same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from headrace.errors import ConfigError, DataError, StorageError
+from headrace.evaluation._result import EpisodeResult
+from headrace.evaluation._synced_file import SyncedFile
+from headrace.files import append, lock_file, storage_error, sync, truncate
+from headrace.policies.identity import current_id
+
+FORMAT = "headrace-evaluation-1"
+_MOST = 10**8
+"""Episodes of one range; a file with more is damaged."""
+_ROW = {
+    "episode_id": (int,),
+    "seed": (int,),
+    "reward": (float,),
+    "length": (int,),
+    "success": (bool, type(None)),
+    "diverged": (bool,),
+    "instruction": (str,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a journal is of."""
+
+    identity: dict[str, Any]
+    """What decides the rows; must be equal to resume or merge."""
+    circumstances: dict[str, Any]
+    """What should not change a row: number of environments, versions, processor. A difference is warned about."""
+
+
+class Journal:
+    """Appends rows to a file, whose only writer it is until it is closed.
+
+    Rows are in the file when ``add`` returns, and outlive the process; within a second they are on disk.
+    """
+
+    def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
+        """Begin a journal, or with ``resume`` go on with one of the same identity; an absent one begins.
+
+        What is planned beyond the plans before is written, too, so that whoever reads the file knows what is missing.
+
+        A last line that was cut off is removed.
+        """
+        self.path = path
+        self.rows: list[EpisodeResult] = []
+        """Of the file, when it was opened."""
+        if path.exists() and not resume:
+            raise ConfigError(f"journal: {path} already exists; pass resume=True (--resume) to go on with it")
+        self._lock = lock_file(path)
+        try:
+            self._begin(header, plan)
+            self._file = SyncedFile(path)
+        except BaseException:  # also Ctrl-C; raised again
+            os.close(self._lock)
+            raise
+
+    def _begin(self, header: Header, plan: Iterable[int]) -> None:
+        path = self.path
+        if not _torn_header(path):
+            before = read_journal(path)
+            self.rows = before.rows
+            check_same(header, before.header, str(path))
+            if before.size != path.stat().st_size:
+                truncate(path, before.size)
+            lines: list[dict[str, Any]] = []
+            if more := set(plan) - before.plan:
+                lines.append({"plan": ranges_of(more)})
+            if _changes(header, before.header):
+                lines.append({"circumstances": header.circumstances})
+            if lines:
+                self._append(*lines)
+        else:
+            truncate(path, 0)
+            self._append(
+                {
+                    "format": FORMAT,
+                    "identity": header.identity,
+                    "circumstances": header.circumstances,
+                    "plan": ranges_of(plan),
+                }
+            )
+            sync(path.absolute().parent)
+
+    def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
+        """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""
+        lines = [*[{"circumstances": found} for found in others], *[asdict(row) for row in rows]]
+        self._file.append(_as_lines(lines))
+
+    def close(self) -> None:
+        """Wait until everything is on disk and let others write to the file; raises what kept it from the disk."""
+        try:
+            self._file.close()
+        finally:
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Close; where the block failed, that is what is raised, with a note of what kept rows from the disk."""
+        try:
+            self.close()
+        except StorageError as late:
+            if error is None:
+                raise
+            error.add_note(f"besides, the journal: {late}")
+
+    def _append(self, *lines: dict[str, Any]) -> None:
+        try:
+            append(self.path, _as_lines(lines))
+        except OSError as error:
+            raise storage_error(self.path, error, "make room and resume: the rows before are safe") from error
+
+
+def _as_lines(lines: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+
+
+def _torn_header(path: Path) -> bool:
+    """Whether a file is the beginning of a header: a full disk or a crash came before anything was played."""
+    raw, begin = path.read_bytes(), f'{{"format": "{FORMAT}"'.encode()
+    return b"\n" not in raw and raw[: len(begin)] == begin[: len(raw)]
+
+
+def check_same(expected: Header, got: Header, name: str) -> None:
+    """Refuse another identity, naming what differs; warn of other circumstances."""
+    # the task before the hash of the policy: another task has another policy, too
+    keys = sorted(expected.identity.keys() | got.identity.keys(), key=lambda key: (key != "source", key))
+    for key in keys:
+        mine, theirs = expected.identity.get(key), got.identity.get(key)
+        if mine != theirs and (key != "policy" or current_id(mine) != current_id(theirs)):
+            raise ConfigError(f"{name}: expected an evaluation of {key} {mine!r}, got one of {theirs!r}")
+    if changed := _changes(expected, got):
+        told = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
+        warnings.warn(f"{name}: played under other circumstances: {told}", stacklevel=3)
+
+
+def _changes(expected: Header, got: Header) -> list[str]:
+    """Names of circumstances that ``got`` has not; what several machines played has a list of values."""
+
+    def has(value: object, found: object) -> bool:
+        return value == found or (isinstance(found, list) and value in cast("list[object]", found))
+
+    return [key for key, value in expected.circumstances.items() if not has(value, got.circumstances.get(key))]
+
+
+def common_values(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of every key the value that all have, or a list of the different ones."""
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part.get(key) for part in parts]
+        different = [value for place, value in enumerate(values) if value not in values[:place]]
+        found[key] = different[0] if len(different) == 1 else different
+    return found
+
+
+def circumstances(env: object, engine: str) -> dict[str, Any]:
+    """Where an evaluation runs."""
+    recipe: Any = getattr(env, "recipe", None)
+    return {
+        "num_envs": getattr(env, "num_envs", None),
+        "threads": getattr(recipe, "threads", None),
+        "engine": engine,
+        **{name: _version(name) for name in ("headrace", "torch", "numpy", "mujoco", "gymnasium")},
+        "python": platform.python_version(),
+        "processor": _processor(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return torch.__version__ if name == "torch" else version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def source_of(env: object) -> dict[str, Any]:
+    """What is evaluated on: what the recipe says of an episode, or the name of what was made by hand."""
+    recipe: Any = getattr(env, "recipe", None)
+    if recipe is not None:
+        return recipe.identity()
+    task: Any = getattr(env, "task", None)
+    return {"source": getattr(task, "identity", None) or getattr(env, "name", type(env).__name__)}
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+class JournalContent(NamedTuple):
+    """What a journal says."""
+
+    header: Header
+    plan: set[int]
+    """Everything that was ever planned in it."""
+    rows: list[EpisodeResult]
+    size: int
+    """Bytes up to the end of the last whole line."""
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read a journal; a last line that was cut off is left out."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    whole = raw[: raw.rfind(b"\n") + 1]
+    try:
+        first, *others = [json.loads(line) for line in whole.splitlines()]
+        if first.get("format") != FORMAT:
+            raise DataError(f"{path}: expected a journal of format {FORMAT!r}, got {first.get('format')!r}")
+        header = header_from(first, str(path))
+        plans = [first.get("plan"), *[line["plan"] for line in others if "plan" in line]]
+        noted = [header_from({**first, **line}, str(path)) for line in others if "circumstances" in line]
+        rows = [row_from(line, str(path)) for line in others if not line.keys() & {"plan", "circumstances"}]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not the journal of an evaluation, or damaged: {error}") from error
+    if noted:
+        every = [header.circumstances, *[found.circumstances for found in noted]]
+        header = Header(identity=header.identity, circumstances=common_values(every))
+    return JournalContent(header, set[int]().union(*[ids_of(plan, str(path)) for plan in plans]), rows, len(whole))
+
+
+def header_from(data: dict[str, Any], name: str) -> Header:
+    """The header in a JSON object."""
+    found = (data.get("identity"), data.get("circumstances"))
+    if not all(isinstance(part, dict) for part in found):
+        raise DataError(f"{name}: expected identity and circumstances as objects, got {found}")
+    return Header(identity=data["identity"], circumstances=data["circumstances"])
+
+
+def row_from(data: object, name: str) -> EpisodeResult:
+    """A row from its JSON form; DataError, with ``name``, for anything else."""
+    row = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if row.keys() != _ROW.keys() or not all(type(row[key]) in kinds for key, kinds in _ROW.items()):
+        raise DataError(f"{name}: expected rows with {', '.join(_ROW)}, got {data!r}")
+    return EpisodeResult(**row)
+
+
+def ranges_of(ids: Iterable[int]) -> list[list[int]]:
+    """Ids as ``[first, end)`` pairs in order: how files hold a plan."""
+    found: list[list[int]] = []
+    for episode in sorted(set(ids)):
+        if found and found[-1][1] == episode:
+            found[-1][1] += 1
+        else:
+            found.append([episode, episode + 1])
+    return found
+
+
+def ids_of(ranges: object, name: str) -> set[int]:
+    """The ids of what :func:`ranges_of` gave; DataError, with ``name``, for anything else."""
+    found: set[int] = set()
+    for pair in cast("list[object]", ranges) if isinstance(ranges, list) else [ranges]:
+        ends = cast("list[object]", pair) if isinstance(pair, list) else []
+        if [type(end) for end in ends] != [int, int]:
+            raise DataError(f"{name}: expected a plan of [first, end] pairs, got {ranges!r}")
+        first, end = cast("list[int]", ends)
+        if not 0 <= first < end or end - first > _MOST:
+            raise DataError(f"{name}: expected a plan of [first, end] pairs, got {ranges!r}")
+        found.update(range(first, end))
+    return found

@@ -1,0 +1,267 @@
+"""What an evaluation found: a row per episode, and a summary with intervals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.files import write_whole
+from headrace.statistics import Interval, bootstrap_interval, wilson_interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class EpisodeResult:
+    """One finished episode."""
+
+    episode_id: int
+    seed: int
+    reward: float
+    """Undiscounted sum."""
+    length: int
+    success: bool | None
+    diverged: bool
+    instruction: str = ""
+    """The text that the policy was told; "" where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionResult:
+    """The finished episodes of one instruction."""
+
+    instruction: str
+    episodes: int
+    success_rate: Interval | None
+    """With Wilson's 95 % interval; None where the task has no success measure."""
+    mean_reward: Interval
+    """With a bootstrap 95 % interval."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What an evaluation cost. Filled while it runs."""
+
+    model_calls: int = 0
+    rows_inferred: int = 0
+    """Rows given to the model for an environment."""
+    rows_wasted: int = 0
+    """Of these, rows that nobody waited for."""
+    rows_padded: int = 0
+    """Rows beyond these that only filled a batch up."""
+    rows_discarded: int = 0
+    """Answers for episodes that had ended meanwhile."""
+    frames_drawn: int = 0
+    env_steps: int = 0
+    """Steps with an action that the policy planned for them."""
+    held_steps: int = 0
+    """Steps with a hold action: physics that nobody asked for."""
+    idle_steps: int = 0
+    """Environment-steps in which an environment was suspended while others stepped."""
+    batch_steps: int = 0
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of physics, rendering, task code, resets, policy (beside the others where it overlaps) and waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The result of :func:`headrace.evaluate` and :func:`headrace.evaluation.evaluate`."""
+
+    episodes: list[EpisodeResult]
+    """In the order of their ids, whatever order they finished in."""
+    plan: tuple[int, ...]
+    """The ids that were asked for, in order."""
+    status: Literal["completed", "interrupted", "failed"]
+    counters: Counters
+    strict_size: int | None
+    """Rows of the strict batches that make rows independent of the batch; None where last bits may depend on it."""
+    fidelity: str = "native"
+    """How suspended environments were kept: ``native``, ``restore``, or ``hold``, whose results are not exact."""
+    seeded: bool = True
+    """Whether episodes are functions of (seed, id); if not, the rows are a sample that no other run repeats."""
+    given_up: tuple[int, ...] = ()
+    """Ids that ended the worker processes that played them, again and again; unfinished."""
+    interrupt: KeyboardInterrupt | None = field(default=None, compare=False, repr=False)
+    """What ended an interrupted evaluation: Ctrl-C, or the signal that a command was sent."""
+    identity: dict[str, Any] | None = None
+    """What decides the rows: source, overrides, seed, policy, lengths, strict size, …; equal in what is merged. None
+    where the evaluation had neither ``journal`` nor ``policy_id``."""
+    circumstances: dict[str, Any] | None = None
+    """What should not change a row: number of environments, versions, processor. None as for :attr:`identity`."""
+
+    @property
+    def planned(self) -> int:
+        """How many episodes were asked for."""
+        return len(self.plan)
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes of the plan that are not in the table."""
+        return self.planned - len(self.episodes)
+
+    @property
+    def success_rate(self) -> Interval | None:
+        """With Wilson's 95 % interval; None where the task has no success measure.
+
+        None, too, while the plan is not completed: episodes that end early are finished first, so that a rate over
+        the finished ones leans to them, whatever its interval says. The rows in ``episodes`` are there.
+        """
+        known = [episode.success for episode in self.episodes if episode.success is not None]
+        return wilson_interval(sum(known), len(known)) if known and not self.unfinished else None
+
+    @property
+    def mean_reward(self) -> Interval | None:
+        """With a bootstrap 95 % interval; None while the plan is not completed, as for :attr:`success_rate`."""
+        return None if self.unfinished else bootstrap_interval(self._rewards())
+
+    @property
+    def iqm_reward(self) -> Interval | None:
+        """Interquartile mean with a bootstrap 95 % interval; None while the plan is not completed."""
+        return None if self.unfinished else bootstrap_interval(self._rewards(), robust=True)
+
+    @property
+    def mean_length(self) -> float | None:
+        """Steps per episode; None while the plan is not completed."""
+        return None if self.unfinished else float(np.mean([episode.length for episode in self.episodes]))
+
+    def by_instruction(self) -> list[InstructionResult]:
+        """The figures of each instruction, in alphabetical order; empty while the plan is not completed, and where no
+        episode has an instruction."""
+        told: dict[str, list[EpisodeResult]] = {}
+        for episode in self.episodes:
+            told.setdefault(episode.instruction, []).append(episode)
+        if self.unfinished or not any(told):
+            return []
+        return [_of_instruction(text, told[text]) for text in sorted(told)]
+
+    @property
+    def idle_share(self) -> float:
+        """Of the slots that play an episode: the share that was suspended while others stepped."""
+        counters = self.counters
+        slots = counters.env_steps + counters.held_steps + counters.idle_steps
+        return counters.idle_steps / slots if slots else 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        """Of the env-steps that were simulated: the share with a hold action. 0 for rules that suspend."""
+        counters = self.counters
+        steps = counters.env_steps + counters.held_steps
+        return counters.held_steps / steps if steps else 0.0
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to a new JSON file, whole or not at all; :meth:`load` reads it back to an equal value."""
+        target = Path(path)
+        if target.exists():
+            raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
+        write_whole(target, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read what :meth:`save` wrote, or the journal of an evaluation, which has rows and plan, but no counters."""
+        from headrace.evaluation._result_files import load
+
+        return load(Path(path))
+
+    @classmethod
+    def merge(cls, parts: Iterable[Evaluation]) -> Evaluation:
+        """One table of evaluations of the same identity, played anywhere in any order; plans are joined.
+
+        An id that is in several must have equal rows; it is in the table once. Rates and intervals exist if every
+        planned id of every part is there. Counters are added up where all parts have some.
+        """
+        from headrace.evaluation._result_files import merge
+
+        return merge([(f"part {number}", part) for number, part in enumerate(parts, 1)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything in the form of JSON, with the figures and their intervals under ``summary``."""
+        from headrace.evaluation._result_files import to_json
+
+        return to_json(self)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the rows as a table with a header, in place of what is there."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, [entry.name for entry in fields(EpisodeResult)])
+        writer.writeheader()
+        writer.writerows(asdict(episode) for episode in self.episodes)
+        write_whole(Path(path), text.getvalue())
+
+    def summary(self) -> Table:
+        """The figures as a table to print; without the cost where nothing was played, as after a merge of journals."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        counters = self.counters
+        table = Table(title=f"{len(self.episodes)} of {self.planned} episodes, {self.status}", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        if self.unfinished:
+            table.add_row("unfinished", f"{self.unfinished:,}: no rates, since short episodes finish first")
+        if self.given_up:
+            shown = ", ".join(map(str, self.given_up[:8])) + (", …" if len(self.given_up) > 8 else "")
+            table.add_row("given up", f"episodes {shown}: their workers died")
+        if self.fidelity == "hold":
+            table.add_row("fidelity", "hold: suspended environments drifted, results are not exact")
+        if not self.seeded:
+            table.add_row("episodes", "not functions of their ids: no other run repeats them")
+        batches = f"strict, {self.strict_size} rows" if self.strict_size else "fast: last bits depend on the batch"
+        for name, value in (
+            ("batches", batches),
+            ("success rate", _percent(self.success_rate)),
+            ("mean reward", _number(self.mean_reward)),
+            ("interquartile mean reward", _number(self.iqm_reward)),
+            ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
+        ):
+            table.add_row(name, value)
+        for told in self.by_instruction():
+            figure = _number(told.mean_reward) if told.success_rate is None else _percent(told.success_rate)
+            table.add_row(f"  {escape(told.instruction or '(none)')}", f"{figure}, {told.episodes:,} episodes")
+        if not counters.batch_steps:
+            return table
+        for name, value in (
+            ("model calls", f"{counters.model_calls:,}"),
+            ("rows inferred", f"{counters.rows_inferred:,}"),
+            ("  wasted; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
+            ("camera frames drawn", f"{counters.frames_drawn:,}"),
+            ("env-steps", f"{counters.env_steps:,}"),
+            ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
+            ("idle share of slots", f"{self.idle_share:.1%}"),
+            ("wasted share of steps", f"{self.wasted_share:.1%}"),
+        ):
+            table.add_row(name, value)
+        for stage, seconds in counters.stages.items():
+            table.add_row(f"  in {stage}", f"{seconds:.2f} s")
+        table.add_row("seconds", f"{counters.seconds:.2f} s")
+        return table
+
+    def _rewards(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
+
+
+def _of_instruction(text: str, episodes: list[EpisodeResult]) -> InstructionResult:
+    known = [episode.success for episode in episodes if episode.success is not None]
+    return InstructionResult(
+        instruction=text,
+        episodes=len(episodes),
+        success_rate=wilson_interval(sum(known), len(known)) if known else None,
+        mean_reward=bootstrap_interval(np.array([episode.reward for episode in episodes])),
+    )
+
+
+def _percent(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.value:.1%}  [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+def _number(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"

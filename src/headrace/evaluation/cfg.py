@@ -1,0 +1,111 @@
+"""Settings of an evaluation: how a policy is played, where its rows are kept, and which processes play them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from headrace.envs.recipe import check_count
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from headrace.evaluation.admission import Admission
+    from headrace.policies.engines import Engine
+    from headrace.policies.observation_map import ObservationMap
+    from headrace.policies.protocol import Batching
+    from headrace.types import Obs
+
+HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
+"""Action of environments that wait under a rule that holds: their last one, zeros, or a function of the current
+observation rows (n, …) and their last actions (n, A) that returns (n, A)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayCfg:
+    """How a policy is played: chunks, scheduling, the engine that runs it, and what it reads."""
+
+    execute: int | None = None
+    """Actions executed of each chunk (default: all that are left after offset and latency, 1 with ensembling)."""
+    offset: int = 0
+    """First row of a chunk that is played."""
+    latency: int = 0
+    """Simulated steps between an observation and the moment its chunk takes over."""
+    horizon: int | None = None
+    """Rows of a chunk, where the policy does not state them."""
+    admission: Admission | str = "greedy"
+    """When to infer, and for which environments: greedy, immediate, periodic:K[:hold], synchronized[:hold],
+    threshold:N, whole-batch-on-any, or module:name of a rule; in Python also the rule itself."""
+    engine: Engine | str = "inline"
+    """Where the model runs: inline, thread (beside the physics), process (for policies that hold the GIL); in Python
+    also the name of a registered engine, or an engine of your own, which you close. A server's policy has its own."""
+    batching: Batching | Literal["strict", "fast"] | None = None
+    """``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode always has the
+    same row: results are equal bit for bit for every ``num_envs``, at the price of padding rows. ``fast`` gives it the
+    waiting rows; the last bits of results then depend on the batch. A :class:`headrace.policies.Batching` sets the
+    size or buckets. A server, or an engine of your own, has its own."""
+    ensemble_decay: float | None = None
+    """Temporal ensembling as in ACT, with this decay, which executes one action of each chunk; negative favors new
+    predictions."""
+    hold_action: HoldAction = "last"
+    """Action of waiting environments under a rule that holds: last, zero or a function."""
+    allow_hold: bool = False
+    """Accept a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the result says
+    so."""
+    timeout: float | None = None
+    """Seconds that one call of the model may take, with an engine by name or a server (default: no limit, or the
+    server's own)."""
+    instruction: str | None = None
+    """Instruction in every episode (default: the task's own text)."""
+    policy_id: str | None = None
+    """Name of the policy in journal and output, needed for that of a server (default: a hash of its weights, settings
+    and code)."""
+    mapping: ObservationMap | None = None
+    """From observation groups to the keys of a policy server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalCfg:
+    """The file that every finished episode is appended to at once."""
+
+    path: str | Path
+    """The file; a directory of such files for a suite."""
+    resume: bool = False
+    """Play only the episodes that the journal lacks. What decides the rows (source, overrides, seed, policy, lengths,
+    strict size, …) must be the same."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("resume: expected a journal to write or resume, got none; pass its path")
+
+    @classmethod
+    def of(cls, journal: str | Path | JournalCfg | None) -> JournalCfg | None:
+        """Return the settings that an argument ``journal`` stands for."""
+        return journal if journal is None or isinstance(journal, JournalCfg) else cls(path=journal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersCfg:
+    """Worker processes over Ray, each with a batch of environments of its own."""
+
+    count: int
+    """Processes."""
+    block: int | None = None
+    """Episodes that a worker takes at a time; None for four per environment, and fewer near the end."""
+    cpus: int = 1
+    """Cores that Ray reserves for a worker, and its threads where the recipe sets none."""
+    gpus: float = 0.0
+    """GPUs, or a share of one, that Ray reserves for a worker."""
+    ray_address: str | None = None
+    """Address of a cluster, or ``auto`` (default: the one that this program is connected to, or else one on this
+    machine that ends with the call)."""
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.count)
+        check_count("workers: cpus", self.cpus)
+        if self.block is not None:
+            check_count("workers: block", self.block)

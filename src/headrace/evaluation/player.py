@@ -1,0 +1,305 @@
+"""The player: one policy in one environment, for evaluations, films, workers and measured runs alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from headrace.envs.actions import action_size
+from headrace.errors import ConfigError, EvaluationError, HeadraceError
+from headrace.evaluation._background_resets import BackgroundResets
+from headrace.evaluation._journal import Header, Journal, circumstances, source_of
+from headrace.evaluation._progress import EpisodeProgress
+from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
+from headrace.evaluation.admission import make_admission
+from headrace.evaluation.cursors import ChunkLengths, EndlessPlan, EpisodePlan
+from headrace.evaluation.loop import ChunkLoop, OnStep
+from headrace.libraries.torch_state import library_run
+from headrace.policies.engines import EnginePolicy, InlineEngine, ProcessEngine, ThreadEngine, make_engine
+from headrace.policies.identity import policy_hash
+from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, task_of
+from headrace.policies.protocol import Batching, PolicyLike, as_chunk_policy
+from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.policies.step_policy import StepPolicy
+
+if TYPE_CHECKING:
+    from headrace.bridges.bridge_env import BridgeEnv
+    from headrace.envs.recipe import AnyEnv
+    from headrace.evaluation.cfg import JournalCfg, PlayCfg
+
+OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
+"""Receives the rows of episodes as they finish."""
+
+
+class Player:
+    """Plays episodes of one environment with one policy, as often as it is called. Close it afterwards.
+
+    Args:
+        env: made with ``autoreset="disabled"``; ``final_obs=False`` saves the images of last observations.
+        policy: what :func:`as_chunk_policy` takes; with an engine of your own, the policy that runs there, or one of
+            its sizes.
+        cfg: how the policy is played.
+        seed: of the episodes and of the policy's noise.
+    """
+
+    def __init__(self, env: AnyEnv, policy: PolicyLike, cfg: PlayCfg, seed: int = 0) -> None:
+        if env.autoreset != "disabled":
+            raise ConfigError(
+                f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
+                'headrace.make(…, autoreset="disabled") makes one'
+            )
+        if not -(2**63) <= seed < 2**63:
+            raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
+        rule = make_admission(cfg.admission)
+        if cfg.ensemble_decay is not None and rule.holds:
+            raise ConfigError(
+                f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no "
+                "prediction"
+            )
+        for name in ("batching", "timeout"):
+            if getattr(cfg, name) is not None and not isinstance(cfg.engine, str):
+                raise ConfigError(f"{name}: expected an engine by name with it, got an engine, which has its own")
+        if env.fidelity == "hold" and not (cfg.allow_hold or rule.holds or env.num_envs == 1):
+            raise ConfigError(
+                "evaluate: expected environments that stand still while suspended, got a bridge with fidelity 'hold': "
+                "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass "
+                "save= and restore= to the bridge; allow_hold=True takes it as it is"
+            )
+        formed = Batching(mode=cfg.batching) if isinstance(cfg.batching, str) else cfg.batching or Batching()
+        strict_size = formed.strict_size if isinstance(cfg.engine, str) else cfg.engine.strict_size
+        # an environment that does not state it has episodes that are functions of their ids
+        if strict_size is not None and not getattr(env, "reseeds", True):
+            raise ConfigError(
+                "evaluate: expected environments whose episodes are functions of (seed, episode id), which strict "
+                f"batches promise, got a bridge without: {getattr(env, 'no_identity', '') or 'its reseeds is False'}. "
+                "Pass batching='fast': the rows are then a sample of episodes, numbered in order, that no other run "
+                "repeats"
+            )
+        self._policy = as_chunk_policy(policy, horizon=cfg.horizon, action_dim=action_size(env.single_action_space))
+        self._lengths = _lengths(cfg, self._policy.horizon)
+        self._own_engine = isinstance(cfg.engine, str)
+        self._engine = (
+            make_engine(cfg.engine, self._policy, formed, timeout=cfg.timeout)
+            if isinstance(cfg.engine, str)
+            else cfg.engine
+        )
+        self._env, self._cfg, self._rule, self._seed = env, cfg, rule, seed
+        self.running: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
+        """bool (N,): slots whose episode was not finished when the last :meth:`play` ended."""
+
+    @property
+    def header(self) -> Header:
+        """What decides the rows, and where they are played; ConfigError where nothing tells the policy apart."""
+        if not getattr(self._env, "reseeds", True):
+            raise ConfigError(
+                "journal, policy_id: expected environments whose episodes are functions of (seed, episode id); the "
+                "rows of this one cannot be resumed or merged, since no other run repeats them"
+            )
+        cfg, policy_id = self._cfg, self._cfg.policy_id
+        if policy_id is None:
+            if not isinstance(self._engine, (InlineEngine, ThreadEngine, ProcessEngine)):
+                raise ConfigError(
+                    f"policy_id (--policy-id): expected a text that names the policy, since "
+                    f"{type(self._engine).__name__} runs it where it cannot be seen; "
+                    "a journal is resumed and merged for equal policies only"
+                )
+            policy_id = policy_hash(self._policy)
+        identity = (
+            source_of(self._env)
+            | ({} if cfg.instruction is None else {"instruction": cfg.instruction})
+            | {
+                "seed": self._seed,
+                "policy": policy_id,
+                **asdict(self._lengths),
+                "ensemble_decay": cfg.ensemble_decay,
+                "strict_size": self._engine.strict_size,
+                "hold": str(self._rule) if self._rule.holds else None,
+                "fidelity": self._env.fidelity,
+            }
+        )
+        return Header(identity=identity, circumstances=circumstances(self._env, type(self._engine).__name__))
+
+    def play(
+        self,
+        plan: Sequence[int] | EndlessPlan,
+        on_episodes: OnEpisodes | None = None,
+        *,
+        progress: bool = False,
+        most_steps: int | None = None,
+        clamp: bool = False,
+        on_step: OnStep | None = None,
+    ) -> Evaluation:
+        """Play episodes; errors have what was finished in ``error.finished``.
+
+        Args:
+            plan: their ids, or a plan without end.
+            on_episodes: called in each step in which episodes ended, with their rows.
+            progress: show a progress bar.
+            most_steps: steps of the batch after which it ends; None for the end of the plan.
+            clamp: cut actions to the bounds of the action space before they are played.
+            on_step: called after each step of the batch.
+        """
+        resets: BackgroundResets | None = None
+        # only where rows are the same whenever a reset is done, so that the rows of a batch must not decide any of them
+        if getattr(self._env, "overlaps_resets", False) and self._engine.strict_size and not self._rule.holds:
+            resets = BackgroundResets(cast("BridgeEnv", self._env))
+        loop = ChunkLoop(
+            self._env,
+            self._policy,
+            plan if isinstance(plan, EndlessPlan) else EpisodePlan(plan),
+            self._cfg,
+            lengths=self._lengths,
+            rule=self._rule,
+            engine=self._engine,
+            seed=self._seed,
+            clamp=clamp,
+            resets=resets,
+            on_step=on_step,
+            on_episodes=on_episodes,
+        )
+        try:
+            with EpisodeProgress(len(plan)) if progress else nullcontext() as bar:
+                return loop.play(bar, most_steps=most_steps)
+        except HeadraceError as error:
+            error.finished = loop.result("failed")
+            raise
+        # an observer or an environment of another library may raise anything: its episodes are kept all the same
+        except Exception as error:
+            ended = EvaluationError(
+                f"evaluate: {type(error).__name__} after {loop.finished} of {len(plan)} episodes: {error}; "
+                "error.finished has them"
+            )
+            ended.finished = loop.result("failed")
+            raise ended from error
+        finally:
+            self.running = loop.running
+            loop.release()
+
+    def close(self) -> None:
+        """End an engine that was made here."""
+        if self._own_engine:
+            self._engine.close()
+
+
+def _lengths(cfg: PlayCfg, horizon: int) -> ChunkLengths:
+    """Return the lengths of chunks with ``horizon`` rows."""
+    blended = cfg.ensemble_decay is not None
+    execute = cfg.execute
+    if execute is None:
+        execute = 1 if blended else horizon - cfg.offset - cfg.latency
+    if blended and (execute != 1 or cfg.latency):
+        raise ConfigError(
+            f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, latency={cfg.latency}"
+        )
+    return ChunkLengths(horizon=horizon, execute=execute, offset=cfg.offset, latency=cfg.latency)
+
+
+def play_plan(
+    plan: EpisodePlan,
+    play: Callable[..., Evaluation],
+    *,
+    header: Header | None = None,
+    journal: JournalCfg | None = None,
+    progress: bool | OnEpisodes = False,
+    news: Callable[[], list[dict[str, Any]]] | None = None,
+) -> Evaluation:
+    """Play what a journal lacks of a plan, and join it with what the journal has.
+
+    Args:
+        plan: the episodes.
+        play: :meth:`Player.play`, or the same over workers.
+        header: of the evaluation; None for one that has no identity, and no journal.
+        journal: as for :func:`headrace.evaluate`.
+        progress: likewise.
+        news: gives circumstances, other than the header's, of processes that have joined since it was called last.
+    """
+    whole, left, note = tuple(sorted(plan.ids)), plan.ids, progress if callable(progress) else None
+    known: list[EpisodeResult] = []
+    book: Journal | None = None
+    if journal is not None and header is not None:
+        book = Journal(Path(journal.path), header, plan.ids, resume=journal.resume)
+        wanted = set(whole)
+        known = [row for row in book.rows if row.episode_id in wanted]
+        done = {row.episode_id for row in known}
+        left = [episode for episode in plan.ids if episode not in done]
+
+        def add(rows: list[EpisodeResult]) -> None:
+            book.add(rows, () if news is None else news())
+            if callable(progress):
+                progress(rows)
+
+        note = add
+
+    def joined(result: Evaluation) -> Evaluation:
+        return replace(
+            result,
+            episodes=sorted(known + result.episodes),
+            plan=whole,
+            identity=None if header is None else header.identity,
+            circumstances=None if header is None else header.circumstances | (result.circumstances or {}),
+        )
+
+    result: Evaluation | None = None
+    try:
+        with book or nullcontext():
+            if left:
+                result = joined(play(left, note, progress=progress is True))
+            else:
+                assert header is not None  # only a journal has episodes before
+                result = joined(_nothing_played(header))
+    except HeadraceError as error:
+        error.finished = joined(error.finished) if isinstance(error.finished, Evaluation) else result
+        raise
+    return result
+
+
+def _nothing_played(header: Header) -> Evaluation:
+    """Return the result of a plan whose episodes are all in the journal."""
+    strict, fidelity = header.identity["strict_size"], header.identity["fidelity"]
+    return Evaluation(
+        episodes=[], plan=(), status="completed", counters=Counters(), strict_size=strict, fidelity=fidelity
+    )
+
+
+@contextmanager
+def open_player(env: AnyEnv, policy: PolicySource | FoundPolicy, cfg: PlayCfg, seed: int) -> Generator[Player]:
+    """Load the policy, connect to its server where it has one, and close everything at the end of the block."""
+    found = policy if isinstance(policy, FoundPolicy) else find_policy(policy, task_of(env))
+    check_engine(found, cfg)
+    with ExitStack() as stack:
+        stack.enter_context(_restore_modes(found.source))
+        if found.kind in ("library", "torchscript", "onnx") or isinstance(found.source, StepPolicy):
+            stack.enter_context(library_run(seed=seed))
+        if isinstance(found.source, RemoteCfg) and cfg.timeout is not None:
+            found = replace(found, source=replace(found.source, timeout=cfg.timeout))
+        loaded = build_policy(found, env, horizon=cfg.horizon, mapping=cfg.mapping)
+        runs = loaded if found.kind == "remote" else found.source
+        if isinstance(runs, EnginePolicy) and cfg.engine == "inline" and cfg.batching is None:
+            cfg = replace(cfg, engine=runs.engine, timeout=None)
+            if found.kind == "remote":
+                stack.callback(runs.engine.close)
+        yield stack.enter_context(closing(Player(env, loaded, cfg, seed)))
+
+
+@contextmanager
+def _restore_modes(policy: object) -> Generator[None]:
+    """Put the parts of a module back into training mode after the block where :func:`as_chunk_policy` changed it."""
+    before = [(part, part.training) for part in policy.modules()] if isinstance(policy, nn.Module) else []
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+def check_engine(found: FoundPolicy, cfg: PlayCfg) -> None:
+    """Reject an engine or batches for the policy of a server, which has its own."""
+    if isinstance(found.source, RemoteCfg) and (cfg.engine != "inline" or cfg.batching is not None):
+        raise ConfigError(f"engine, batching: expected none with {found.source.address}: a server has its own")

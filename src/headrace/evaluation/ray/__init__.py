@@ -1,0 +1,1 @@
+"""Evaluation over many processes and machines, with Ray (extra ``ray``)."""

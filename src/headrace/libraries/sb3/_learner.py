@@ -1,0 +1,260 @@
+"""Stable-Baselines3's environment, and its PPO, an iteration at a time: its own ``collect_rollouts`` and ``train``."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from torch import Tensor, nn
+
+from headrace.errors import DataError
+from headrace.files import write_whole
+from headrace.learning.groups import ReadGroups, channels_first, is_image
+from headrace.learning.ppo import PPOCfg
+from headrace.libraries.checkpoint import META_KEY, CheckpointMeta, checked_fit
+from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState, Times
+from headrace.libraries.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
+from headrace.types import Obs, StateDict
+
+Array = NDArray[Any]
+Arrays: TypeAlias = "Array | dict[str, Array]"
+
+
+class Sb3Env(VecEnv):
+    """One array where actor and critic read one group, else a dict of arrays, one per group that is read.
+
+    Images keep their dtype, channels first. An ended environment's info has ``terminal_observation`` (the true last
+    one), ``TimeLimit.truncated`` and ``episode``.
+    """
+
+    def __init__(self, core: LearnerEnv) -> None:
+        self.core = core
+        groups = core.read.all
+        seen = {name: _space(core, name, shape) for name, shape in groups.items()}
+        self._single = next(iter(groups)) if len(groups) == 1 else None
+        space: spaces.Space[Any] = spaces.Dict(cast("Any", seen)) if self._single is None else seen[self._single]
+        self.render_mode = "rgb_array"  # needed by the constructor below
+        super().__init__(core.num_envs, space, spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32))
+        self._actions: Array | None = None
+        self._on_cpu = core.device.type == "cpu"
+        # most infos say nothing, and making hundreds of them costs more than the rest of a step does here
+        self._blank: list[dict[str, Any]] = [{} for _ in range(core.num_envs)]
+
+    def arrays(self, obs: Obs) -> Arrays:
+        """Return the observation of SB3, from the groups."""
+        if self._single is not None:
+            return self._array(obs[self._single])
+        return {name: self._array(obs[name]) for name in self.core.read.all}
+
+    def _array(self, rows: Tensor) -> Array:
+        if rows.dim() == 4 and rows.shape[-1] < rows.shape[1]:
+            rows = rows.movedim(-1, 1).contiguous()
+        return self._numpy(rows)
+
+    def reset(self) -> Arrays:
+        """Begin episodes everywhere; with the seed given to ``seed()`` before, where there was one."""
+        seed = self._seeds[0]
+        self._reset_seeds()
+        return self.arrays(self.core.reset(seed))
+
+    def step_async(self, actions: Array) -> None:
+        """Take the actions of the coming step, within -1 to 1."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Arrays, Array, Array, list[dict[str, Any]]]:
+        """Observation, reward, dones, infos."""
+        # SB3 cuts actions to the space it was given, and makes a new array of them at every step
+        actions = torch.from_numpy(cast("Array", self._actions))
+        step = self.core.step(actions if self._on_cpu else actions.to(self.core.device), within=True)
+        if any(self._blank):  # the info of an earlier step was written to
+            self._blank = [{} for _ in range(self.num_envs)]
+        obs, reward = self.arrays(step.obs), self._numpy(step.reward)
+        if step.any_ended:
+            return obs, reward, self._numpy(step.ended), self._told(step)
+        return obs, reward, np.zeros(self.num_envs, dtype=bool), list(self._blank)
+
+    def _numpy(self, rows: Tensor) -> Array:
+        return rows.numpy() if self._on_cpu else rows.cpu().numpy()
+
+    def _told(self, step: LearnerStep) -> list[dict[str, Any]]:
+        infos, ends = list(self._blank), step.info.get("ends")
+        assert ends is not None
+        final = self.arrays(step.info["final_obs"]) if "final_obs" in step.info else None
+        for place, slot in enumerate(ends.env_ids.tolist()):
+            info = infos[slot] = {
+                "episode": {"r": float(ends.returns[place]), "l": int(ends.lengths[place])},
+                "TimeLimit.truncated": bool(step.truncated[slot]),
+            }
+            if final is not None:
+                info["terminal_observation"] = _row(final, slot)
+            if ends.success is not None:
+                info["is_success"] = bool(ends.success[place])
+        return infos
+
+    def close(self) -> None:
+        """Do nothing: the maker of the environment closes it."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Return an attribute that all environments share, once per environment."""
+        value = getattr(self if attr_name == "render_mode" else self.core.env, attr_name)
+        return [value] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Not possible for one environment of a batch."""
+        del value, indices
+        raise AttributeError(f"Sb3Env: {attr_name!r} cannot be set per environment; set it on the BatchEnv")
+
+    def env_method(
+        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
+    ) -> list[Any]:
+        """Not possible for one environment of a batch."""
+        del method_args, indices, method_kwargs
+        raise AttributeError(f"Sb3Env: {method_name!r} cannot be called per environment; call it on the BatchEnv")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """No Gymnasium wrapper is inside."""
+        del wrapper_class
+        return [False] * len(list(self._get_indices(indices)))
+
+    def get_images(self) -> Sequence[Array | None]:
+        """Return an image of each environment."""
+        return list(self.core.env.render_each() or ())
+
+
+def _row(rows: Arrays, slot: int) -> Arrays:
+    return {name: values[slot] for name, values in rows.items()} if isinstance(rows, dict) else rows[slot]
+
+
+def _space(core: LearnerEnv, name: str, shape: tuple[int, ...]) -> spaces.Space[Any]:
+    space = cast("spaces.Dict", core.env.single_observation_space)[name]
+    if not is_image(shape):
+        return space
+    low, high = (0, 255) if space.dtype == np.uint8 else (-np.inf, np.inf)
+    return spaces.Box(low, high, channels_first(shape), cast("Any", space.dtype))
+
+
+_STATES = ("policy", "policy.optimizer")
+_LEFT_OUT = ("system_info.txt",)
+"""Says what machine a checkpoint is from, and is never read."""
+
+
+class Sb3Learner(Learner):
+    """Stable-Baselines3's PPO."""
+
+    library = "sb3"
+
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
+        super().__init__(env, settings)
+        self._env = Sb3Env(self.core)
+        self.model = PPO(
+            GroupPolicy if len(self.core.read.all) > 1 else "MlpPolicy",
+            self._env,
+            learning_rate=settings.learning_rate,
+            n_steps=settings.steps,
+            batch_size=settings.minibatch_size(env.num_envs),
+            n_epochs=settings.epochs,
+            gamma=settings.gamma,
+            gae_lambda=settings.lam,
+            clip_range=settings.clip,
+            ent_coef=settings.entropy_weight,
+            vf_coef=settings.value_weight,
+            max_grad_norm=settings.max_grad_norm,
+            policy_kwargs=_policy(settings, self.core.read),
+            device=str(env.device),
+        )
+        # without a folder: SB3's own would leave an empty one in the temporary directory
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        # what learn() does before its loop: it resets the environment
+        _, self._callback = self.model._setup_learn(total_timesteps=1)  # pyright: ignore[reportPrivateUsage]
+
+    def iterate(self) -> Times:
+        """One turn of ``learn``'s loop."""
+        model, begin = self.model, time.perf_counter()
+        model.collect_rollouts(self._env, self._callback, model.rollout_buffer, self.settings.steps)
+        between = time.perf_counter()
+        model.train()
+        self._update_statistics()
+        return Times(between - begin, time.perf_counter() - between)
+
+    def _update_statistics(self) -> None:
+        """Show the rollout, which training has left flat, to the normalizers, which are ours and not SB3's."""
+        seen: Any = self.model.rollout_buffer.observations
+        policy = self.model.policy
+        for features in {policy.pi_features_extractor, policy.vf_features_extractor}:
+            if isinstance(features, NormalizedVector):
+                rows = torch.as_tensor(seen, device=self.core.device)
+                features.normalizer.update(rows.reshape(-1, rows.shape[-1]))
+            elif isinstance(features, GroupFeatures):
+                features.update({name: torch.as_tensor(seen[name]) for name in features.encoder.names})
+
+    def save(self, path: Path, meta: CheckpointMeta) -> None:
+        """As ``model.save`` does, with our description as one more member of the archive."""
+        whole = io.BytesIO()
+        self.model.save(whole)
+
+        def write(part: Path) -> None:
+            with zipfile.ZipFile(whole) as given, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as kept:
+                for name in given.namelist():
+                    if name not in _LEFT_OUT:
+                        kept.writestr(name, given.read(name))
+                kept.writestr(f"{META_KEY}.json", json.dumps(meta.plain()))
+
+        write_whole(path, write)
+
+    def load(self, path: Path, *, trust: bool = False) -> None:
+        """Policy, statistics and optimizer. What SB3 pickles with them is not read: nothing needs trust."""
+        del trust
+        try:
+            with zipfile.ZipFile(path) as archive:
+                files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in _STATES}
+            states = {
+                name: torch.load(file, map_location=self.core.device, weights_only=True) for name, file in files.items()
+            }
+        except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
+        checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self.core.device))
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.model._last_obs = self._env.arrays(self.core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
+
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
+        """SB3's ``predict``."""
+
+        def act(obs: Obs, _: MemoryState | None) -> tuple[Tensor, None]:
+            chosen = self.model.predict(self._env.arrays(obs), deterministic=deterministic)[0]
+            return self.core.rescaled(torch.from_numpy(chosen).to(self.core.device)), None
+
+        return InferencePolicy(act)
+
+
+def _policy(settings: PPOCfg, read: ReadGroups) -> dict[str, Any]:
+    chosen: dict[str, Any] = {
+        "net_arch": {"pi": list(settings.hidden), "vf": list(settings.hidden)},
+        "activation_fn": nn.ELU,
+        "log_std_init": math.log(settings.initial_std),
+        "ortho_init": False,
+        "optimizer_kwargs": {"eps": 1e-8},
+    }
+    if len(read.all) > 1:
+        groups = {"actor_groups": read.actor, "critic_groups": read.critic, "normalize": settings.normalize_obs}
+        return chosen | {"features_extractor_kwargs": groups, "share_features_extractor": False}
+    if any(map(is_image, read.all.values())):
+        return chosen | {"features_extractor_class": Convolutions, "share_features_extractor": False}
+    return chosen | ({"features_extractor_class": NormalizedVector} if settings.normalize_obs else {})

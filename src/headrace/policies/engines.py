@@ -1,0 +1,446 @@
+"""Engines: where the model runs. Inline, in a thread beside the physics, or in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+import queue
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from headrace import _device
+from headrace._interrupts import ignore_interrupts
+from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
+from headrace.policies.protocol import Answer, Batching, ChunkContext, ChunkPolicy, EpisodeRows, ask, named
+from headrace.types import Obs
+
+_LONGEST_S = 1e9
+"""30 years; the clocks that threads wait by overflow beyond."""
+SECONDS_TO_END = 5.0
+"""For a call that was interrupted, before it is left behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Rows that wait for the model. The engine owns the tensors from now on."""
+
+    obs: Obs
+    """Group → (n, …)."""
+    context: ChunkContext
+    ended: EpisodeRows | None = None
+    """Episodes that have ended since the last request, for policies with memory; None where the policy has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A request with its answer."""
+
+    request: Request
+    answer: Answer
+    seconds: float
+    """Time the model took."""
+
+
+class Engine(Protocol):
+    """Runs requests: one at a time, or several."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the model runs while the caller goes on."""
+        ...
+
+    @property
+    def strict_size(self) -> int | None:
+        """Rows of the fixed-size batches that make answers equal bit for bit; None where they depend on the batch."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether no further request can be taken now."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request is under way, or a reply has not been fetched."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request; the engine must not be busy."""
+        ...
+
+    def poll(self, *, wait: bool) -> Reply | None:
+        """A reply, if one is there; with ``wait``, wait for one. A policy that raised raises ``PolicyError`` here,
+        and so does one that takes longer than the engine's time-out: the engine is of no use then."""
+        ...
+
+    def close(self) -> None:
+        """End thread or process; a call under way is dropped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePolicy:
+    """A policy that runs in an engine of its own, such as that of a server."""
+
+    engine: Engine
+    horizon: int
+    action_dim: int
+    obs_steps: int
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
+        """Wait for the answer of the engine."""
+        self.engine.submit(Request(obs=obs, context=context))
+        return cast("Reply", self.engine.poll(wait=True)).answer.actions
+
+
+class RememberingEnginePolicy(EnginePolicy):
+    """The policy of the engine has memory: the scheduler then sends it the ends of episodes."""
+
+    def begin(self, rows: EpisodeRows) -> None:
+        """Do nothing: the engine sees the first chunk of each episode."""
+
+    def end(self, rows: EpisodeRows) -> None:
+        """Do nothing: the ends are sent with the next request."""
+
+
+EngineFactory: TypeAlias = "Callable[[ChunkPolicy, Batching, float | None], Engine]"
+"""Makes an engine of a policy, how its batches are formed, and the seconds that a call may take (None: any)."""
+
+
+def make_engine(name: str, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> Engine:
+    """An engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
+
+    ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
+    """
+    if timeout is not None and not 0 < timeout <= _LONGEST_S:
+        raise ConfigError(
+            f"timeout: expected more than 0 seconds, up to {_LONGEST_S:g}, or None for any, got {timeout}"
+        )
+    if name not in _ENGINES:
+        raise UnknownNameError("engine", name, _ENGINES)
+    return _ENGINES[name](policy, batching, timeout)
+
+
+def register_engine(name: str, make: EngineFactory) -> None:
+    """Give an engine of your own a name, for ``evaluate(engine=name)``; it is made and closed per evaluation."""
+    if name in _ENGINES:
+        raise ConfigError(f"engine {name!r}: there is one already; choose another name")
+    _ENGINES[name] = make
+
+
+def _process_engine(policy: ChunkPolicy, batching: Batching, timeout: float | None) -> Engine:
+    try:
+        packed = pickle.dumps(policy)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"engine 'process': expected a policy that can be pickled, got {error}; "
+            "pass ProcessEngine(make_policy, batching) with a function that can be imported"
+        ) from error
+    return ProcessEngine(partial(pickle.loads, packed), batching, timeout)
+
+
+def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
+    begin = time.perf_counter()
+    try:
+        answer = ask(policy, request.obs, request.context, batching, ended=request.ended)
+    except PolicyError:
+        raise
+    # whatever a policy raises is reported with the environments it was for
+    except Exception as error:
+        raise _blamed(request.context, error) from error
+    return Reply(request=request, answer=answer, seconds=time.perf_counter() - begin)
+
+
+def _blamed(context: ChunkContext, error: BaseException) -> PolicyError:
+    return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
+
+
+class _OneRequest(ABC):
+    """Runs one request at a time beside the caller, for ``timeout`` seconds at most."""
+
+    overlaps = True
+
+    def __init__(self, batching: Batching, timeout: float | None) -> None:
+        self.strict_size = batching.strict_size
+        self._timeout = timeout
+        self._deadline: float | None = None
+        self._request: Request | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A request is under way, or its reply has not been fetched."""
+        return self._request is not None
+
+    pending = busy  # one request at a time
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request."""
+        if self.busy or not self._usable():
+            raise LifecycleError(
+                "engine: a request is under way, or the engine is closed; poll the first, or make a new one"
+            )
+        self._request = request
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        try:
+            self._send(request)
+        except Exception:  # an observation that cannot be sent leaves nothing under way; raised again
+            self._request = None
+            raise
+
+    def poll(self, *, wait: bool) -> Reply | None:
+        """The reply, if it is there or waited for."""
+        request = self._request
+        if request is None:
+            return None
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        # Ctrl-C while waiting leaves the request under way: its reply must not be taken for that of the next
+        if self._wait(left if wait else 0.0):
+            return self._fetch()
+        if left is not None and (wait or left == 0.0):
+            self._request = None
+            self._abandon()
+            raise PolicyError(
+                f"policy: expected an answer within {self._timeout:g} s, got none; it was asked for "
+                f"{named(request.context)}. The first call of a model that compiles takes long: call it once before, "
+                "or allow for more with timeout="
+            )
+        return None
+
+    @abstractmethod
+    def _usable(self) -> bool: ...
+
+    @abstractmethod
+    def _send(self, request: Request) -> None: ...
+
+    @abstractmethod
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether the reply is there within the seconds (None: any)."""
+
+    @abstractmethod
+    def _fetch(self) -> Reply:
+        """The reply that is there; the request is no longer under way."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """The call is late: never use what it gives."""
+
+
+class ThreadEngine(_OneRequest):
+    """Runs the model in a thread beside the physics: torch and MuJoCo release the GIL."""
+
+    def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
+        super().__init__(batching, timeout)
+        self._requests: queue.SimpleQueue[tuple[Request, Any] | None] = queue.SimpleQueue()
+        # not a queue: Ctrl-C right after it gave its item would lose the reply, and the engine would wait for ever
+        self._reply: Reply | PolicyError | None = None
+        self._replied = threading.Event()
+        self._stuck = False
+        self._thread = threading.Thread(target=self._work, args=(policy, batching), name="headrace-engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. A call under way is waited for, but not for ever: a stuck one is left behind."""
+        self._requests.put(None)
+        self._thread.join(timeout=0.0 if self._stuck else SECONDS_TO_END)
+
+    def _usable(self) -> bool:
+        return not self._stuck and self._thread.is_alive()
+
+    def _send(self, request: Request) -> None:
+        self._replied.clear()
+        device = next((leaf.device for leaf in request.obs.values()), torch.device("cpu"))
+        self._requests.put((request, _device.current_stream(device)))
+
+    def _wait(self, seconds: float | None) -> bool:
+        return self._replied.is_set() or (seconds != 0.0 and self._replied.wait(seconds))
+
+    def _fetch(self) -> Reply:
+        reply, self._request = self._reply, None
+        if isinstance(reply, PolicyError):
+            raise reply
+        return cast("Reply", reply)
+
+    def _abandon(self) -> None:
+        self._stuck = True
+
+    def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
+        while (given := self._requests.get()) is not None:
+            request, stream = given
+            try:
+                # the caller's stream made the observation, and will read the answer
+                with _device.on_stream(stream):
+                    self._reply = _answered(policy, request, batching)
+            except PolicyError as error:
+                self._reply = error
+            # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
+            except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
+                self._reply = _blamed(request.context, error)
+            self._replied.set()
+
+
+class InlineEngine:
+    """Runs the model in the caller's thread, when it is asked; with a time-out, in a thread that is waited for."""
+
+    overlaps = False
+
+    def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
+        self.strict_size = batching.strict_size
+        self._policy = policy
+        self._batching = batching
+        # a call that is stuck cannot be left but by leaving its thread
+        self._thread = None if timeout is None else ThreadEngine(policy, batching, timeout)
+        self._reply: Reply | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Never between calls, except that a reply has not been fetched, or Ctrl-C left a thread's call under way."""
+        return self._reply is not None or (self._thread is not None and self._thread.busy)
+
+    pending = busy  # one request at a time
+
+    def submit(self, request: Request) -> None:
+        """Run the model now."""
+        if self._thread is None:
+            self._reply = _answered(self._policy, request, self._batching)
+        else:
+            self._thread.submit(request)
+            self._reply = self._thread.poll(wait=True)
+
+    def poll(self, *, wait: bool) -> Reply | None:
+        """The reply of the last request."""
+        if self._reply is None and self._thread is not None:
+            return self._thread.poll(wait=wait)
+        reply, self._reply = self._reply, None
+        return reply
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+class ProcessEngine(_OneRequest):
+    """Runs the model in a process of its own, for policies that hold the GIL.
+
+    The policy is made there by ``make_policy``, which must be picklable: a function that can be imported by name, or a
+    partial of one. The process computes with as many threads as the caller's torch does.
+    """
+
+    def __init__(
+        self, make_policy: Callable[[], ChunkPolicy], batching: Batching, timeout: float | None = None
+    ) -> None:
+        super().__init__(batching, timeout)
+        # not fork: threads of physics and kernels do not survive one
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve,
+            args=(make_policy, batching, torch.get_num_threads(), theirs),
+            name="headrace-engine",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process; a call under way is dropped."""
+        if self._pipe.closed:
+            return
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
+
+    def _usable(self) -> bool:
+        return not self._pipe.closed
+
+    def _send(self, request: Request) -> None:
+        try:
+            _send(self._pipe, request)
+        except OSError as error:
+            raise self._dead(request) from error
+
+    def _wait(self, seconds: float | None) -> bool:
+        return self._pipe.poll(seconds)
+
+    def _fetch(self) -> Reply:
+        request = cast("Request", self._request)
+        try:
+            told: tuple[Answer, float] | str = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._dead(request) from error
+        self._request = None
+        if isinstance(told, str):
+            raise PolicyError(told)
+        return Reply(request=request, answer=told[0], seconds=told[1])
+
+    def _abandon(self) -> None:
+        self.close()
+
+    def _dead(self, request: Request) -> PolicyError:
+        self._request = None
+        self._process.join(timeout=SECONDS_TO_END)
+        return PolicyError(
+            f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
+            f"it was asked for {named(request.context)}"
+        )
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Tensors travel as arrays: torch's own way is shared memory, with a thread that serves its handles."""
+
+    def reducer_override(self, obj: object) -> Any:  # pickle's own protocol
+        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+
+
+def _send(pipe: Connection, message: Request | tuple[Answer, float] | str) -> None:
+    file = io.BytesIO()
+    _ArrayPickler(file, protocol=5).dump(message)
+    pipe.send_bytes(file.getbuffer())
+
+
+def _trace(error: BaseException | None) -> str:
+    """Where a policy raised; nothing for an answer that is bad."""
+    if error is None:
+        return ""
+    return f"\n\nin the policy's process:\n{''.join(traceback.format_exception(error)).rstrip()}"
+
+
+def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
+    """The life of the process: make the policy, answer until the other side is gone."""
+    ignore_interrupts()
+    torch.set_num_threads(threads)
+    policy: ChunkPolicy | None = None
+    while True:
+        try:
+            request = cast("Request", pickle.loads(pipe.recv_bytes()))
+        except (EOFError, OSError):
+            return
+        try:
+            policy = make_policy() if policy is None else policy
+            reply = _answered(policy, request, batching)
+        except PolicyError as error:
+            _send(pipe, f"{error}{_trace(error.__cause__)}")
+        # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
+        except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
+            _send(pipe, f"{_blamed(request.context, error)}{_trace(error)}")
+        else:
+            _send(pipe, (reply.answer, reply.seconds))
+
+
+_ENGINES: dict[str, EngineFactory] = {"inline": InlineEngine, "process": _process_engine, "thread": ThreadEngine}

@@ -1,0 +1,376 @@
+"""``headrace.load_policy``: the one way from what a user names, a file, a run, a module, a server, to a policy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from headrace._named import load_made
+from headrace._published import published, published_file
+from headrace.envs.actions import action_size
+from headrace.envs.recipe import EnvRecipe
+from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
+from headrace.files import write_whole
+from headrace.policies.act import SHIPPED, read_policy
+from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
+from headrace.policies.serving.remote_cfg import RemoteCfg
+
+if TYPE_CHECKING:
+    from headrace.envs.recipe import AnyEnv
+    from headrace.libraries.checkpoint import CheckpointMeta, FileKind
+    from headrace.libraries.training import Kept
+    from headrace.policies.observation_map import ObservationMap
+
+PolicySource: TypeAlias = PolicyLike | RemoteCfg | str | Path | None
+"""What :func:`load_policy` takes."""
+Origin = Literal["explicit", "latest", "best", "published"]
+_LEROBOT, _WORDS = "lerobot:", "pusher-words"
+_SERVERS = ("ws", "wss", "tcp", "openpi", "roboarena", "vllm-omni", "gr00t")
+"""Schemes of addresses of policy servers; others are those of files."""
+_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPolicy:
+    """A policy that was found, checked as far as possible without an environment, and not loaded yet."""
+
+    source: PolicyLike | RemoteCfg | Path
+    kind: FileKind | Literal["object", "remote"]
+    origin: Origin = "explicit"
+    uri: str | None = None
+    """Where the file was fetched from."""
+    score: float | None = None
+    library: str | None = None
+    meta: CheckpointMeta | None = None
+    overrides: dict[str, object] = field(default_factory=dict[str, object])
+    """Settings of the task that the policy was trained with."""
+
+    @property
+    def path(self) -> Path:
+        """The file of a policy that is one."""
+        return cast("Path", self.source)
+
+
+def load_policy(
+    source: PolicySource,
+    env: AnyEnv | EnvRecipe | None = None,
+    *,
+    horizon: int | None = None,
+    mapping: ObservationMap | None = None,
+    library: str | None = None,
+    deterministic: bool = True,
+    trust: bool = False,
+    device: str = "cpu",
+) -> ChunkPolicy:
+    """Load a policy to play in an environment.
+
+    Args:
+        source: a checkpoint that ``headrace train`` or ``headrace imitate`` wrote, the directory of a training,
+            ``latest`` or ``best`` of ``runs/``, ``published``, the name of a task that ships with a policy, a
+            TorchScript or ONNX file, the URI of a file; ``module:name`` of a policy object, class or function;
+            ``lerobot:DIR``; the address of a server, such as ``openpi://HOST:8000`` or ``gr00t://HOST:5555``, whose
+            API key is in the variable ``HEADRACE_API_KEY``, or a :class:`headrace.policies.RemoteCfg`; an object that
+            :func:`headrace.policies.as_chunk_policy` takes; None for the published one of the task. A function that
+            states no horizon returns one action per observation row.
+        env: what it is played in, or its recipe; needed for the checkpoint of a training, for ``latest``, ``best``,
+            ``published`` and None, and for sizes that the policy does not state.
+        horizon: rows of a chunk, where the policy does not state them.
+        mapping: from observation groups to the keys of a server.
+        library: only checkpoints of this library; None for any.
+        deterministic: the mean action of a training's policy; False to sample.
+        trust: load a file that holds more than weights, which can execute arbitrary code; load only files you trust.
+        device: where the weights of a chunk policy go.
+
+    Returns:
+        A policy of one kind whatever its source; that of a training has horizon 1. A server's can be called, and has
+        an ``engine``, which you close.
+    """
+    from headrace.libraries.torch_state import library_run
+
+    found = find_policy(source, task_of(env), library=library, trust=trust)
+    with library_run(seed=None if env is None else env.seed) if found.kind == "library" else nullcontext():
+        return build_policy(
+            found, env, horizon=horizon, mapping=mapping, deterministic=deterministic, trust=trust, device=device
+        )
+
+
+def find_policy(
+    source: PolicySource,
+    task: str | None,
+    *,
+    library: str | None = None,
+    trust: bool = False,
+    newest: bool = False,
+    any_task: bool = True,
+) -> FoundPolicy:
+    """Find a policy before environments are made; one that is damaged, or of another task or library, is refused.
+
+    Args:
+        source: as for :func:`load_policy`.
+        task: what it must be of; None where it is not known.
+        library: of its checkpoint; None for any.
+        trust: as for :func:`load_policy`.
+        newest: None as ``source`` stands for the newest training in ``runs/``, if there is one.
+        any_task: a chunk policy may be of another task, whose settings it then does not bring.
+    """
+    if isinstance(source, RemoteCfg):
+        return FoundPolicy(source=source, kind="remote")
+    if source is not None and not isinstance(source, (str, Path)):
+        return FoundPolicy(source=source, kind="object")
+    text = None if source is None else str(source)
+    if text is None and task == _WORDS:
+        from headrace.policies.words_policy import PusherWordsPolicy
+
+        return FoundPolicy(source=PusherWordsPolicy(), kind="object")
+    if text is not None and text.partition("://")[0] in _SERVERS and "://" in text:
+        remote = RemoteCfg(text, api_key=os.environ.get("HEADRACE_API_KEY") or None)
+        return FoundPolicy(source=remote, kind="remote")
+    if text is not None and text.startswith(_LEROBOT):
+        from headrace.policies._lerobot import load_lerobot_policy
+
+        return FoundPolicy(source=load_lerobot_policy(text.removeprefix(_LEROBOT)), kind="object")
+    known = text is None or text in ("latest", "best", "published") or "://" in text or Path(text).exists()
+    if text is not None and not known and text not in shipped_policies():
+        if ":" in text:
+            return FoundPolicy(source=cast("PolicyLike", load_made(text, "--policy")), kind="object")
+        raise _missing(text)
+    return _inspect(_find_file(text, task, library, newest=newest), task, library, trust=trust, any_task=any_task)
+
+
+def build_policy(
+    found: FoundPolicy,
+    env: AnyEnv | EnvRecipe | None,
+    *,
+    horizon: int | None = None,
+    mapping: ObservationMap | None = None,
+    deterministic: bool = True,
+    trust: bool = False,
+    device: str = "cpu",
+) -> ChunkPolicy:
+    """Load what :func:`find_policy` found; the checkpoint of a training within ``library_run``."""
+    size = None if env is None or isinstance(env, EnvRecipe) else action_size(env.single_action_space)
+    if found.kind == "remote":
+        return _connect(cast("RemoteCfg", found.source), env, size, horizon, mapping)
+    if mapping is not None:
+        raise ConfigError(
+            "mapping: expected the address of a server as policy with it, such as openpi://HOST:8000, got another "
+            "policy"
+        )
+    if found.kind == "object":
+        return as_chunk_policy(cast("PolicyLike", found.source), horizon=horizon, action_dim=size, single=True)
+    if found.kind == "chunk":
+        policy = read_policy(found.path).to(device)
+        return policy if size is None and horizon is None else as_chunk_policy(policy, horizon=horizon, action_dim=size)
+    from headrace.policies.step_policy import load_step_policy
+
+    if env is None:
+        raise ConfigError(f"{found.path}: expected an environment to play it in, got none; pass env=")
+    return load_step_policy(found, env, deterministic=deterministic, trust=trust)
+
+
+def shipped_policies() -> dict[str, dict[str, object]]:
+    """Return the chunk policies in the package: task → name, file, sha256, made_by, score."""
+    entries = published().items()
+    return {str(entry["task"]): {"name": name, **entry} for name, entry in entries if entry["library"] == SHIPPED}
+
+
+def bare_name(task: str) -> str:
+    """Return the name that published checkpoints have: without a module or namespace before it, or ``-Play`` behind."""
+    return re.split(r"[:/]", task)[-1].removesuffix("-Play")
+
+
+def task_of(env: AnyEnv | EnvRecipe | None) -> str | None:
+    """Return the name of the task of an environment that was made from a name or recipe."""
+    recipe = env if isinstance(env, EnvRecipe) else cast("EnvRecipe | None", getattr(env, "recipe", None))
+    return None if recipe is None else recipe.source
+
+
+def _missing(name: str) -> Exception:
+    path = Path(name)
+    if path.suffix or len(path.parts) > 1:
+        return ConfigError(
+            f"policy (--policy): expected a file, or a task that ships with one, got {name!r}: no such file; nothing "
+            "there"
+        )
+    return UnknownNameError("chunk policy", name, shipped_policies())
+
+
+def _find_file(wanted: str | None, task: str | None, library: str | None, *, newest: bool) -> FoundPolicy:
+    """Return the file that a name stands for, not looked into."""
+    if wanted in ("latest", "best") or (wanted is None and newest):
+        which = wanted or "latest"
+        for found in _of_runs(which, _needed(task, which), library):
+            return found
+        if wanted is not None:
+            whose = f" with {library}" if library else ""
+            raise ConfigError(
+                f"--policy {wanted}: no training of {task!r}{whose} in 'runs'; "
+                "train one with 'headrace train', or give a file with --policy"
+            )
+    if wanted is None or wanted == "published":
+        return _published_policy(_needed(task, "published"), library)
+    if "://" in wanted:
+        return FoundPolicy(source=_fetch(wanted), kind="library", uri=wanted)
+    path = Path(wanted)
+    if path.is_dir():
+        from headrace.libraries.training import read_index
+
+        path = read_index(path).last
+    if not path.exists() and wanted in (shipped := shipped_policies()):
+        return FoundPolicy(source=published_file(str(shipped[wanted]["name"])), kind="chunk", origin="published")
+    return FoundPolicy(source=path, kind="library")
+
+
+def _needed(task: str | None, what: str) -> str:
+    if task is None:
+        raise ConfigError(f"--policy {what}: expected an environment that was made from a name or recipe; name a file")
+    return task
+
+
+def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust: bool, any_task: bool) -> FoundPolicy:
+    """Return what a file is; raises an error if it is damaged, of another library or of another task."""
+    if found.kind == "chunk":  # one that ships by the name of its task, whose hash was checked
+        return found
+    from headrace.libraries.checkpoint import read_meta, read_weights, recognize
+
+    path = found.path
+    kind, spec = recognize(path, trust=trust)
+    if kind == "onnx":
+        require_extra("onnxruntime", extra="onnx", purpose=f"playing {path.name}")
+    if kind in ("torchscript", "onnx"):
+        return replace(found, kind=kind)
+    own = None if spec is None else spec.name
+    meta = None if spec is None else read_meta(path, spec, trust=trust)
+    if library is not None and own != library:
+        raise ConfigError(f"{path}: expected a checkpoint of {library}, got one of {own or 'a chunk policy'}")
+    if spec is not None:
+        spec.require()
+    content = read_weights(path, trust=trust, mapped=True) if kind == "chunk" or own == "headrace" else {}
+    said = meta.task if meta is not None else cast("str | None", content.get("task"))
+    overrides = dict(content.get("overrides") or {} if meta is None else meta.overrides)
+    same = said is None or task is None or bare_name(said) == bare_name(task)
+    if not same and (kind != "chunk" or not any_task):
+        raise ConfigError(f"{path}: expected a checkpoint of task {task!r}, got one of {said!r}; play that task")
+    return replace(found, kind=kind, library=own, meta=meta, overrides=overrides if same else {})
+
+
+def _published_policy(task: str, library: str | None) -> FoundPolicy:
+    """Return the checkpoint in the package for a task: of ``library``, or our own learner's, or any there is."""
+    name = bare_name(task)
+    entries = {
+        key: entry
+        for key, entry in published().items()
+        if entry["task"] == name and library in (None, entry["library"])
+    }
+    if not entries:
+        whose = f" with {library}" if library else ""
+        known = ", ".join(sorted({*(str(entry["task"]) for entry in published().values()), _WORDS}))
+        raise ConfigError(
+            f"--policy: expected one, since we ship none for {name!r}{whose}, only for {known}; pass module:name, "
+            "lerobot:DIR, or a checkpoint of 'headrace imitate' or 'headrace train'"
+        )
+    order = ("headrace", SHIPPED)
+    key = min(entries, key=lambda key: (order.index(lib) if (lib := entries[key]["library"]) in order else 9, key))
+    score: object = entries[key].get("score")
+    value = cast("dict[str, object]", score).get("value") if isinstance(score, dict) else score
+    return FoundPolicy(
+        source=published_file(key),
+        kind="chunk" if entries[key]["library"] == SHIPPED else "library",
+        origin="published",
+        score=float(value) if isinstance(value, (int, float)) else None,
+    )
+
+
+def _fetch(uri: str) -> Path:
+    """Copy what a URI names to a local file, each time; http and https, and every file system that fsspec has."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "checkpoints"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", uri.rsplit("/", 1)[-1]) or "checkpoint"
+    path = cache / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
+    write_whole(path, lambda part: _download(uri, part))
+    return path
+
+
+def _download(uri: str, path: Path) -> None:
+    hint = "check the address, or give a local file"
+    if uri.startswith(("http://", "https://")):
+        try:
+            with urllib.request.urlopen(uri, timeout=_TIMEOUT) as answer, path.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except (OSError, HTTPException) as error:  # URLError is an OSError
+            raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
+        return
+    import fsspec
+
+    try:
+        with fsspec.open(uri, "rb") as source, path.open("wb") as file:
+            shutil.copyfileobj(cast("Any", source), file)
+    except Exception as error:  # every file system of fsspec raises kinds of its own, and needs its own packages
+        raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
+
+
+def _of_runs(which: Literal["latest", "best"], task: str, library: str | None) -> Iterator[FoundPolicy]:
+    """Yield the latest or best training of a task in ``runs/``, if there is one."""
+    from headrace.libraries.training import INDEX, read_index
+
+    kept: list[tuple[Path, Kept]] = []
+    broken: list[str] = []
+    for index in sorted(Path("runs").glob(f"*/{INDEX}"), key=lambda path: _natural(path.parent.name)):
+        try:
+            run = read_index(index.parent)
+        except DataError as error:  # one broken run must not keep the others from being played
+            broken.append(str(error))
+            continue
+        if run.task == task and library in (None, run.library) and run.last.is_file():
+            kept.append((index.parent, run))
+    if not kept and broken:
+        raise DataError(f"no training of {task!r} can be read: {'; '.join(broken)}")
+    if not kept:
+        return
+    if which == "latest":
+        _, run = max(kept, key=lambda pair: (pair[1].saved_at, _natural(pair[0].name)))
+        yield FoundPolicy(source=run.last, kind="library", origin="latest", score=run.score)
+        return
+    lowest = float("-inf")
+    _, run = max(
+        kept, key=lambda pair: (lowest if pair[1].best_score is None else pair[1].best_score, pair[1].saved_at)
+    )
+    yield FoundPolicy(source=run.best, kind="library", origin="best", score=run.best_score)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that puts run_10 after run_9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _connect(
+    remote: RemoteCfg,
+    env: AnyEnv | EnvRecipe | None,
+    action_dim: int | None,
+    horizon: int | None,
+    mapping: ObservationMap | None,
+) -> ChunkPolicy:
+    """Connect to a server; sizes that it does not state come from one answer."""
+    from headrace.policies import RemoteEngine
+
+    engine = RemoteEngine(remote, mapping=mapping, horizon=horizon, action_dim=action_dim)
+    try:
+        if engine.sizes.horizon is None and horizon is None and env is not None and not isinstance(env, EnvRecipe):
+            env.reset(seed=getattr(env, "seed", 0))
+            learned = engine.probe(env.observe([0]), env.instructions([0]))
+            if learned.action_dim != action_dim:
+                raise ConfigError(
+                    f"policy {remote.address}: plans actions of {learned.action_dim}, the task has {action_dim}"
+                )
+        return engine.policy
+    except BaseException:  # also Ctrl-C; raised again
+        engine.close()
+        raise

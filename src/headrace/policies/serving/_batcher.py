@@ -1,0 +1,217 @@
+"""Merges the requests of many clients into batches of the model, and gives each its own rows back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+
+from headrace.errors import LifecycleError, PolicyError
+from headrace.policies.engines import Reply, Request
+from headrace.policies.protocol import TENSOR_FIELDS, Answer, Batching, ChunkContext, ChunkPolicy, EpisodeRows, ask
+from headrace.types import Obs
+
+
+@dataclass(slots=True, kw_only=True)
+class ServingStats:
+    """What a batcher has done so far."""
+
+    batches: int = 0
+    """Merged batches."""
+    calls: int = 0
+    rows: int = 0
+    padding: int = 0
+    requests: int = 0
+    shared: int = 0
+    """Merged batches with rows of more than one client."""
+    dropped: int = 0
+    """Requests whose client was gone before the model began with them."""
+    failed: int = 0
+    model_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    client: int
+    request: Request
+    arrived: float
+    future: Future[Reply]
+
+    @property
+    def rows(self) -> int:
+        return len(self.request.context)
+
+    def kind(self) -> tuple[object, ...]:
+        """What rows must have in common to be one batch."""
+        obs, context = self.request.obs, self.request.context
+        groups = tuple(sorted((name, values.shape[1:], values.dtype) for name, values in obs.items()))
+        return (*groups, context.left_over.shape[1:])
+
+
+class Batcher:
+    """Owns the model's thread. Requests come from any thread; while the model runs, the next batch collects."""
+
+    def __init__(self, policy: ChunkPolicy, batching: Batching, *, max_rows: int, max_wait: float) -> None:
+        self._policy, self._batching = policy, batching
+        self._max_rows, self._max_wait = max_rows, max_wait
+        self._queue: deque[_Job] = deque()
+        self._clients: set[int] = set()
+        self._closed = False
+        self._changed = threading.Condition()
+        self.stats = ServingStats()
+        self._thread = threading.Thread(target=self._work, name="headrace-model", daemon=True)
+        self._thread.start()
+
+    def join(self, client: int) -> None:
+        """A client is there: a batch waits for its request as long as ``max_wait`` allows."""
+        with self._changed:
+            self._clients.add(client)
+
+    def leave(self, client: int) -> None:
+        """A client is gone, with its rows."""
+        with self._changed:
+            self._clients.discard(client)
+            for job in [job for job in self._queue if job.client == client]:
+                job.future.cancel()
+            self._changed.notify()
+
+    @property
+    def clients(self) -> int:
+        """Connected now."""
+        return len(self._clients)
+
+    def submit(self, client: int, request: Request) -> Future[Reply]:
+        """Queue the rows of a client. The calls of a merged batch are counted for every client that shares it."""
+        job = _Job(client, request, time.monotonic(), Future())
+        with self._changed:
+            if self._closed:
+                raise LifecycleError("server: it is closed")
+            self._queue.append(job)
+            self.stats.requests += 1
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Wait for the model's current call; what is queued is dropped."""
+        with self._changed:
+            self._closed = True
+            for job in self._queue:
+                job.future.cancel()
+            self._queue.clear()
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while jobs := self._collect():
+            self._answer(jobs)
+
+    def _collect(self) -> list[_Job]:
+        """The requests of the next batch; empty once closed.
+
+        Whoever came while the model ran has waited already. A batch goes at once when it is full, or when every
+        client has a request in it: nobody else could come.
+        """
+        with self._changed:
+            while True:
+                self._drop_cancelled()
+                if self._closed:
+                    return []
+                if not self._queue:
+                    self._changed.wait()
+                    continue
+                left = self._queue[0].arrived + self._max_wait - time.monotonic()
+                full = sum(job.rows for job in self._queue) >= self._max_rows
+                everyone = self._clients <= {job.client for job in self._queue}
+                if full or everyone or left <= 0:
+                    return self._take()
+                self._changed.wait(left)
+
+    def _take(self) -> list[_Job]:
+        kind, rows = self._queue[0].kind(), 0
+        taken: list[_Job] = []
+        for job in list(self._queue):
+            if taken and (rows + job.rows > self._max_rows or job.kind() != kind):
+                continue
+            self._queue.remove(job)
+            if job.future.set_running_or_notify_cancel():
+                taken.append(job)
+                rows += job.rows
+        return taken
+
+    def _drop_cancelled(self) -> None:
+        kept = deque(job for job in self._queue if not job.future.cancelled())
+        self.stats.dropped += len(self._queue) - len(kept)
+        self._queue = kept
+
+    def _answer(self, jobs: Sequence[_Job]) -> None:
+        begin = time.perf_counter()
+        try:
+            answer = self._run(_merge([job.request for job in jobs]))
+        # whatever a policy raises goes to the clients; the model's thread must live on
+        except BaseException as error:  # noqa: BLE001  # told to the client
+            if len(jobs) > 1:  # one client's rows must not fail the others'
+                for job in jobs:
+                    self._answer([job])
+                return
+            self.stats.failed += 1
+            jobs[0].future.set_exception(_as_policy_error(error))
+            return
+        seconds = time.perf_counter() - begin
+        stats = self.stats
+        stats.batches += 1
+        stats.shared += len({job.client for job in jobs}) > 1
+        stats.calls += answer.calls
+        stats.padding += answer.padding
+        stats.rows += len(answer.actions)
+        stats.model_seconds += seconds
+        start = 0
+        for job in jobs:
+            own = replace(answer, actions=answer.actions[start : start + job.rows])
+            start += job.rows
+            job.future.set_result(Reply(request=job.request, answer=own, seconds=seconds))
+
+    def _run(self, request: Request) -> Answer:
+        count = len(request.context)
+        if self._batching.mode == "strict" or self._batching.buckets or count <= self._max_rows:
+            return ask(self._policy, request.obs, request.context, self._batching, ended=request.ended)
+        parts: list[Answer] = []
+        for rows in torch.arange(count).split(self._max_rows):
+            obs = {name: values.index_select(0, rows) for name, values in request.obs.items()}
+            ended = None if parts else request.ended
+            parts.append(ask(self._policy, obs, request.context.rows(rows), self._batching, ended=ended))
+        return Answer(
+            actions=torch.cat([part.actions for part in parts]),
+            calls=sum(part.calls for part in parts),
+            padding=sum(part.padding for part in parts),
+        )
+
+
+def _merge(requests: Sequence[Request]) -> Request:
+    """One request with the rows of all, in their order."""
+    if len(requests) == 1:
+        return requests[0]
+    contexts = [request.context for request in requests]
+    tensors = {name: torch.cat([getattr(context, name) for context in contexts]) for name in TENSOR_FIELDS}
+    obs: Obs = {name: torch.cat([request.obs[name] for request in requests]) for name in requests[0].obs}
+    texts = tuple(text for context in contexts for text in context.instructions)
+    ended: EpisodeRows | None = None
+    if over := [request.ended for request in requests if request.ended is not None]:
+        ended = EpisodeRows(
+            seeds=torch.cat([rows.seeds for rows in over]),
+            episode_ids=torch.cat([rows.episode_ids for rows in over]),
+            instructions=tuple(text for rows in over for text in rows.instructions),
+        )
+    return Request(obs=obs, context=ChunkContext(instructions=texts, **tensors), ended=ended)
+
+
+def _as_policy_error(error: BaseException) -> BaseException:
+    if isinstance(error, Exception):
+        return error
+    raised = PolicyError(f"policy raised {type(error).__name__}: {error}")  # sys.exit() is no reason to end the server
+    raised.__cause__ = error
+    return raised

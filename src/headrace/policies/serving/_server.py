@@ -1,0 +1,243 @@
+"""``PolicyServer``: serves a chunk policy on openpi's wire, batching over clients."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import secrets
+import threading
+import time
+import traceback
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from headrace import __version__
+from headrace.errors import DataError, LifecycleError, StorageError, require_extra
+from headrace.policies.engines import Reply
+from headrace.policies.protocol import Batching, ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
+from headrace.policies.serving._batcher import Batcher, ServingStats
+from headrace.policies.serving._dialects import PROTOCOL
+from headrace.policies.serving._requests import Visitor, read_request
+from headrace.policies.serving._wire import pack, unpack_map
+from headrace.policies.serving.remote_cfg import FRAME_LIMIT, check_seconds, check_whole
+
+_INTERNAL_ERROR, _POLICY_VIOLATION = 1011, 1008
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCfg:
+    """How a policy is served."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; the default is reachable from this machine only."""
+    port: int = 8000
+    """0 for any free one."""
+    max_rows: int = 64
+    """Most rows of a merged batch."""
+    max_wait: float = 0.01
+    """Seconds that the first request of a batch waits for others, while the model is idle."""
+    batching: Batching = field(default_factory=lambda: Batching(mode="strict"))
+    """How the model sees the rows: ``strict`` gives every row the bits of an inline strict run of that size."""
+    api_key: str | None = None
+    """Clients must send it; None lets everybody in who reaches the port."""
+    frame_limit: int = FRAME_LIMIT
+    """Bytes of the largest request."""
+    ping_interval: float | None = 20.0
+    ping_timeout: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None))
+        check_seconds(self, "serve", "max_wait", least=0.0)
+        check_seconds(self, "serve", "ping_interval", "ping_timeout")
+
+
+class PolicyServer:
+    """Serves one policy. ``with PolicyServer(policy, cfg) as server: … server.address``."""
+
+    def __init__(self, policy: PolicyLike, cfg: ServeCfg | None = None, *, name: str = "") -> None:
+        self._library: Any = require_extra("websockets.asyncio.server", extra="serve", purpose="serving a policy")
+        self._errors: Any = require_extra("websockets.exceptions", extra="serve", purpose="serving a policy")
+        self.cfg = cfg or ServeCfg()
+        self.policy: ChunkPolicy = as_chunk_policy(policy)
+        self._name = name or type(policy).__name__
+        self._numbers = count()
+        self._process = secrets.token_hex(8)
+        self._batcher: Batcher | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self.port = 0
+        """The port that it listens on, once started."""
+
+    @property
+    def address(self) -> str:
+        """Where clients find it: ``ws://host:port``."""
+        host = "127.0.0.1" if self.cfg.host in ("0.0.0.0", "::", "") else self.cfg.host
+        return f"ws://{host}:{self.port}"
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """The first frame: openpi clients find the sizes, our own the rest."""
+        policy = self.policy
+        ours: dict[str, object] = {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "policy": self._name,
+            "horizon": policy.horizon,
+            "action_dim": policy.action_dim,
+            "obs_steps": policy.obs_steps,
+            "strict_size": self.cfg.batching.strict_size or 0,
+            "memory": has_memory(policy),
+            "process": self._process,
+            "images": ["raw", "png", "jpeg"],
+        }
+        return {"action_horizon": policy.horizon, "action_dim": policy.action_dim, "headrace": ours}
+
+    @property
+    def stats(self) -> ServingStats:
+        """What the model has done so far."""
+        return ServingStats() if self._batcher is None else self._batcher.stats
+
+    @property
+    def clients(self) -> int:
+        """Connected now."""
+        return 0 if self._batcher is None else self._batcher.clients
+
+    def start(self) -> PolicyServer:
+        """Serve from a thread of this process; returns once it listens."""
+        if self._thread is not None:
+            raise LifecycleError("server: already started; make a new one")
+        self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise StorageError(f"server: cannot listen on {self.cfg.host}:{self.cfg.port}: {self._failure}")
+        return self
+
+    def wait(self) -> None:
+        """Wait until somebody closes the server; Ctrl-C is raised here."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=1.0)  # a join without a time-out cannot be interrupted everywhere
+
+    def close(self) -> None:
+        """Disconnect everybody; the model's current call is waited for."""
+        if self._thread is None or self._loop is None:
+            return
+        if self._thread.is_alive():
+            assert self._stop is not None
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def __enter__(self) -> PolicyServer:
+        return self.start()
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread that started the server must hear of it
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        cfg = self.cfg
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._batcher = Batcher(self.policy, cfg.batching, max_rows=cfg.max_rows, max_wait=cfg.max_wait)
+        try:
+            async with self._library.serve(
+                self._handle,
+                cfg.host,
+                cfg.port,
+                compression=None,
+                max_size=cfg.frame_limit,
+                ping_interval=cfg.ping_interval,
+                ping_timeout=cfg.ping_timeout,
+                close_timeout=1.0,
+                process_request=self._admit,
+                server_header=None,
+            ) as server:
+                self.port = next(iter(server.sockets)).getsockname()[1]
+                self._started.set()
+                await self._stop.wait()
+        finally:
+            await asyncio.to_thread(self._batcher.close)
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """Answer ``/healthz``, and turn away who has not the key."""
+        if request.path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        if self.cfg.api_key is not None:
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Api-Key {self.cfg.api_key}".encode()):
+                return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing API key\n")
+        return None
+
+    async def _handle(self, connection: Any) -> None:
+        """One client: metadata, then an answer per request until it goes."""
+        assert self._batcher is not None
+        number = next(self._numbers)
+        batcher = self._batcher
+        batcher.join(number)
+        try:
+            await connection.send(pack(self.metadata))
+            requests, total = 0, None
+            async for frame in connection:
+                begin = time.monotonic()
+                reply = await self._answer(connection, frame, Visitor(number=number, requests=requests), total)
+                if reply is None:
+                    return
+                await connection.send(reply)
+                requests, total = requests + 1, 1000 * (time.monotonic() - begin)
+        except self._errors.ConnectionClosed:
+            return
+        finally:
+            batcher.leave(number)
+
+    async def _answer(
+        self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None
+    ) -> memoryview | None:
+        """The reply to one frame; None once the client is gone, or was told of an error."""
+        assert self._batcher is not None
+        try:
+            request, ours = read_request(unpack_map(frame, limit=self.cfg.frame_limit), self.policy, visitor)
+            served = asyncio.wrap_future(self._batcher.submit(visitor.number, request))
+            gone = asyncio.ensure_future(connection.wait_closed())
+            await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not served.done():
+                served.cancel()
+                return None
+            gone.cancel()
+            return _reply(served.result(), ours=ours, total=total)
+        except (CancelledError, asyncio.CancelledError):
+            return None
+        except DataError as error:
+            await self._complain(connection, f"{type(error).__name__}: {error}", _POLICY_VIOLATION)
+        except Exception:  # noqa: BLE001  # whatever a policy raises is the client's to read, as openpi's server does it
+            await self._complain(connection, traceback.format_exc(), _INTERNAL_ERROR)
+        return None
+
+    async def _complain(self, connection: Any, text: str, code: int) -> None:
+        await connection.send(text)
+        await connection.close(code, "the error is in the previous frame")
+
+
+def _reply(served: Reply, *, ours: bool, total: float | None) -> memoryview:
+    answer, actions = served.answer, served.answer.actions.numpy()
+    timing: dict[str, object] = {"infer_ms": 1000 * served.seconds}
+    message: dict[str, object] = {
+        "actions": actions if ours else actions[0],
+        "policy_timing": timing,
+        "server_timing": timing if total is None else {**timing, "prev_total_ms": total},
+    }
+    if ours:
+        message["headrace"] = {"calls": answer.calls, "padding": answer.padding}
+    return pack(message)

@@ -1,0 +1,1 @@
+"""Datasets in other formats: HDF5, LeRobot, Minari."""

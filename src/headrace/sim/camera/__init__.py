@@ -1,0 +1,1 @@
+"""Cameras: the protocol, the native renderer with its kernels, MuJoCo's and Warp's renderers."""

@@ -1,0 +1,85 @@
+"""Stacks that a store could not give back are refused, by whichever way they come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from headrace.errors import ShapeError
+from headrace.replay import ArraySpec, ReplayBuffer
+from headrace.types import StackSpec, Step
+
+N, K, SIDE = 3, 4, 8
+ACTION = ArraySpec((1,), torch.float32)
+
+
+def stacks(steps: int, order: str, seed: int = 0) -> torch.Tensor:
+    """Observations (steps + 1, N, K, SIDE, SIDE) of frames that are all different."""
+    frames = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (steps + 2 * K, N, SIDE, SIDE)))
+    hop = 2 if order == "dilated" else 1
+    picked = [torch.stack([frames[t + hop * k] for k in range(K)], 1) for t in range(steps + 1)]
+    if order == "newest first":
+        picked = [stack.flip(1) for stack in picked]
+    return torch.stack(picked).to(torch.uint8)
+
+
+def make(stack: StackSpec, shape: tuple[int, ...], **settings) -> ReplayBuffer:
+    return ReplayBuffer(40 * N, N, ArraySpec(shape, torch.uint8), ACTION, stack=stack, **settings)
+
+
+def feed(buffer: ReplayBuffer, observed: torch.Tensor, form: str) -> None:
+    no, steps = torch.zeros(N, dtype=torch.bool), len(observed) - 1
+    if form == "steps":
+        for t in range(steps):
+            step = Step(observed[t + 1].contiguous(), torch.zeros(N), no, no, {})
+            buffer.extend(observed[t].contiguous(), torch.zeros(N, 1), step)
+        return
+    following = {name: torch.zeros(N, steps, 1, dtype=torch.bool) for name in ("done", "terminated")}
+    following["reward"] = torch.zeros(N, steps, 1)
+    if form == "batch":
+        following["observation"] = observed[1:].transpose(0, 1)
+    batch = {"observation": observed[:-1].transpose(0, 1), "action": torch.zeros(N, steps, 1), "next": following}
+    buffer.extend(TensorDict(batch, [N, steps]), fill_value=0)
+
+
+@pytest.mark.parametrize("form", ["steps", "batch", "compact"])
+@pytest.mark.parametrize("order", ["oldest first", "newest first", "dilated"])
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+def test_only_the_declared_axis_and_order_are_taken(layout, order, form) -> None:
+    observed = stacks(12, order)
+    if layout == "channels last":
+        observed = observed.movedim(2, -1)
+    shape, axis = tuple(observed.shape[2:]), 0 if layout == "channels first" else 2
+    for dim in range(3):
+        buffer = make(StackSpec(frames=K, dim=dim), shape)
+        if order == "oldest first" and dim == axis:
+            feed(buffer, observed, form)
+            got = buffer.get(buffer.indices())
+            assert torch.equal(got["observation"], observed[:-1].transpose(0, 1).flatten(0, 1))
+            continue
+        with pytest.raises(ShapeError, match=f"expected 4 frames on axis {dim} of") as refused:
+            feed(buffer, observed, form)
+        assert len(buffer) == 0, "nothing was stored"
+        if order == "oldest first":
+            assert f"StackSpec(frames=4, dim={axis}, layout='concat')" in str(refused.value)
+        if order == "newest first":
+            assert f"frames on axis {axis} from newest to oldest" in str(refused.value)
+
+
+def test_a_stack_that_changes_late_is_found_soon() -> None:
+    buffer = make(StackSpec(frames=K, dim=0), (K, SIDE, SIDE))
+    feed(buffer, stacks(150, "oldest first"), "steps")
+    # one frame of one environment per write: all of them within N · (K − 1) writes
+    with pytest.raises(ShapeError, match="oldest to newest"):
+        feed(buffer, stacks(N * (K - 1), "newest first", seed=1), "steps")
+
+
+def test_last_observations_of_episodes_are_compared_too() -> None:
+    observed = stacks(1, "oldest first")
+    buffer = make(StackSpec(frames=K, dim=0), (K, SIDE, SIDE))
+    yes = torch.ones(N, dtype=torch.bool)
+    info = {"final_obs": observed[1].flip(1).contiguous(), "_final_obs": yes}
+    with pytest.raises(ShapeError, match="oldest to newest"):
+        buffer.extend(observed[0].contiguous(), torch.zeros(N, 1), Step(observed[1], torch.zeros(N), yes, ~yes, info))
