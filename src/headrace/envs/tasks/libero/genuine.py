@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import export  # pyright: ignore[reportImplicitRelativeImport]  # alone here, a module of the package elsewhere
-import plain  # pyright: ignore[reportImplicitRelativeImport]
+# modules beside this file, found by the line above; pyright looks for modules of the package
+import export  # pyright: ignore[reportImplicitRelativeImport, reportMissingImports]
+import plain  # pyright: ignore[reportImplicitRelativeImport, reportMissingImports]
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
