@@ -222,6 +222,6 @@ def test_a_batch_on_disk_counts_at_once(tmp_path):
     store, stream = NaiveStore(2, 6), Stream(1, 2, *SPACES["stack"], "same_step")
     stream.idle_rate = 0.0
     buffer.extend(batch_of([stream.step(ACTION) for _ in range(17)], store, ids=True))
-    assert buffer._store.record.sequence == 1
+    assert buffer.store.record.sequence == 1
     check_batch(buffer.get(buffer.indices()), store, 1, 0.99)
     assert np.all(buffer.written.numpy() == 17)

@@ -353,4 +353,4 @@ def test_a_stream_of_noise_stays_exact_and_only_costs_memory():
     rows = [store.rows[e][p] for e, p in (store.index()[int(i)] for i in batch["index"])]
     assert torch.equal(batch["next", "observation"], torch.stack([row.next_obs[""] for row in rows]))
     # side rows are used again: never more than the ring, its history and one write can refer to
-    assert buffer._store.pool.side.high <= 2 * (10 + 2)
+    assert buffer.store.pool.side.high <= 2 * (10 + 2)

@@ -105,7 +105,7 @@ def test_files_of_different_moments_give_flushed_transitions_or_an_error(seed, t
     shutil.copytree(tmp_path / "store", tmp_path / "flushed")
     reference = {index: store.rows[e][place] for index, (e, place) in store.index().items()}
     feed(buffer, store, stream, int(draw.integers(1, 300)))
-    buffer._store.memory.release()  # the process dies without close()
+    buffer.store.memory.release()  # the process dies without close()
     kept = 0
     for _ in range(6):
         mixed = tmp_path / "mixed"
@@ -131,7 +131,7 @@ def test_a_commit_record_older_than_the_files_is_refused_on_the_same_boot(tmp_pa
     buffer.flush()
     old = (tmp_path / "store" / "commit.bin").read_bytes()
     feed(buffer, store, stream, 200)
-    buffer._store.memory.release()
+    buffer.store.memory.release()
     (tmp_path / "store" / "commit.bin").write_bytes(old)
     with pytest.raises(DataError, match="older than the other files"):
         ReplayBuffer.open(tmp_path / "store")
@@ -144,7 +144,7 @@ def test_a_commit_record_older_than_the_files_is_refused_on_the_same_boot(tmp_pa
 
 def test_a_killed_process_and_a_proper_restart_lose_nothing(tmp_path, monkeypatch) -> None:
     buffer, store, _ = fill(tmp_path / "store")
-    buffer._store.memory.release()
+    buffer.store.memory.release()
     check_batch(_everything(ReplayBuffer.open(tmp_path / "store")), store, 1, 0.99)
     monkeypatch.setattr(durability, "_boot", lambda: 7)
     again = ReplayBuffer.open(tmp_path / "store", trust_unflushed=True)
@@ -156,7 +156,7 @@ def test_a_killed_process_and_a_proper_restart_lose_nothing(tmp_path, monkeypatc
 
 def _everything(buffer: ReplayBuffer):
     batch = buffer.get(buffer.indices()).clone()
-    buffer._store.memory.release()
+    buffer.store.memory.release()
     return batch
 
 
@@ -180,7 +180,7 @@ def test_clear_never_gives_an_index_twice(where, tmp_path) -> None:
             assert len(buffer) == 0
     reference = NaiveStore(NUM_ENVS, LENGTH)
     reference.written = buffer.written.tolist()
-    reference.trajectories = buffer._store.pool.trajectories.tolist()
+    reference.trajectories = buffer.store.pool.trajectories.tolist()
     feed(buffer, reference, stream, 60)
     check_batch(buffer.get(buffer.indices()), reference, 1, 0.99)
 
@@ -194,7 +194,7 @@ def test_a_reader_follows_a_clear(tmp_path) -> None:
     with pytest.raises(LifecycleError, match="got none"):
         reader.sample(4)
     reference = NaiveStore(NUM_ENVS, LENGTH)
-    reference.written, reference.trajectories = buffer.written.tolist(), buffer._store.pool.trajectories.tolist()
+    reference.written, reference.trajectories = buffer.written.tolist(), buffer.store.pool.trajectories.tolist()
     feed(buffer, reference, stream, 20)
     check_batch(reader.sample(16), reference, 1, 0.99)
 
@@ -210,8 +210,8 @@ def test_a_batch_that_fails_in_the_middle_leaves_nothing_of_itself(tmp_path, mon
         if len(calls) == 2:
             raise OSError(5, "Input/output error")
 
-    plain = buffer._store.pool.write
-    monkeypatch.setattr(buffer._store.pool, "write", lambda write: (fail(), plain(write))[1])
+    plain = buffer.store.pool.write
+    monkeypatch.setattr(buffer.store.pool, "write", lambda write: (fail(), plain(write))[1])
     with pytest.raises(OSError, match="Input/output"):
         buffer.extend(batch)
     monkeypatch.undo()

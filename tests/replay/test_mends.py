@@ -55,7 +55,7 @@ def test_a_store_that_the_disk_has_no_room_for_is_refused_and_a_growing_one_stay
         with pytest.raises(StorageError, match=r"the disk is full.*more are needed; what was stored before is intact"):
             make(directory=tmp_path / "other")
         # what lies beyond the ring, the true last frames, is in files that are made when they are needed
-        frames = next(iter(buffer._store.pool.rows.values()))
+        frames = next(iter(buffer.store.pool.rows.values()))
         with pytest.raises(StorageError, match="the disk is full"):
             frames.reserve(1 << 20)
     assert (everything(buffer) == kept).all()
@@ -90,7 +90,7 @@ def test_a_live_store_has_one_writer(tmp_path) -> None:
 
 def test_flush_syncs_the_commit_record_after_everything_else(tmp_path, monkeypatch) -> None:
     buffer = make(directory=tmp_path, sampler=PrioritizedSampler())
-    memory = buffer._store.memory
+    memory = buffer.store.memory
     assert isinstance(memory, FileAllocator)
     synced: list[str] = []
 

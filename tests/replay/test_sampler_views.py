@@ -173,7 +173,7 @@ def test_prioritized_slices_follow_the_priorities_of_their_runs():
 
 def _row(buffer: ReplayBuffer, index: int) -> int:
     position, env = divmod(index, buffer.num_envs)
-    pool = buffer._store.pool
+    pool = buffer.store.pool
     return env * pool.slots + position % pool.slots
 
 

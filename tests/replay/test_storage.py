@@ -86,7 +86,7 @@ def test_a_killed_writer_leaves_its_last_complete_write(tmp_path, runs):
         seen = printed[-1] if printed else last
         buffer = ReplayBuffer.open(directory)
         # the process may die between a complete write and its print
-        written = steps_of(int(buffer._store.record.sequence))
+        written = steps_of(int(buffer.store.record.sequence))
         assert written in (seen, seen + size_of(seen))
         store, stream = NaiveStore(NUM_ENVS, LENGTH), make_stream(run)
         feed(None, store, stream, written)

@@ -8,7 +8,9 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.replay._buffer import ReplayBuffer
+    from headrace.replay._mixture import Mixture
     from headrace.replay._priorities import PrioritizedSampler
+    from headrace.replay._relabeling import Relabeled
     from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
     from headrace.replay._slices import SliceSampler, TrajectorySampler
     from headrace.replay._spec import ArraySpec, estimate
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArraySpec",
+    "Mixture",
     "Picked",
     "PrioritizedSampler",
+    "Relabeled",
     "ReplayBuffer",
     "RolloutBuffer",
     "Sampler",

@@ -136,7 +136,7 @@ class ReplayBuffer(SamplerView):
 
     def _describe(self) -> None:
         """Write down what a store on disk has."""
-        memory = self._store.memory
+        memory = self.store.memory
         if isinstance(memory, FileAllocator):
             disk.write_manifest(memory.directory, self.spec, self._view_specs())
 
@@ -160,7 +160,7 @@ class ReplayBuffer(SamplerView):
         self._build(spec, memory, make_sampler(views[MAIN].sampler), views[MAIN], devices[MAIN], trust_unflushed)
         for name, view in views.items():
             if name != MAIN:
-                self._others[name] = SamplerView(self._store, name, make_sampler(view.sampler), view, devices[name])
+                self._others[name] = SamplerView(self.store, name, make_sampler(view.sampler), view, devices[name])
         return self
 
     def with_sampler(
@@ -180,7 +180,7 @@ class ReplayBuffer(SamplerView):
         if name in self.views or not name.isidentifier():
             raise ConfigError(f"with_sampler: expected a new name of letters and digits, got {name!r}")
         spec = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=gamma, seed=seed)
-        view = self._others[name] = SamplerView(self._store, name, sampler, spec, device)
+        view = self._others[name] = SamplerView(self.store, name, sampler, spec, device)
         self._describe()
         return view
 
@@ -248,7 +248,7 @@ class ReplayBuffer(SamplerView):
 
         The directory appears under its name only when it is complete.
         """
-        with self._store.lock:
+        with self.store.lock:
             blocks = self._blocks()
 
             def fill(folder: Path) -> None:
@@ -260,24 +260,24 @@ class ReplayBuffer(SamplerView):
     def _blocks(self) -> dict[str, Bytes]:
         """Return all memory by name; called with the lock held."""
         self._check_own()
-        blocks = self._store.blocks()
+        blocks = self.store.blocks()
         for view in self.views.values():
             blocks |= view.memory.blocks
         return blocks
 
     def _check_own(self) -> None:
-        if self._store.follows:
+        if self.store.follows:
             raise ConfigError("ReplayBuffer: opened with read_only=True; save and copy it where it is written")
 
     def __getstate__(self) -> dict[str, object]:
         """For ``pickle`` and ``deepcopy``: a copy of everything stored. A store on disk is not copied into a pickle."""
-        memory = self._store.memory
+        memory = self.store.memory
         if isinstance(memory, FileAllocator):
             raise ConfigError(
                 f"ReplayBuffer: this one lives in {memory.directory}; pass the path and ReplayBuffer.open() it "
                 "there, or save() a checkpoint and load() it"
             )
-        with self._store.lock:
+        with self.store.lock:
             blocks = {name: block.copy() for name, block in self._blocks().items()}
         devices = {name: str(view.device) for name, view in self.views.items()}
         return {"spec": self.spec, "views": self._view_specs(), "blocks": blocks, "devices": devices}
@@ -291,24 +291,24 @@ class ReplayBuffer(SamplerView):
         Transitions that are overwritten afterwards, and the newest one of each environment, are given up in that case:
         see ``trust_unflushed`` of :meth:`open`. The death of the process loses nothing either way.
         """
-        with self._store.lock:
-            self._store.flush()
+        with self.store.lock:
+            self.store.flush()
 
     def close(self) -> None:
         """Flush a store on disk and let another process write to it. This buffer must not be used any more.
 
         Safe to call again.
         """
-        memory = self._store.memory
+        memory = self.store.memory
         if isinstance(memory, FileAllocator) and memory.release.alive:
             if memory.process == os.getpid():
                 self.flush()
             memory.release()
 
     def __len__(self) -> int:
-        with self._store.lock:
-            self._store.follow()
-            return len(self._store)
+        with self.store.lock:
+            self.store.follow()
+            return len(self.store)
 
     def __repr__(self) -> str:
         view = self.settings
@@ -331,27 +331,27 @@ class ReplayBuffer(SamplerView):
     @property
     def lengths(self) -> Tensor:
         """Transitions stored per environment, int64 (N,), fresh."""
-        with self._store.lock:
-            self._store.follow()
-            return torch.from_numpy(self._store.pool.lengths())
+        with self.store.lock:
+            self.store.follow()
+            return torch.from_numpy(self.store.pool.lengths())
 
     @property
     def written(self) -> Tensor:
         """Transitions ever stored per environment, int64 (N,), fresh; the last ``capacity / num_envs`` are there."""
-        with self._store.lock:
-            self._store.follow()
-            return torch.from_numpy(self._store.pool.counts.copy())
+        with self.store.lock:
+            self.store.follow()
+            return torch.from_numpy(self.store.pool.counts.copy())
 
     @property
     def cuts(self) -> int:
         """Trajectories that were closed because an observation was not, bit for bit, the one that ``extend`` got as
         ``step.obs`` before."""
-        return self._store.cuts
+        return self.store.cuts
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer when every ring is full: frames, side rows used so far, bookkeeping, samplers."""
-        return self._store.nbytes + sum(view.sampler.nbytes + view.memory.nbytes for view in self.views.values())
+        return self.store.nbytes + sum(view.sampler.nbytes + view.memory.nbytes for view in self.views.values())
 
     @property
     def bytes_per_transition(self) -> float:
@@ -360,9 +360,9 @@ class ReplayBuffer(SamplerView):
 
     def clear(self) -> None:
         """Forget all transitions; memory is kept."""
-        with self._store.lock:
-            self._store.check_writable()
-            self._store.clear()
+        with self.store.lock:
+            self.store.check_writable()
+            self.store.clear()
 
     def extend(
         self,
@@ -399,7 +399,7 @@ class ReplayBuffer(SamplerView):
         - compact, with neither: next observations are ``fill_value`` where ``("next", "done")`` or ``("next", "cut")``
           is True, and exact elsewhere. A trajectory goes on in the following batch if that is compact, too.
         """
-        store = self._store
+        store = self.store
         store.check_writable()
         if action is None or step is None:
             if extras is not None or active is not None or isinstance(obs, Tensor):
@@ -415,7 +415,7 @@ class ReplayBuffer(SamplerView):
 
     def indices(self) -> Tensor:
         """``index`` of every stored transition, by environment, oldest first: int64 (len,), fresh."""
-        with self._store.lock:
-            self._store.follow()
-            stored = [p * self.num_envs + e for e, p in enumerate(stored_positions(self._store.pool))]
+        with self.store.lock:
+            self.store.follow()
+            stored = [p * self.num_envs + e for e, p in enumerate(stored_positions(self.store.pool))]
         return torch.from_numpy(np.concatenate(stored))

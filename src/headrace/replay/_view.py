@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headrace._device import to_device
 from headrace._rng_kernels import uniforms
 from headrace.errors import ConfigError, IdError, LifecycleError, ShapeError
 from headrace.history.output import OutputPool
 from headrace.replay import ring
 from headrace.replay._blocks import Allocator, Int64s, Namespace
 from headrace.replay._pool import AnyRowSpace, FramePool
+from headrace.replay._prefetch import Batches
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import ArraySpec, LeafSpec, ViewSpec, Window
@@ -209,13 +211,13 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-class _Tickets:
+class Tickets:
     """The uniform numbers of draws, made for several draws at a time; which those are changes none of them."""
 
     _AHEAD = 32
 
-    def __init__(self, seed: int) -> None:
-        self._key = stream_key(seed, "replay")
+    def __init__(self, seed: int, stream: str) -> None:
+        self._key = stream_key(seed, stream)
         self._first = 0
         self._made = np.empty((0, 0))
 
@@ -229,7 +231,20 @@ class _Tickets:
         return self._made[row]
 
 
-class SamplerView:
+class Drawn(NamedTuple):
+    """A batch on the CPU, before it is handed over."""
+
+    batch: TensorDict
+    picked: Picked
+    number: int
+    """Of the draw."""
+
+
+Edit: TypeAlias = Callable[[Drawn], Picked]
+"""Changes a batch, and returns what was read for it."""
+
+
+class SamplerView(Batches):
     """Batches of a store, drawn by one sampler; made by :meth:`ReplayBuffer.with_sampler`.
 
     Any number of them may read one store, each with n-step returns, draws and a device of its own. See
@@ -245,9 +260,11 @@ class SamplerView:
         self.device = as_device(device)
         self.memory = Namespace(Allocator() if store.follows else store.memory, f"{name}.")
         """What is saved with the store."""
-        self._store = store
-        self._tickets = _Tickets(settings.seed)
-        self._outputs = OutputPool(pinned=self.device.type == "cuda")
+        self.store = store
+        """What is sampled from, shared by all of its samplers."""
+        self._tickets = Tickets(settings.seed, "replay")
+        self.outputs = OutputPool(pinned=self.device.type == "cuda")
+        """Memory of batches."""
         with store.lock:
             self._draws = self.memory.allocate("draws", 8).view(np.int64)
             self.attach()
@@ -255,28 +272,37 @@ class SamplerView:
 
     def attach(self) -> None:
         """Let the sampler begin anew with what is stored; called by the store."""
-        self.sampler.attach(self._store.pool, self.memory, self.settings.seed)
+        self.sampler.attach(self.store.pool, self.memory, self.settings.seed)
 
     def sample(self, batch_size: int) -> TensorDict:
         """Draw a batch: ``batch_size`` transitions, slices or trajectories, as the sampler says."""
+        return self.draw(batch_size)
+
+    def draw(self, batch_size: int, edit: Edit | None = None) -> TensorDict:
+        """Draw a batch that ``edit`` may change before it is handed over."""
         if batch_size < 1:
             raise ShapeError(f"batch_size: expected at least 1, got {batch_size}")
-        with self._store.lock:
+        with self.store.lock:
             tickets = self._tickets.of(int(self._draws[0]), batch_size)
-            batch = self._read(lambda: self.sampler.draw(tickets))
+            batch = self._read(lambda: self.sampler.draw(tickets), edit)
             self._draws[0] += 1
             return batch
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether the sampler takes priorities."""
+        return isinstance(self.sampler, PrioritizedSampler)
 
     def get(self, index: Tensor) -> TensorDict:
         """Return the transitions of these ``index`` values, int64 (B,), as :meth:`sample` gives them."""
         if index.dim() != 1:
             raise IdError(f"index: expected int64 (B,), got {tuple(index.shape)}")
         envs, positions = self._locate(index)
-        with self._store.lock:
+        with self.store.lock:
             return self._read(lambda: self._stored(envs, positions, index))
 
     def _stored(self, envs: Int64s, positions: Int64s, index: Tensor) -> Picked:
-        pool = self._store.pool
+        pool = self.store.pool
         stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs])
         if not stored.all():
             raise IdError(f"index: {index[torch.from_numpy(~stored)].tolist()[:8]} are not stored, or no longer")
@@ -284,7 +310,7 @@ class SamplerView:
 
     def at(self, place: Tensor) -> TensorDict:
         """Return the transitions at places 0 ≤ place < len, int64 (B,), counted by environment, oldest first."""
-        pool, where = self._store.pool, place.numpy()
+        pool, where = self.store.pool, place.numpy()
 
         def pick() -> Picked:
             ends = np.cumsum(pool.lengths())
@@ -293,7 +319,7 @@ class SamplerView:
             envs = np.searchsorted(ends, where, side="right")
             return Picked(envs=envs, positions=pool.oldest()[envs] + where - (ends - pool.lengths())[envs])
 
-        with self._store.lock:
+        with self.store.lock:
             return self._read(pick)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
@@ -307,33 +333,35 @@ class SamplerView:
         values = priority.detach().to("cpu", torch.float64).numpy()
         if values.ndim == positions.ndim + 1 and values.shape[-1] == 1:
             values = values[..., 0]
-        with self._store.lock:
+        with self.store.lock:
             self.sampler.update(envs, positions, values)
 
     def _locate(self, index: Tensor) -> tuple[Int64s, Int64s]:
         if index.dtype != torch.int64 or (index < 0).any():
             raise IdError(f"index: expected int64, not negative, got {index.dtype} {tuple(index.shape)}")
-        positions, envs = np.divmod(index.cpu().numpy(), self._store.spec.num_envs)
+        positions, envs = np.divmod(index.cpu().numpy(), self.store.spec.num_envs)
         return envs, positions
 
-    def _read(self, pick: Callable[[], Picked]) -> TensorDict:
+    def _read(self, pick: Callable[[], Picked], edit: Edit | None = None) -> TensorDict:
         """Return what was picked; called with the lock held."""
-        settings = self.settings
-        if self._store.follows:
-            batch = self._read_whole(pick)
-        else:
-            batch = assemble(self._store, self._outputs, pick(), settings.n_step, settings.gamma)
-        return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+        batch = self._read_whole(pick, edit) if self.store.follows else self._assemble(pick(), edit)[0]
+        if self.device.type == "cpu":
+            return batch
+        return cast("TensorDict", batch.apply(functools.partial(to_device, device=self.device), device=self.device))
 
-    def _read_whole(self, pick: Callable[[], Picked]) -> TensorDict:
+    def _assemble(self, picked: Picked, edit: Edit | None) -> tuple[TensorDict, Picked]:
+        batch = assemble(self.store, self.outputs, picked, self.settings.n_step, self.settings.gamma)
+        return batch, picked if edit is None else edit(Drawn(batch, picked, int(self._draws[0])))
+
+    def _read_whole(self, pick: Callable[[], Picked], edit: Edit | None) -> TensorDict:
         """Return the same where another process writes meanwhile: again, until nothing was overwritten."""
-        store, settings, blocks = self._store, self.settings, self.memory.blocks
+        store, blocks = self.store, self.memory.blocks
         for _ in range(_ATTEMPTS):
             before = {name: block.copy() for name, block in blocks.items()}
             store.follow()
             picked, heads = pick(), store.head_flags()
-            batch = assemble(store, self._outputs, picked, settings.n_step, settings.gamma)
-            if store.is_whole(picked, heads):
+            batch, read = self._assemble(picked, edit)
+            if store.is_whole(picked, heads) and (read is picked or store.is_whole(read, heads)):
                 return batch
             for name, block in before.items():
                 blocks[name][:] = block

@@ -293,3 +293,14 @@ def spread(ticket: Float64s, ends: Int64s, envs: Int64s, offset: Int64s) -> None
         e = np.searchsorted(ends, item, side="right")
         envs[b] = e
         offset[b] = item - (ends[e - 1] if e > 0 else 0)
+
+
+@kernel()
+def last_of_trajectory(envs: Int64s, positions: Int64s, counts: Int64s, flags: Flags, out: Int64s) -> None:
+    """Write the position of the last transition of each transition's trajectory, the newest where it still goes on."""
+    slots = flags.shape[1]
+    for b in range(envs.shape[0]):
+        e, p = envs[b], positions[b]
+        while p + 1 < counts[e] and flags[e, p % slots] & ENDED == 0:
+            p += 1
+        out[b] = p
