@@ -29,7 +29,7 @@ from headrace.errors import ConfigError, DataError
 from headrace.history import image_observation
 from headrace.sim import Simulation
 from headrace.sim.camera.appearance import AS_MODELLED, Appearance
-from headrace.sim.camera.camera import SceneState
+from headrace.sim.camera.camera import PoseReader, SceneState
 from headrace.sim.camera.names import make_camera
 from headrace.sim.camera.warp_camera import WarpCamera
 from headrace.sim.mujoco_sim import scatter_rows
@@ -210,7 +210,10 @@ def group_images(
     together: dict[ImageSpec, dict[str, ImageSpec]] = {}
     for name, spec in pictures.items():
         together.setdefault(spec.source, {})[name] = spec
-    return [EnvImages(specs, sim, threads, positions) for specs in together.values()]
+    if not together:
+        return []
+    reader = PoseReader(sim.model, threads=threads)  # one for all: it holds copies of the model
+    return [EnvImages(specs, sim, reader, threads, positions) for specs in together.values()]
 
 
 class EnvImages:
@@ -224,7 +227,12 @@ class EnvImages:
     """
 
     def __init__(
-        self, specs: Mapping[str, ImageSpec], sim: Simulation, threads: int, positions: Tensor | None = None
+        self,
+        specs: Mapping[str, ImageSpec],
+        sim: Simulation,
+        reader: PoseReader,
+        threads: int,
+        positions: Tensor | None = None,
     ) -> None:
         self.specs = dict(specs)
         self.frames_drawn = 0
@@ -260,7 +268,7 @@ class EnvImages:
         self._looks: Appearance | None = None
         self.pixels = {name: Pixels(spec, sim.num_envs, sim.device) for name, spec in specs.items()}
         """By group: what each environment showed last."""
-        self._state = SceneState(sim, threads=threads, positions=positions)
+        self._state = SceneState(sim, reader, positions)
         self._columns = self._state.columns
         # a camera that draws from positions alone: they need not come to the host
         self._stay = isinstance(self._camera, WarpCamera) and not self._state.has_fields

@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace.envs.image_spec import ImageSpec, show_groups
 from headrace.errors import ConfigError
 from headrace.sim import Simulation
-from headrace.sim.camera.camera import CameraFrames, CameraSpec, SceneState
+from headrace.sim.camera.camera import CameraFrames, CameraSpec, PoseReader, SceneState
 from headrace.sim.camera.names import make_camera
 
 _PIXELS = 240
@@ -41,7 +41,7 @@ class Viewer:
         model = sim.model
         if model.ncam == 0:
             raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
-        self._state = SceneState(sim)
+        self._state = SceneState(sim, PoseReader(model))
         if spec is None:
             spec = show_groups(images or {}, CameraSpec(name=model.camera(0).name, width=_PIXELS, height=_PIXELS))
         self.renderer = renderer

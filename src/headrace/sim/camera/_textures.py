@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,7 @@ class TextureSet:
     """(textures that were asked for, 3): the color of those in 0 … 1; ones for the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Image:
+class _Image(NamedTuple):
     faces: NDArray[np.uint8]
     """(faces, height, width, channels): a view of the model's; one face if those of a cube are alike."""
     kind: int
@@ -48,62 +48,70 @@ class _Image:
     folds: bool
     """Whether a single color may stand for the texture: not of the sky, which has no geom to wear it."""
 
-    def key(self) -> bytes:
-        digest = hashlib.sha256(repr((self.faces.shape, self.kind, self.decode, self.folds)).encode())
-        digest.update(np.ascontiguousarray(self.faces).data)
-        return digest.digest()
-
 
 def load_textures(raw: Any, numbers: Sequence[int]) -> TextureSet:
-    """Return the textures ``numbers`` of a model: another camera's if their bytes are equal, or new ones."""
-    images = [_read(raw, number) for number in numbers]
-    keys = [image.key() for image in images]
+    """Return the textures ``numbers`` of a model: another camera's if they are equal, or new ones."""
+    keys = [_key(raw, number) for number in numbers]
     with _lock:
         whole = hashlib.sha256(b"".join(keys)).digest()
         found = _shared.get(whole)
         if found is None:
-            found = _shared[whole] = _build(images, keys)
+            found = _shared[whole] = _build(raw, dict(zip(keys, numbers, strict=True)), keys)
     return found
 
 
-def _read(raw: Any, number: int) -> _Image:
-    height, width, channels = (int(getattr(raw, f"tex_{name}")[number]) for name in ("height", "width", "nchannel"))
-    if raw.tex_adr[number] < 0:
-        data = mujoco.mj_loadTexture(raw, number)[0].reshape(height, width, channels)
+def _key(raw: Any, number: int) -> bytes:
+    """Return what a texture is, as a hash: of the name and time of its file where the model has it by reference."""
+    facts = [int(getattr(raw, f"tex_{name}")[number]) for name in ("type", "colorspace", "nchannel", "width")]
+    digest = hashlib.sha256(repr(facts).encode())
+    path = raw.paths[raw.tex_pathadr[number] :].partition(b"\0")[0] if raw.tex_adr[number] < 0 else b""
+    if path.startswith(b"/"):
+        status = os.stat(path)
+        digest.update(repr((path, status.st_mtime_ns, status.st_size)).encode())
     else:
-        start = int(raw.tex_adr[number])
+        digest.update(np.ascontiguousarray(_read(raw, number).faces).data)
+    return digest.digest()
+
+
+def _read(raw: Any, number: int) -> _Image:
+    if raw.tex_adr[number] < 0:  # by reference: the model has no size, either
+        data, colors = mujoco.mj_loadTexture(raw, number)
+    else:
+        height, width, channels = (int(getattr(raw, f"tex_{name}")[number]) for name in ("height", "width", "nchannel"))
+        start, colors = int(raw.tex_adr[number]), raw.tex_colorspace[number]
         data = raw.tex_data[start : start + height * width * channels].reshape(height, width, channels)
+    width, channels = data.shape[1:]
     kinds = mujoco.mjtTexture
     if raw.tex_type[number] == int(kinds.mjTEXTURE_2D):
-        return _Image(data[None], TEXTURE_2D, bool(raw.tex_colorspace[number] == _SRGB), True)
+        return _Image(data[None], TEXTURE_2D, bool(colors == _SRGB), True)
     folds = bool(raw.tex_type[number] != int(kinds.mjTEXTURE_SKYBOX))
     return _Image(data.reshape(-1, width, width, channels), TEXTURE_CUBE, False, folds)
 
 
-def _build(images: list[_Image], keys: list[bytes]) -> TextureSet:
-    slots, colors = list[int](), np.ones((len(images), 3), np.float32)
-    packed: dict[bytes, tuple[int, list[tuple[int, int, int, int]], U32]] = {}
-    start = 0
-    for image, key, color in zip(images, keys, colors, strict=True):
+def _build(raw: Any, numbers: dict[bytes, int], keys: list[bytes]) -> TextureSet:
+    """Pack the textures ``numbers`` by key, for those who ask by ``keys``."""
+    images, colors, count = dict[bytes, _Image](), dict[bytes, F32](), 0
+    rows = list[list[tuple[int, int, int, int]]]()
+    for key, number in numbers.items():
+        image = _read(raw, number)
         first = image.faces[0, 0, 0]
-        if image.folds and key not in packed and (image.faces[0, 0] == first).all() and (image.faces == first).all():
-            color[:] = _light(image.decode)[np.broadcast_to(first[:3], 3)] / np.float32(255)
-            slots.append(-1)
+        if image.folds and (image.faces[0, 0] == first).all() and (image.faces == first).all():
+            colors[key] = _light(image.decode)[np.broadcast_to(first[:3], 3)] / np.float32(255)
             continue
-        if key not in packed:
-            sizes, texels = _pack(image, start)
-            packed[key] = len(packed), sizes, texels
-            start += len(texels)
-        slots.append(packed[key][0])
-    most = max((len(sizes) for _, sizes, _ in packed.values()), default=1)
-    rows = [sizes + sizes[-1:] * (most - len(sizes)) for _, sizes, _ in packed.values()]
-    kinds = {slot: image.kind for image, slot in zip(images, slots, strict=True) if slot >= 0}
+        images[key] = image
+        sizes, count = _lay_out(image.faces.shape, count)
+        rows.append(sizes)
+    texels = np.empty(count, np.uint32)
+    for image, sizes in zip(images.values(), rows, strict=True):
+        _pack(image, sizes, texels)
+    most = max(map(len, rows), default=1)
+    places = {key: k for k, key in enumerate(images)}
     return TextureSet(
-        texels=np.concatenate([np.zeros(0, np.uint32), *(texels for _, _, texels in packed.values())]),
-        levels=np.array(rows, np.int32).reshape(-1, most, 4),
-        kinds=np.array([kinds[slot] for slot in range(len(packed))], np.int32),
-        slots=tuple(slots),
-        colors=colors,
+        texels=texels,
+        levels=np.array([sizes + sizes[-1:] * (most - len(sizes)) for sizes in rows], np.int32).reshape(-1, most, 4),
+        kinds=np.array([image.kind for image in images.values()], np.int32),
+        slots=tuple(places.get(key, -1) for key in keys),
+        colors=np.array([colors.get(key, np.ones(3, np.float32)) for key in keys], np.float32).reshape(-1, 3),
     )
 
 
@@ -115,43 +123,42 @@ def _light(decode: bool) -> F32:
     return (value * 255).astype(np.float32)
 
 
-def _pack(image: _Image, start: int) -> tuple[list[tuple[int, int, int, int]], U32]:
-    """Return rows of ``TextureSet.levels`` and the texels of one image, which begin at ``start`` of all."""
-    faces, height, width = image.faces.shape[:3]
-    # six faces that are alike are kept once
-    apart = 0 if faces == 1 else 1
+def _lay_out(shape: tuple[int, ...], start: int) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Return rows of ``TextureSet.levels`` of one image, whose texels begin at ``start``, and where they end."""
+    faces, height, width = shape[:3]
     sizes = list[tuple[int, int, int, int]]()
-    count = 0
     while True:
-        sizes.append((start + count, width, height, apart * width * height))
-        count += faces * width * height
+        # six faces that are alike are kept once
+        sizes.append((start, width, height, 0 if faces == 1 else width * height))
+        start += faces * width * height
         if width == height == 1:
-            break
+            return sizes, start
         width, height = max(width // 2, 1), max(height // 2, 1)
-    texels = np.empty(count, np.uint32)
-    for face in range(faces):
+
+
+def _pack(image: _Image, sizes: list[tuple[int, int, int, int]], texels: U32) -> None:
+    """Write the levels of one image to their places in ``texels``."""
+    for number, face in enumerate(image.faces):
         fine: U32 | None = None
         for first, width, height, _ in sizes:
-            at = first - start + face * width * height
+            at = first + number * width * height
             level = texels[at : at + width * height].reshape(height, width)
             if fine is None:
-                pack_bytes(np.ascontiguousarray(image.faces[face]), _light(image.decode), level)
+                pack_bytes(np.ascontiguousarray(face), (_light(image.decode) + 0.5).astype(np.uint32), level)
             else:
                 halve(fine, level)
             fine = level
-    return sizes, texels
 
 
 @kernel()
-def pack_bytes(image: U8, light: F32, out: U32) -> None:
-    """Pack bytes (h, w, channels) as texels (h, w); a single channel serves all three colors."""
+def pack_bytes(image: U8, light: U32, out: U32) -> None:
+    """Pack bytes (h, w, channels), each as ``light`` (256,) has it, as texels (h, w); one channel serves all colors."""
     step = 1 if image.shape[2] >= 3 else 0
     for y in range(out.shape[0]):
         for x in range(out.shape[1]):
             texel = np.uint32(0)
             for c in range(3):
-                value = np.uint32(light[image[y, x, c * step]] + np.float32(0.5))
-                texel |= np.uint32(value << np.uint32(8 * c))
+                texel |= np.uint32(light[image[y, x, c * step]] << np.uint32(8 * c))
             out[y, x] = texel
 
 
@@ -163,6 +170,17 @@ def halve(fine: U32, out: U32) -> None:
     odd.
     """
     high, wide = fine.shape
+    if high == 2 * out.shape[0] and wide == 2 * out.shape[1]:
+        # the same, rounded as below, with red and blue in one word: the sum of four bytes has ten bits
+        odd, even = np.uint32(0xFF00FF), np.uint32(0xFF00)
+        for y in range(out.shape[0]):
+            for x in range(out.shape[1]):
+                a, b = fine[2 * y, 2 * x], fine[2 * y, 2 * x + 1]
+                c, d = fine[2 * y + 1, 2 * x], fine[2 * y + 1, 2 * x + 1]
+                pair = (a & odd) + (b & odd) + (c & odd) + (d & odd) + np.uint32(0x020002)
+                green = (a & even) + (b & even) + (c & even) + (d & even) + np.uint32(0x0200)
+                out[y, x] = ((pair >> np.uint32(2)) & odd) | ((green >> np.uint32(2)) & even)
+        return
     for y in range(out.shape[0]):
         y_0, y_1, part_y = coarse_place(y, high, out.shape[0])
         for x in range(out.shape[1]):

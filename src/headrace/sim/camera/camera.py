@@ -457,11 +457,12 @@ class SceneState:
     the nominal model.
     """
 
-    def __init__(self, sim: Simulation, *, threads: int = 1, positions: Tensor | None = None) -> None:
-        """Read from ``sim``; joint positions from ``positions`` (N, nq), which the caller writes, if given."""
+    def __init__(self, sim: Simulation, reader: PoseReader, positions: Tensor | None = None) -> None:
+        """Read from ``sim``, whose model ``reader`` has; joint positions from ``positions`` (N, nq), which the caller
+        writes, if given."""
         self._sim = sim
         self._given = {} if positions is None else {"qpos": positions}
-        self._reader = PoseReader(sim.model, threads=threads)
+        self._reader = reader
         model: Any = sim.model
         self._positions = {"qpos": (model.nq,), "mocap_pos": (model.nmocap, 3), "mocap_quat": (model.nmocap, 4)}
         self._shapes: dict[str, tuple[int, ...]] = {}

@@ -100,6 +100,9 @@ class ExportedTask:
             )
         spec: Any = mujoco.MjSpec.from_string(self.xml)
         spec.memory, spec.njmax, spec.nconmax = _ARENA, -1, -1
+        for texture in spec.textures:
+            # a model of 70 MB instead of 260, which physics and cameras copy; cameras read the files
+            texture.embed = not texture.file
         if not textures:
             for material in spec.materials:
                 material.textures = [""] * len(material.textures)
