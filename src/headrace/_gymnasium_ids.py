@@ -39,7 +39,7 @@ def register_ids() -> None:
         if env_id not in registry:
             register(
                 env_id,
-                entry_point="headrace.envs._single_env:make_single",
+                entry_point="headrace.envs._numpy_env:make_single",
                 vector_entry_point="headrace.envs._numpy_env:make_numpy",
                 kwargs={"task": task},
             )

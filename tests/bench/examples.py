@@ -7,7 +7,6 @@ import itertools
 from headrace.bench import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
 from headrace.bench._builders import Provenance, StartupBuilder, StepTimes
 from headrace.bench._comparison import Comparison
-from headrace.bench._statistic import Statistic
 from headrace.bench.schema import (
     Bundle,
     CheckpointInfo,
@@ -24,6 +23,7 @@ from headrace.bench.schema import (
     StartupConfig,
     StartupPhase,
     StartupTime,
+    Statistic,
     Versions,
     Warmup,
 )

@@ -9,9 +9,8 @@ import pytest
 from examples import play_bundle, verdict
 
 from headrace.bench._comparison import CompareCfg, compare
-from headrace.bench._statistic import Proportion
 from headrace.bench.comparison_output import change
-from headrace.bench.schema import Bundle, PerEpisode
+from headrace.bench.schema import Bundle, PerEpisode, Proportion
 
 
 def play(

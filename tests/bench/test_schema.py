@@ -9,10 +9,17 @@ import jsonschema
 import pytest
 from examples import EXAMPLES, play_bundle, runtime_bundle
 
-from headrace.bench import _json_schema as json_schema
+from headrace.bench import _bundle_files as json_schema
 from headrace.bench import read_bundle
-from headrace.bench._bundle_files import bundle_paths, parse_bundle, read_bundles
-from headrace.bench._json_schema import VERSIONS, digest, json_schemas, write_schemas
+from headrace.bench._bundle_files import (
+    VERSIONS,
+    bundle_paths,
+    digest,
+    json_schemas,
+    parse_bundle,
+    read_bundles,
+    write_schemas,
+)
 from headrace.bench.formatters._isaaclab import isaaclab_text
 from headrace.bench.schema import BUNDLES, SCHEMA_VERSION, bundle_text
 from headrace.errors import ConfigError, DataError
@@ -29,7 +36,7 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 @pytest.mark.parametrize("kind", BUNDLES)
 def test_the_published_schema_is_that_of_the_code(kind: str) -> None:
-    """If this fails: python -m headrace.bench._json_schema docs/schema"""
+    """If this fails: python -m headrace.bench._bundle_files docs/schema"""
     assert json.loads((PUBLISHED / f"{kind}.json").read_text()) == json_schemas()[f"{kind}.json"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench._statistic import RESERVOIR, Proportion, Statistic
+from headrace.bench.schema import RESERVOIR, Proportion, Statistic
 
 
 @settings(deadline=None, max_examples=40)

@@ -12,7 +12,7 @@ from simulator_checks import evaluated, not_claimed, recorded
 
 import headrace
 from headrace.bridges import BridgeEnv
-from headrace.bridges._playground import PlaygroundRows
+from headrace.bridges._batched import PlaygroundRows
 from headrace.errors import ConfigError
 from headrace.testing import check_row_simulator
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from headrace.cli import main
-from headrace.viewing._page import Screen, png, serve
+from headrace.viewing.live import Screen, png, serve
 
 
 def test_pictures_are_encoded_without_loss() -> None:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headrace.viewing._page import Screen, serve
+from headrace.viewing.live import Screen, serve
 
 pytestmark = pytest.mark.system
 

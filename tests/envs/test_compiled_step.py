@@ -12,7 +12,7 @@ import headrace
 from headrace import errors
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.tasks.inverted_pendulum import InvertedPendulum, InvertedPendulumCfg
-from headrace.testing._comparing import require_same_tensors
+from headrace.testing._contract import require_same_tensors
 from headrace.types import EpisodeEnds, Need, ResetRecord, Step, StepRecord
 
 REACH = {"cartpole": 1.0, "inverted-pendulum": 3.0}

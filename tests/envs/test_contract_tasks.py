@@ -14,7 +14,7 @@ import headrace
 from headrace import testing
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import task_names
-from headrace.testing._comparing import require_equal
+from headrace.testing._contract import require_equal
 from headrace.testing._playing import actions_of, poisoned
 
 # short enough that episodes end while somebody looks, long enough that random actions end some before

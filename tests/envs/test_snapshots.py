@@ -13,7 +13,7 @@ import torch
 import headrace
 from headrace import errors
 from headrace._gymnasium_ids import IDS
-from headrace.testing._comparing import require_same_tensors
+from headrace.testing._contract import require_same_tensors
 from headrace.testing._playing import next_actions
 
 # what a new process does with a snapshot: load, go on, and save all that it saw

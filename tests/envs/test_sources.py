@@ -8,8 +8,7 @@ import pytest
 
 import headrace
 from headrace import EnvRecipe
-from headrace.envs.overrides import read_preset
-from headrace.envs.sources import resolve_source
+from headrace.envs.recipe import read_preset, resolve_source
 from headrace.errors import ConfigError, DataError, UnknownNameError
 
 OWN = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from term_examples import eventful_cartpole
 
 from headrace.envs.batch_env import BatchEnv
-from headrace.envs.overrides import with_overrides
+from headrace.envs.recipe import with_overrides
 from headrace.envs.registry import make, task_cfg
 from headrace.envs.task import Rows
 from headrace.envs.tasks.cartpole_terms import cartpole_terms

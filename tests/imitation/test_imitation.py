@@ -20,10 +20,9 @@ from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make, make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
 from headrace.imitation.cloning import CloneCfg, MeanAction, clone, untrained
-from headrace.imitation.demonstrations import Demonstrations
+from headrace.imitation.demonstrations import Demonstrations, record_demonstrations
 from headrace.imitation.experts import expert_for
 from headrace.imitation.experts._arm import HIGHEST, LOWEST, arm_pose
-from headrace.imitation.recorded import record_demonstrations
 from headrace.policies import ChunkContext
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
 from headrace.statistics import wilson_interval

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace._kernels import cache
+from headrace._kernels import compiled as cache
 
 PACKAGE = Path(cache.__file__).parent.parent
 CAMERA = PACKAGE / "sim" / "camera"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headrace.recording import _npz_writer as block_file
-from headrace.recording._npz_writer import BUFFER_BYTES, BlockBuffer, BlockFile
+from headrace.recording import _episode_file as block_file
+from headrace.recording._episode_file import BUFFER_BYTES, BlockBuffer, BlockFile
 
 
 def is_direct(handle: int) -> bool:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import DataError
-from headrace.recording import _npz_writer as zip_writer
-from headrace.recording._npz_writer import BlockBuffer, BlockFile, Member, check_archive, write_archive
+from headrace.recording import _episode_file as zip_writer
+from headrace.recording._episode_file import BlockBuffer, BlockFile, Member, check_archive, write_archive
 
 members = st.lists(
     st.tuples(st.text("abcé/", min_size=1, max_size=8), st.lists(st.binary(max_size=50), max_size=3)),

@@ -24,7 +24,7 @@ import numba
 from numba.core.dispatcher import Dispatcher
 
 from headrace._interrupts import ignore_interrupts
-from headrace._kernels.cache import PACKAGE
+from headrace._kernels.compiled import PACKAGE
 from headrace._kernels.threads import kernel_threads
 
 KernelCall: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from headrace.bench.figures import Metric, metrics, register_metrics, summary_text
     from headrace.bench.formatters import Form, register_formatter
     from headrace.bench.measured.play import PlayResult
-    from headrace.bench.measured.run import run
+    from headrace.bench.measured.run import run, runtime, startup
     from headrace.bench.measured.run_cfg import RunResult
-    from headrace.bench.measured.runtime import runtime, startup
     from headrace.bench.measured.train import TrainingResult
     from headrace.bench.story import demo
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.bench import schema
-from headrace.bench._statistic import Proportion, Statistic
+from headrace.bench.schema import Proportion, Statistic
 from headrace.errors import DataError
 
 if TYPE_CHECKING:

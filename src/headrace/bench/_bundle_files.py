@@ -1,11 +1,17 @@
 """Bundles read back from JSON, in any version we know; evaluations as bundles of plays, to be compared like them.
 
 An evaluation keeps neither when it ran nor what it used, so its bundle has outcomes only: no rates, no resources.
+
+The JSON Schema of the bundles: ``python -m headrace.bench._bundle_files docs/schema`` writes it.
+
+``versions.json`` beside it keeps a digest per schema version. Fields that change without a new version are refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +21,65 @@ from pydantic import ValidationError
 
 from headrace.bench import _isaaclab_reader, schema
 from headrace.bench._builders import EpisodeTally
-from headrace.bench._statistic import Statistic
-from headrace.bench.schema import with_label
-from headrace.errors import DataError
+from headrace.bench.schema import BUNDLES, SCHEMA_VERSION, Statistic, with_label
+from headrace.errors import ConfigError, DataError
+from headrace.files import write_whole
 
 if TYPE_CHECKING:
     from headrace.evaluation import Evaluation
+
+VERSIONS = "versions.json"
+
+
+def json_schemas() -> dict[str, dict[str, object]]:
+    """File name → JSON Schema of what is written; every field is there, missing values are null."""
+    found: dict[str, dict[str, object]] = {}
+    for kind, bundle in BUNDLES.items():
+        schema = bundle.model_json_schema(mode="serialization")
+        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"headrace/{kind}-{SCHEMA_VERSION}"}
+        found[f"{kind}.json"] = {**head, **schema}
+    return found
+
+
+def digest(schemas: dict[str, dict[str, object]]) -> str:
+    """Return a hash that changes with any field, type or constraint, but not with wording."""
+    return hashlib.sha256(json.dumps(_bare(schemas), sort_keys=True).encode()).hexdigest()
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the files; refused if the version of today stands there with other fields."""
+    schemas = json_schemas()
+    known = _known(folder)
+    if known.setdefault(SCHEMA_VERSION, digest(schemas)) != digest(schemas):
+        raise ConfigError(
+            f"schema: expected the fields of version {SCHEMA_VERSION} as published, got others; "
+            "raise SCHEMA_VERSION in headrace/bench/schema.py and teach _bundle_files.py to read the old one"
+        )
+    for name, form in schemas.items():
+        write_whole(folder / name, _text(form))
+    write_whole(folder / VERSIONS, _text(known))
+
+
+def _known(folder: Path) -> dict[str, str]:
+    path = folder / VERSIONS
+    return cast("dict[str, str]", json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _bare(value: object) -> object:
+    """Without descriptions and titles. A field of the name is a schema itself, not a text, and stays."""
+    if isinstance(value, dict):
+        items = cast("dict[str, object]", value).items()
+        return {k: _bare(v) for k, v in items if k not in ("description", "title") or not isinstance(v, str)}
+    return [_bare(item) for item in cast("list[object]", value)] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    write_schemas(Path(sys.argv[1]))
+
 
 EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
 """What evaluations and their journals are called where a directory is searched for them; any name will do otherwise."""

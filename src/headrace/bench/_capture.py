@@ -21,8 +21,7 @@ import psutil
 from pydantic import JsonValue
 
 from headrace import __version__
-from headrace.bench._statistic import Statistic
-from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Versions
+from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Statistic, Versions
 from headrace.errors import ConfigError
 from headrace.libraries.registry import BUILT_IN, library
 

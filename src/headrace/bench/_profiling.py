@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._builders import STARTUP_PHASES
 from headrace.bench.schema import ProfiledFunction, ProfileNode, StartupPhase, StartupTime
-from headrace.envs.overrides import read_yaml
+from headrace.envs.recipe import read_yaml
 from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from typing import Literal
 import numpy as np
 
 from headrace.bench._significance import Moments
-from headrace.bench._statistic import Proportion, Statistic
 from headrace.bench.figures import Metric, metrics
-from headrace.bench.schema import Bundle, PlayBundle, StartupBundle
+from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle, Statistic
 
 Scale = Literal["relative", "points", "absolute"]
 Unit = Literal["run", "seed", "policy"]

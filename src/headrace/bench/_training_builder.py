@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.bench import schema
 from headrace.bench._builders import Builder, Provenance
-from headrace.bench._statistic import Proportion, Statistic
+from headrace.bench.schema import Proportion, Statistic
 from headrace.errors import ConfigError, DataError
 
 

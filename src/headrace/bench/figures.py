@@ -20,8 +20,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headrace.bench._statistic import Better, Proportion, Statistic
-from headrace.bench.schema import Bundle, PlayBundle, RuntimeBundle, StartupBundle, TrainingBundle
+from headrace.bench.schema import (
+    Better,
+    Bundle,
+    PlayBundle,
+    Proportion,
+    RuntimeBundle,
+    StartupBundle,
+    Statistic,
+    TrainingBundle,
+)
 from headrace.errors import ConfigError
 
 Phase = Literal["startup", "runtime", "train", "play", "frametime"]

@@ -14,7 +14,7 @@ from headrace.bridges._exchange import Exchange
 from headrace.bridges._group import EnvGroup
 
 if TYPE_CHECKING:  # brings torch, which a worker process has no need of
-    from headrace.bridges._held import TensorExchange
+    from headrace.bridges.bridge_env import TensorExchange
 
 _T = TypeVar("_T")
 Fidelity: TypeAlias = Literal["native", "restore", "hold"]

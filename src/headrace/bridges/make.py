@@ -256,14 +256,14 @@ def _named_simulator(source: str, num_envs: int, seed: int, env_kwargs: Mapping[
     if not isinstance(env_kwargs.get("instruction", ""), str):
         raise ConfigError(f"instruction: expected a text, got {env_kwargs['instruction']!r}")
     if source.startswith(PLAYGROUND):
-        from headrace.bridges._playground import PlaygroundRows
+        from headrace.bridges._batched import PlaygroundRows
 
         known = [name for name in inspect.signature(PlaygroundRows).parameters if name not in ("task", "num_envs")]
         for name in env_kwargs:
             if name not in known:
                 raise UnknownNameError(f"setting (env_kwargs) of {source}", name, known)
         return PlaygroundRows(source.removeprefix(PLAYGROUND), num_envs, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
-    from headrace.bridges._envpool import EnvPoolRows
+    from headrace.bridges._batched import EnvPoolRows
 
     return EnvPoolRows(source.removeprefix(ENVPOOL), num_envs, seed=seed, **env_kwargs)  # pyright: ignore[reportArgumentType]  # the user's
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def compile_everything() -> str:
     """Use every kernel once, in each form that headrace uses it in, under a bar; what was done, in a sentence."""
     import headrace
-    from headrace._kernels.cache import cache_directory
+    from headrace._kernels.compiled import cache_directory
 
     jobs: dict[str, Callable[[], None]] = {
         **{f"task {name}": partial(_play, name) for name in headrace.task_names()},

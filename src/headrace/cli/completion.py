@@ -13,8 +13,7 @@ import shtab
 
 from headrace._gymnasium_ids import IDS
 from headrace.cli.records import Command, Positional
-from headrace.envs.recipe import SIMS
-from headrace.envs.sources import ENTRY_POINTS
+from headrace.envs.recipe import ENTRY_POINTS, SIMS
 
 
 @dataclass(frozen=True, kw_only=True)

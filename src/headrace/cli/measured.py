@@ -11,9 +11,8 @@ from rich.table import Table
 
 from headrace.bench import SuccessRule
 from headrace.bench.measured.play import play
-from headrace.bench.measured.run import run
+from headrace.bench.measured.run import run, runtime, startup
 from headrace.bench.measured.run_cfg import USUAL_ENVS, RunCfg
-from headrace.bench.measured.runtime import runtime, startup
 from headrace.bench.measured.train import train
 from headrace.cli.printing import progress_bar, say, show_bundle
 from headrace.cli.records import Command, Only, Positional, keywords, make_record

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from headrace.envs.overrides import parse_assignments
+from headrace.envs.recipe import parse_assignments
 from headrace.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from headrace._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.envs._compiled import CompiledRows, TaskArrays
     from headrace.envs.image_spec import ImageNoise, ImageSpec
-    from headrace.envs.overrides import with_overrides
+    from headrace.envs.recipe import with_overrides
     from headrace.envs.registry import make_task
 
 __all__ = [

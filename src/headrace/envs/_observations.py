@@ -22,8 +22,7 @@ from torch import Tensor
 from headrace._kernels.compiled import kernel
 from headrace._kernels.threads import available_cores
 from headrace.envs._episode_state import F32, F64, I64, EpisodeState, Flags
-from headrace.envs._pixels import Pixels, average_samples, there_on
-from headrace.envs._sensors import Sensor, add_noise
+from headrace.envs._sensors import Pixels, Sensor, add_noise, average_samples, there_on
 from headrace.envs.image_spec import ImageSpec
 from headrace.errors import ConfigError, DataError
 from headrace.history import image_observation

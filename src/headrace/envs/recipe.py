@@ -1,16 +1,28 @@
-"""``EnvRecipe``: what an environment is, as a value that can be stored, sent to a worker and made again."""
+"""``EnvRecipe``: what an environment is, as a value that can be stored, sent to a worker and made again.
+
+Names of what environments are made of, checked without importing anything heavy.
+
+Overrides: one setting of a task by its path, from Python or from the command line.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
 
-from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM
-from headrace.envs.tasks.libero.names import is_libero_name
+from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM, IDS
+from headrace._named import import_module
+from headrace.envs.tasks.libero.names import is_libero_name, split_name
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.files import read_json, write_whole
 
@@ -18,6 +30,213 @@ if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
     from headrace.envs.batch_env import BatchEnv
     from headrace.envs.task import TaskCfg
+
+ENTRY_POINTS = "headrace.tasks"
+"""Entry points by which installed packages add tasks: ``my-task = "my_package.tasks:MY_TASK"``, a ``TaskEntry``."""
+
+
+def resolve_source(text: str) -> str:
+    """Return the source of a recipe under the name that it is registered by: ``headrace/Ant-v0`` and ``ant-Play`` are
+    ``ant``.
+
+    An unknown name raises an error that suggests the nearest. A module in it (``module:task``, ``gym:module:Id-v0``) is
+    imported; for names of ours and of Gymnasium nothing heavy is.
+    """
+    if text.startswith((*FOREIGN, *BATCHED)):  # what it has is known over there
+        return text
+    if is_libero_name(text):
+        split_name(text)
+        return text
+    module, colon, name = text.removeprefix(GYMNASIUM).rpartition(":")
+    if colon:
+        import_module(module, f"task {text!r}")
+    if text.startswith(GYMNASIUM):
+        _check_gym_id(name)
+        return text
+    if colon or "headrace.envs.registry" in sys.modules:  # this process may have registered tasks
+        from headrace.envs.registry import task_entry
+
+        found = task_entry(text).name
+        return f"{module}:{name}" if colon else found
+    known = list(IDS.values())
+    if not set(spellings(name)) & set(known):
+        known += [point.name for point in entry_points(group=ENTRY_POINTS)]
+    return known_name(name, known)
+
+
+def check_told(source: str, whose: str, option: str) -> None:
+    """Refuse the source of a file that would import a module, or start a program, which the user did not name.
+
+    Args:
+        source: that the file names.
+        whose: the file, or what it is, for the error.
+        option: how to say it oneself, for the error.
+    """
+    module = source.removeprefix(GYMNASIUM).rpartition(":")[0]
+    if source.startswith(FOREIGN):
+        what, advice = "which program is started, or connected to", f"pass it ({option}), as a recipe file for example"
+    elif module and module not in sys.modules:
+        what, advice = "which module is imported", f"import {module} first, or pass the task ({option} {source})"
+    else:
+        return
+    raise ConfigError(f"{whose} names {source!r}, and a file must not decide {what}; if you trust it, {advice}")
+
+
+def known_name(name: str, known: list[str]) -> str:
+    """Return which of ``known`` a task's name means; an unknown one raises an error that suggests the nearest."""
+    found = next((spelled for spelled in spellings(name) if spelled in known), None)
+    if found is None:
+        raise UnknownNameError("task", name, known)
+    return found
+
+
+def spellings(name: str) -> list[str]:
+    """Return what a task may be called: its name, its Gymnasium id, either with a namespace before or ``-Play`` after
+    it."""
+    played = re.sub(r"-Play(?=-v\d+$|$)", "", name)
+    plain = [name, played, played.rpartition("/")[2]]
+    return [*plain, *(IDS[spelled] for spelled in (played, f"headrace/{plain[-1]}") if spelled in IDS)]
+
+
+def _check_gym_id(name: str) -> None:
+    import gymnasium
+
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UnknownNameError("Gymnasium environment", name, gymnasium.registry) from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ConfigError(f"{name!r}: Gymnasium does not accept this id: {error}") from error
+
+
+_T = TypeVar("_T")
+
+
+def with_overrides(cfg: _T, overrides: Mapping[str, object]) -> _T:
+    """Return a copy of a (nested) dataclass with some settings changed; the checks of the dataclass run again.
+
+    Args:
+        cfg: a frozen dataclass, possibly with dataclasses and mappings inside.
+        overrides: path → value, for example ``{"episode_length": 50, "rewards.alive.weight": 2.0}``.
+    """
+    for path, value in overrides.items():
+        cfg = cast("_T", _replaced(cfg, path.split("."), value, path))
+    return cfg
+
+
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+"""What YAML and JSON call them, beside Python's own names."""
+
+
+def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict[str, object]:
+    """``path=value`` texts from a command line as overrides.
+
+    Values are Python literals, ``true``, ``false`` or ``null`` in any case, or text as it stands.
+    """
+    parsed: dict[str, object] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise ConfigError(
+                f"{option}: expected path=value, got {assignment!r}; for example {option} episode_length=50"
+            )
+        if text.lower() in _WORDS:
+            parsed[path] = _WORDS[text.lower()]
+            continue
+        try:
+            parsed[path] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            parsed[path] = text
+    return parsed
+
+
+def read_preset(path: Path) -> dict[str, object]:
+    """Read overrides from a YAML file: ``path: value`` lines, nested or with dots."""
+    return _flat(read_yaml(path, "--preset"), "")
+
+
+def read_yaml(path: Path, whose: str, form: str = "settings as 'path: value' lines") -> Mapping[object, object]:
+    """Return a mapping from a YAML file; ``whose`` names it in errors, ``form`` says what was expected."""
+    import yaml
+
+    try:
+        found: object = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise DataError(f"{whose} {path}: expected a YAML file, got: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{whose} {path}: expected YAML, got: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{whose} {path}: expected {form}, got {type(found).__name__}")
+    return cast("Mapping[object, object]", found)
+
+
+def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= _flat(cast("Mapping[object, object]", value), f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _replaced(node: object, path: list[str], value: object, whole: str) -> object:
+    name, rest = path[0], path[1:]
+    if isinstance(node, Mapping):
+        entries = dict(cast("Mapping[str, object]", node))
+        if name not in entries:
+            raise UnknownNameError(f"setting in {whole!r}:", name, entries)
+        entries[name] = (
+            _replaced(entries[name], rest, value, whole) if rest else _fitted(entries[name], value, (), whole)
+        )
+        return entries
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        raise ConfigError(f"{whole!r}: {name!r} has no settings below it; it is {node!r}")
+    known = [field.name for field in dataclasses.fields(node)]
+    if name not in known:
+        raise UnknownNameError(f"setting in {whole!r}:", name, known)
+    old: object = getattr(node, name)
+    hints = _alternatives(node, name)
+    choices = typing.get_args(hints[0]) if len(hints) == 1 and typing.get_origin(hints[0]) is typing.Literal else ()
+    if choices and value not in choices:
+        raise UnknownNameError(f"value of {whole!r}:", str(value), map(str, choices))
+    kinds = tuple(typing.get_origin(hint) or hint for hint in hints)
+    new = _replaced(old, rest, value, whole) if rest else _fitted(old, value, kinds, whole)
+    return dataclasses.replace(node, **{name: new})
+
+
+def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: str) -> object:
+    """``value`` if it can stand in for ``old``.
+
+    It can if it has the same type, if it is an integer where a float is, if both are functions (terms), or
+    if the annotation of the setting allows for its type beside that of ``old``, such as None. A list stands for a
+    tuple: JSON and YAML have no tuples, and settings have no lists.
+    """
+    if isinstance(value, list) and (isinstance(old, tuple) or tuple in alternatives):
+        value = tuple(cast("list[object]", value))
+    if isinstance(old, tuple) and isinstance(value, tuple):
+        olds, values = cast("tuple[object, ...]", old), cast("tuple[object, ...]", value)
+        pairs = zip(values, olds[: len(values)] + olds[-1:] * (len(values) - len(olds)), strict=bool(olds))
+        return tuple(_fitted(was, new, (), path) for new, was in pairs) if olds else values
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and (isinstance(old, float) or (not isinstance(old, int) and float in alternatives)):
+        return float(cast("int", value))
+    if type(value) is type(old) or (callable(old) and callable(value)):
+        return value
+    if any(isinstance(value, kind) for kind in alternatives if isinstance(kind, type)) and not isinstance(value, bool):
+        return value
+    raise ConfigError(f"{path}: expected {type(old).__name__} like {old!r}, got {type(value).__name__} {value!r}")
+
+
+def _alternatives(node: object, name: str) -> tuple[object, ...]:
+    """Return what the annotation of a dataclass field unites: ``float | None`` → (float, NoneType)."""
+    try:
+        hint = typing.get_type_hints(type(node)).get(name)
+    except NameError:
+        # a dataclass whose annotations name types that only a type checker sees
+        return ()
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
 
 Autoreset = Literal["same_step", "disabled"]
 Executor = Literal["inline", "threads", "processes"]
@@ -194,7 +413,7 @@ class EnvRecipe:
 
         An unknown source is refused with a suggestion.
         """
-        from headrace.envs.sources import resolve_source
+        from headrace.envs.recipe import resolve_source
 
         return self.replace(source=resolve_source(self.source))
 
@@ -281,7 +500,7 @@ class EnvRecipe:
         if file.suffix == ".json":
             content: object = read_json(file)
         else:
-            from headrace.envs.overrides import read_yaml
+            from headrace.envs.recipe import read_yaml
 
             content = read_yaml(file, "recipe")
         try:

@@ -14,9 +14,16 @@ import torch
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace._named import import_module
 from headrace.envs.batch_env import BatchEnv
-from headrace.envs.overrides import with_overrides
-from headrace.envs.recipe import FOREIGN_SIMS, Autoreset, EnvRecipe, EpisodeRules, SimName
-from headrace.envs.sources import ENTRY_POINTS, known_name
+from headrace.envs.recipe import (
+    ENTRY_POINTS,
+    FOREIGN_SIMS,
+    Autoreset,
+    EnvRecipe,
+    EpisodeRules,
+    SimName,
+    known_name,
+    with_overrides,
+)
 from headrace.envs.task import Task, TaskCfg
 from headrace.envs.tasks.libero.names import is_libero_name, split_name
 from headrace.errors import ConfigError, DeviceError

@@ -1,7 +1,7 @@
 """Tasks made of named terms: observations, actions, rewards, terminations, events, randomization.
 
 Every record is a frozen dataclass, so every weight and parameter has a path: ``rewards.alive.weight``,
-``terminations.fallen.high``, ``events.push.interval``. See :mod:`headrace.envs.overrides`.
+``terminations.fallen.high``, ``events.push.interval``. See :mod:`headrace.envs.recipe`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.envs._action_terms import ActionTerm
+from headrace.envs._action_terms import ActionTerm, Randomization
 from headrace.envs._episode_state import EpisodeState
-from headrace.envs._randomization import Randomization
 from headrace.envs.image_spec import ImageSpec, check_delay, lag_range
 from headrace.envs.task import Rows, Task, TaskCfg
 from headrace.errors import ConfigError, DtypeError, ShapeError, UnknownNameError

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace._device import constant
-from headrace.envs._action_terms import ActionTerm, Effort, PositionTarget
-from headrace.envs._randomization import LogUniform, Randomization, Uniform
+from headrace.envs._action_terms import ActionTerm, Effort, LogUniform, PositionTarget, Randomization, Uniform
 from headrace.envs.task import Rows
 from headrace.envs.term_task import (
     ACTION,

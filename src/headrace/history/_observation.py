@@ -1,4 +1,7 @@
-"""``image_observation``: from what a camera gives to what a policy reads, by the kind of data."""
+"""``image_observation``: from what a camera gives to what a policy reads, by the kind of data.
+
+Past observations of policies that read several, kept per environment.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 from headrace.history._normalize import Channels, normalize_image
 from headrace.history.output import fresh
+from headrace.types import Obs
 
 ColorKind: TypeAlias = Literal[
     "rgb",
@@ -101,3 +105,40 @@ def _distance(image: Tensor, missing: float, max_depth: float | None) -> Tensor:
     out = fresh(tuple(image.shape), image.dtype, image.device)
     torch.nan_to_num(image, nan=missing, posinf=missing, neginf=missing, out=out)
     return out if max_depth is None else out.clamp_(0.0, max_depth).div_(max_depth)
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+class ObsHistory:
+    """Owns the newest ``steps`` observations of N environments, group → (N, steps, …), oldest first.
+
+    At the start of an episode the first observation fills all places. Environments not addressed do not change.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._kept: Obs = {}
+
+    def begin(self, ids: Tensor, obs: Obs, num_envs: int) -> None:
+        """Start with the first observations (m, …) of ``ids`` (m,)."""
+        for name, values in obs.items():
+            if name not in self._kept:
+                shape = (num_envs, self.steps, *values.shape[1:])
+                self._kept[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
+            _signed(self._kept[name])[ids] = _signed(values)[:, None]
+
+    def push(self, ids: Tensor, obs: Obs) -> None:
+        """Append the observations (n, …) of ``ids`` (n,)."""
+        for name, values in obs.items():
+            kept = _signed(self._kept[name])
+            kept[ids] = torch.cat((kept[ids, 1:], _signed(values)[:, None]), dim=1)
+
+    def rows(self, ids: Tensor) -> Obs:
+        """Return (n, steps, …) of ``ids`` (n,), fresh."""
+        return {name: kept.index_select(0, ids) for name, kept in self._kept.items()}
+
+
+def _signed(values: Tensor) -> Tensor:
+    """Return the same memory in a type whose rows torch can assign: of unsigned types it can those of uint8 alone."""
+    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values

@@ -8,9 +8,8 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.imitation.cloning import CloneCfg, clone
-    from headrace.imitation.demonstrations import Demonstrations, load_demonstrations
+    from headrace.imitation.demonstrations import Demonstrations, load_demonstrations, record_demonstrations
     from headrace.imitation.imitating import imitate
-    from headrace.imitation.recorded import record_demonstrations
 
 __all__ = [
     "CloneCfg",

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from headrace.envs.recipe import EnvRecipe, check_seed
-from headrace.envs.sources import check_told
+from headrace.envs.recipe import EnvRecipe, check_seed, check_told
 from headrace.errors import ConfigError, UnknownNameError, check_counts
 
 if TYPE_CHECKING:
@@ -115,11 +114,10 @@ def imitate(
     import torch
 
     from headrace.envs.batch_env import BatchEnv
-    from headrace.envs.overrides import with_overrides
+    from headrace.envs.recipe import with_overrides
     from headrace.imitation.cloning import CloneCfg, CloneTraining, act_cfg
-    from headrace.imitation.demonstrations import load_demonstrations
+    from headrace.imitation.demonstrations import load_demonstrations, record_demonstrations
     from headrace.imitation.experts import disturbance_for, expert_for
-    from headrace.imitation.recorded import record_demonstrations
     from headrace.policies.act import ActCfg
 
     path = _checked_path(output)

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.recording._feed import StepFeed
-    from headrace.recording._info import DatasetInfo
-    from headrace.recording._recorder import EpisodeRecorder, RecorderCfg
-    from headrace.recording._verify import verify_dataset
+    from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, StepFeed
+    from headrace.recording._store import DatasetInfo
     from headrace.recording._video import TiledVideo, VideoObserver
     from headrace.recording.dataset import Episode, EpisodeDataset, merge_datasets
     from headrace.recording.export.exporting import export_dataset
     from headrace.recording.export.lerobot_dataset import LeRobotDataset
     from headrace.recording.film import FilmCfg
     from headrace.recording.playback import make_replay_env, replay_dataset, replay_episode
-    from headrace.recording.show import contact_sheet, episode_table
+    from headrace.recording.show import contact_sheet, episode_table, verify_dataset
 
 __all__ = [
     "DatasetInfo",

@@ -11,8 +11,7 @@ from headrace._leaves import nest
 from headrace.errors import ConfigError, DataError, IdError
 from headrace.files import link_or_copy, write_directory, write_whole
 from headrace.recording._episode_file import EpisodeFile, EpisodeMeta
-from headrace.recording._info import INFO, info_text, read_info
-from headrace.recording._store import JournalEntry, read_journal
+from headrace.recording._store import INFO, JournalEntry, info_text, read_info, read_journal
 from headrace.recording.fields import Array, Field, Nested, first_difference
 
 Only = Literal["all", "succeeded", "failed"]

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from headrace._leaves import flatten
-from headrace.envs.recipe import AnyEnv, EnvRecipe, is_recipe_file
+from headrace.envs.recipe import AnyEnv, EnvRecipe, check_told, is_recipe_file
 from headrace.envs.registry import make
-from headrace.envs.sources import check_told
 from headrace.envs.task import Task
 from headrace.errors import ConfigError, DataError
-from headrace.recording._info import DatasetInfo
+from headrace.recording._store import DatasetInfo
 from headrace.recording.dataset import Episode, EpisodeDataset
 from headrace.recording.fields import Array, as_array, is_image
 from headrace.types import Obs, ResetRecord, StepRecord

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
     from headrace.testing._learners import check_learner
     from headrace.testing._simulation import check_simulation
-    from headrace.testing._snapshots import check_snapshot_round_trip
     from headrace.testing._suite import check_env
-    from headrace.testing._suspension import check_resume_continues_exactly, check_suspend_is_exact
+    from headrace.testing._suspension import (
+        check_resume_continues_exactly,
+        check_snapshot_round_trip,
+        check_suspend_is_exact,
+    )
 
 __all__ = [
     "Tolerance",

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from headrace.bridges.child import RowSimulation, to_numpy
-from headrace.testing._comparing import require
-from headrace.testing._contract import CheckResult
+from headrace.testing._contract import CheckResult, require
 
 MakeRows: TypeAlias = Callable[[int], Any]
 """``make_rows(num_envs)`` gives a new batched simulator."""

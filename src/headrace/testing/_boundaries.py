@@ -22,8 +22,17 @@ from headrace.errors import (
     LifecycleError,
     ShapeError,
 )
-from headrace.testing._comparing import fail, require, require_equal, require_same_tensors, tensors_in
-from headrace.testing._contract import CheckResult, ContractEnv, MakeEnv, snapshot_of
+from headrace.testing._contract import (
+    CheckResult,
+    ContractEnv,
+    MakeEnv,
+    fail,
+    require,
+    require_equal,
+    require_same_tensors,
+    snapshot_of,
+    tensors_in,
+)
 from headrace.testing._playing import actions_of, next_actions, poisoned
 from headrace.types import Obs, Step
 

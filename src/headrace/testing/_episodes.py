@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headrace.errors import IdError
-from headrace.testing._comparing import fail, require, require_equal, require_rows_equal
 from headrace.testing._contract import (
     EXACT,
     NO_VARIANTS,
@@ -17,7 +16,11 @@ from headrace.testing._contract import (
     ContractEnv,
     MakeEnv,
     Tolerance,
+    fail,
     no_identity_of,
+    require,
+    require_equal,
+    require_rows_equal,
     reset_some,
 )
 from headrace.testing._playing import SuspensionPattern, Trajectory, next_actions, play, require_same_trajectories

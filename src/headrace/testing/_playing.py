@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headrace import rng
 from headrace.errors import ConfigError
-from headrace.testing._comparing import fail, require_equal
-from headrace.testing._contract import EXACT, ContractEnv, Tolerance
+from headrace.testing._contract import EXACT, ContractEnv, Tolerance, fail, require_equal
 from headrace.types import Obs, Step
 
 _ACTION_SEED = 20_240_229

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from headrace import rng
 from headrace.sim import Simulation
-from headrace.testing._comparing import fail, require, require_equal, require_rows_equal, require_same_tensors
-from headrace.testing._contract import EXACT, CheckResult, Tolerance
+from headrace.testing._contract import (
+    EXACT,
+    CheckResult,
+    Tolerance,
+    fail,
+    require,
+    require_equal,
+    require_rows_equal,
+    require_same_tensors,
+)
 
 MakeSim: TypeAlias = Callable[..., Simulation]
 """``make_sim(num_envs=…)`` gives a new simulation of one model that has at least one actuator."""

@@ -13,8 +13,11 @@ from headrace.testing._boundaries import (
 )
 from headrace.testing._contract import EXACT, NO_VARIANTS, CheckResult, MakeEnv, Tolerance
 from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
-from headrace.testing._snapshots import check_snapshot_round_trip
-from headrace.testing._suspension import check_resume_continues_exactly, check_suspend_is_exact
+from headrace.testing._suspension import (
+    check_resume_continues_exactly,
+    check_snapshot_round_trip,
+    check_suspend_is_exact,
+)
 
 
 def check_env(

@@ -210,7 +210,7 @@ def test_a_dataset_does_not_decide_what_is_imported_or_started(place: Path) -> N
 
 
 def test_settings_are_booleans_in_every_spelling_and_unknown_ones_get_a_suggestion(place: Path) -> None:
-    from headrace.envs.overrides import parse_assignments
+    from headrace.envs.recipe import parse_assignments
 
     said = parse_assignments(["a=true", "b=False", "c=null", "d=FALSE", "e=truth"])
     assert said == {"a": True, "b": False, "c": None, "d": False, "e": "truth"}

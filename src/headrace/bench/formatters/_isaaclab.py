@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 
 from headrace.bench import schema
-from headrace.bench._statistic import Statistic
+from headrace.bench.schema import Statistic
 
 _WRITTEN = "1.2"
 Fields = dict[str, Any]

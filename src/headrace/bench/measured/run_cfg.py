@@ -56,7 +56,7 @@ class RunCfg:
             task: a name or a recipe.
             **env: fields of the recipe; of a recipe they must be equal.
         """
-        from headrace.envs.overrides import read_preset
+        from headrace.envs.recipe import read_preset
 
         for name in env:
             if name not in EnvKeywords.__annotations__:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.imitation.experts._viperx import in_gripper, joints_for, pinch_place
+from headrace.imitation.experts._arm import in_gripper, joints_for, pinch_place
 from headrace.types import Obs
 
 _ARM = 7

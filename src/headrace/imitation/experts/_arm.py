@@ -1,7 +1,13 @@
-"""Kinematics of Pusher's arm, from joint angles alone: where the gripper is, how it is turned, how it would move."""
+"""Kinematics of Pusher's arm, from joint angles alone: where the gripper is, how it is turned, how it would move.
+
+Kinematics of one ViperX arm of ALOHA without a rolled forearm: a plane that the waist turns, and three joints in it.
+
+Places are in the arm's own frame: x ahead of its base, z up. Closed forms, one row at a time.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -69,3 +75,66 @@ def _turned(frame: Tensor, axis: int, angle: Tensor) -> Tensor:
     columns[(axis + 1) % 3] = first * cos + second * sin
     columns[(axis + 2) % 3] = second * cos - first * sin
     return torch.stack(columns, dim=2)
+
+
+_SHOULDER = 0.12705
+"""Height of the shoulder, m."""
+_RISE, _STEP = 0.3, 0.05955
+"""From shoulder to elbow at rest: up and ahead, m."""
+_UPPER, _FOREARM = math.hypot(_RISE, _STEP), 0.3
+_BEND = math.atan2(_STEP, _RISE)
+PINCH = 0.135
+"""From the gripper's origin to the middle between its finger tips, m."""
+_HAND = 0.069744 + PINCH
+
+
+def pinch_place(joints: Tensor) -> Tensor:
+    """Return the point between the finger tips, float64 (n, 3), of joints (n, 6)."""
+    waist, shoulder, elbow, _, wrist, _ = joints.unbind(dim=1)
+    forearm = shoulder + elbow
+    pitch = forearm + wrist
+    reach = _STEP * shoulder.cos() + _RISE * shoulder.sin() + _FOREARM * forearm.cos() + _HAND * pitch.cos()
+    height = (
+        _SHOULDER - _STEP * shoulder.sin() + _RISE * shoulder.cos() - _FOREARM * forearm.sin() - _HAND * pitch.sin()
+    )
+    return torch.stack((reach * waist.cos(), reach * waist.sin(), height), dim=1)
+
+
+def in_gripper(place: Tensor, joints: Tensor) -> Tensor:
+    """Return a place (n, 3) seen from between the finger tips: ahead, to the left, up, (n, 3).
+
+    The wrist is not rolled.
+    """
+    waist = joints[:, 0]
+    pitch = joints[:, 1] + joints[:, 2] + joints[:, 4]
+    offset = place - pinch_place(joints)
+    out = offset[:, 0] * waist.cos() + offset[:, 1] * waist.sin()
+    left = offset[:, 1] * waist.cos() - offset[:, 0] * waist.sin()
+    ahead = out * pitch.cos() - offset[:, 2] * pitch.sin()
+    up = out * pitch.sin() + offset[:, 2] * pitch.cos()
+    return torch.stack((ahead, left, up), dim=1)
+
+
+def joints_for(place: Tensor, pitch: float, roll: float) -> Tensor:
+    """Joints (n, 6), elbow up, that bring the point between the finger tips to ``place`` (n, 3).
+
+    Args:
+        place: a place out of reach is replaced by one within.
+        pitch: how far the hand points down, rad.
+        roll: of the wrist, rad.
+    """
+    waist = torch.atan2(place[:, 1], place[:, 0])
+    reach = torch.linalg.vector_norm(place[:, :2], dim=1) - _HAND * math.cos(pitch)
+    height = place[:, 2] + _HAND * math.sin(pitch) - _SHOULDER
+    distance = torch.sqrt(reach * reach + height * height).clamp(0.08, _UPPER + _FOREARM - 1e-3)
+    inner = _corner(_UPPER, _FOREARM, distance)
+    shoulder = torch.atan2(reach, height) - _corner(_UPPER, distance, _FOREARM) - _BEND
+    elbow = math.pi / 2 + _BEND - inner
+    still = torch.zeros_like(waist)
+    return torch.stack((waist, shoulder, elbow, still, pitch - shoulder - elbow, still + roll), dim=1)
+
+
+def _corner(first: float, second: Tensor | float, opposite: Tensor | float) -> Tensor:
+    """Return the angle between two sides of a triangle."""
+    cosine = (first * first + second * second - opposite * opposite) / (2 * first * second)
+    return torch.acos(torch.as_tensor(cosine).clamp(-1.0, 1.0))

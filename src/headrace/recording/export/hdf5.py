@@ -34,7 +34,7 @@ import numpy as np
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, require_extra
 from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._info import INFO, DatasetInfo, whole_space
+from headrace.recording._store import INFO, DatasetInfo, whole_space
 from headrace.recording.dataset import Episode, EpisodeDataset
 from headrace.recording.export.exporting import Exporter, Unit
 from headrace.recording.fields import Field

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headrace._device import warp_launches
 from headrace.errors import ConfigError, LifecycleError, require_extra
-from headrace.sim._warp_worlds import Worlds
 from headrace.sim.camera.camera import (
     CameraFrames,
     CameraSpec,
@@ -24,6 +23,7 @@ from headrace.sim.camera.camera import (
     refuse_kinds,
 )
 from headrace.sim.mujoco_api import Model, mujoco
+from headrace.sim.warp_sim import Worlds
 
 _LOG = logging.getLogger("headrace.sim")
 

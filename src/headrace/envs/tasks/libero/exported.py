@@ -43,7 +43,7 @@ def find_assets() -> Path:
         place = Path(os.environ.get("LIBERO_CONFIG_PATH") or Path.home() / ".libero") / "config.yaml"
         looked.append(str(place))
         if place.is_file():
-            from headrace.envs.overrides import read_yaml
+            from headrace.envs.recipe import read_yaml
 
             told = read_yaml(place, "LIBERO's configuration")
             assets = cast("dict[str, object]", told).get("assets") if isinstance(told, dict) else None
