@@ -23,7 +23,7 @@ from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
 from headrace.evaluation.admission import Admission, Greedy, Immediate, QueueState, Synchronized, WholeBatchOnAny
 from headrace.evaluation.cfg import PlayCfg
 from headrace.evaluation.cursors import ChunkLengths, Cursors, EndlessPlan, EpisodePlan, TemporalEnsemble
-from headrace.history._observation import ObsHistory
+from headrace.history.obs_history import ObsHistory
 from headrace.policies.engines import SECONDS_TO_END, Engine, Reply, Request
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, has_memory
 from headrace.types import Chunk, EpisodeEnds, Obs, Step

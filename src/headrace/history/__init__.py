@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headrace.history._frame_stack import FrameStack
     from headrace.history._frame_stack_vector import FrameStackVector
     from headrace.history._normalize import normalize_image
-    from headrace.history._observation import image_observation
+    from headrace.history.obs_history import image_observation
 
 __all__ = ["CircularBuffer", "DelayBuffer", "FrameStack", "FrameStackVector", "image_observation", "normalize_image"]
 
