@@ -31,10 +31,8 @@ from headrace.replay import (
     RolloutBuffer,
     SliceSampler,
     estimate,
-    from_delta,
-    reconstruct_next,
-    to_delta,
 )
+from headrace.replay.forms import from_delta, reconstruct_next, to_delta
 from headrace.types import StackSpec
 
 torch.manual_seed(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _TO_BENCH = ("PlayResult", "RunResult", "TrainingResult", "demo", "report", "run", "runtime", "startup", "sweep")
 _SCHEMA = ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle")
+_FORMS = ("delta_error_bound", "from_delta", "reconstruct_next", "to_delta")
 MOVED = {
     "headrace.RunOptions": "headrace.RunCfg",
     "headrace.adapters": "headrace.libraries",
@@ -30,6 +31,7 @@ MOVED = {
     "headrace.view": "headrace.viewing.view",
     "headrace.vision": "headrace.history",
     **{f"headrace.{name}": f"headrace.bench.{name}" for name in _TO_BENCH},
+    **{f"headrace.replay.{name}": f"headrace.replay.forms.{name}" for name in _FORMS},
     **{f"headrace.bench.{name}": f"headrace.bench.schema.{name}" for name in _SCHEMA},
     **{f"headrace.bench.{name}": f"headrace.bench.reporting.page.{name}" for name in ("Film", "Saving", "Story")},
 }

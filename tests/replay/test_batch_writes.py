@@ -11,7 +11,8 @@ from replay_reference import NaiveStore, Stream, bits, check_batch
 from tensordict import TensorDict
 
 from headrace.errors import DataError, DtypeError, LifecycleError, ShapeError
-from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler, to_delta
+from headrace.replay import ArraySpec, PrioritizedSampler, ReplayBuffer, SliceSampler, TrajectorySampler
+from headrace.replay.forms import to_delta
 from headrace.types import StackSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")

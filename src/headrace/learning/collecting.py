@@ -67,9 +67,9 @@ def collect(
         reset: begin with ``env.reset(seed=seed)``; False goes on from where the environments are.
         seed: for the reset.
         compact: drop every ``("next", "observation")`` here, at the producer: half the memory. They can be put back
-            where the following entry has them with :func:`headrace.replay.reconstruct_next`, and are lost at
+            where the following entry has them with :func:`headrace.replay.forms.reconstruct_next`, and are lost at
             ends. A :class:`headrace.replay.ReplayBuffer` is smaller still and loses nothing.
-        delta: keep ``("next", "delta")`` of this dtype instead, as :func:`headrace.replay.to_delta` makes it.
+        delta: keep ``("next", "delta")`` of this dtype instead, as :func:`headrace.replay.forms.to_delta` makes it.
         workers: collect in so many processes; see :class:`Collector`, which keeps them for the next batch.
     """
     form = checked_form(steps, compact, delta)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from headrace.replay._samplers import Picked, Sampler, SamplerWithoutReplacement, UniformSampler, register_sampler
     from headrace.replay._slices import SliceSampler, TrajectorySampler
     from headrace.replay._spec import ArraySpec, estimate
-    from headrace.replay.forms import delta_error_bound, from_delta, reconstruct_next, to_delta
     from headrace.replay.rollout import RolloutBuffer
 
 __all__ = [
@@ -30,12 +29,8 @@ __all__ = [
     "SliceSampler",
     "TrajectorySampler",
     "UniformSampler",
-    "delta_error_bound",
     "estimate",
-    "from_delta",
-    "reconstruct_next",
     "register_sampler",
-    "to_delta",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

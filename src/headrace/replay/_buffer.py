@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,8 @@ class ReplayBuffer(SamplerView):
     **Threads.** One thread may extend while another samples: a lock makes each call whole.
 
     The other forms, which drop ``("next", obs)`` from batches as TorchRL does, are
-    :func:`headrace.replay.reconstruct_next` and :func:`headrace.replay.to_delta`; they are smaller than usual but not
-    exact.
+    :func:`headrace.replay.forms.reconstruct_next` and :func:`headrace.replay.forms.to_delta`; they are smaller than
+    usual but not exact.
     """
 
     def __init__(
@@ -231,6 +231,35 @@ class ReplayBuffer(SamplerView):
         return buffer
 
     @classmethod
+    def from_dataset(
+        cls,
+        path: str | Path,
+        *,
+        groups: Sequence[str] | None = None,
+        stack: Mapping[str, StackSpec] | None = None,
+        reward: float | None = None,
+        capacity: int | None = None,
+        **settings: Any,
+    ) -> ReplayBuffer:
+        """Return a buffer with the episodes of a dataset, of one environment; each frame is stored once.
+
+        Args:
+            path: a recording of :class:`headrace.recording.EpisodeRecorder`, a dataset in LeRobot's layout (version
+                3), or an HDF5 file of robomimic's. The formats of others may lack what followed the last action of an
+                episode: that action is left out, unless it ended the episode, so that no target reads what followed.
+                LeRobot's successful episodes end as terminated, others as truncated; robomimic's ``dones`` terminate.
+            groups: names of observations to keep; all if None.
+            stack: observations of single frames to be read as stacks, by name.
+            reward: of every step; None for the recorded ones.
+            capacity: transitions; as many as the dataset has if None.
+            settings: ``sampler``, ``n_step``, ``gamma``, ``seed``, ``directory``, ``codec``, ``device``, as in the
+                constructor.
+        """
+        from headrace.recording.to_replay import fill_from_dataset
+
+        return fill_from_dataset(path, groups=groups, stack=stack, reward=reward, capacity=capacity, settings=settings)
+
+    @classmethod
     def load(cls, directory: str | Path, *, verify: bool = False) -> ReplayBuffer:
         """Return a buffer in memory from a checkpoint that :meth:`save` wrote, with all its samplers and their state.
 
@@ -394,8 +423,8 @@ class ReplayBuffer(SamplerView):
         trajectories change without being done. They come in one of three forms:
 
         - with ``("next", "observation")``: the true next observations; exact, as step by step.
-        - delta, with ``("next", "delta")`` (:func:`headrace.replay.to_delta`): next observations are restored where the
-          following entry does not have them: at ends, rounded as the delta is, and finite.
+        - delta, with ``("next", "delta")`` (:func:`headrace.replay.forms.to_delta`): next observations are restored
+          where the following entry does not have them: at ends, rounded as the delta is, and finite.
         - compact, with neither: next observations are ``fill_value`` where ``("next", "done")`` or ``("next", "cut")``
           is True, and exact elsewhere. A trajectory goes on in the following batch if that is compact, too.
         """

@@ -94,7 +94,7 @@ class Mixture(Batches):
         return batch
 
     def update_priorities(self, index: Tensor, priority: Tensor, origin: Tensor | None = None) -> None:
-        """Give what was drawn new priorities; ``index``, ``priority`` and ``origin`` are those of a batch, (B,) each, or (B, T).
+        """Give what was drawn new priorities; ``index`` and ``origin`` are those of a batch, (B,) each, or (B, T).
 
         Parts without priorities are passed over.
         """

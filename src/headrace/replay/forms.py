@@ -71,7 +71,7 @@ def reconstruct_next(
 
     Returns:
         A batch that shares everything else with the given one. See :class:`headrace.replay.ReplayBuffer` for a store
-        that needs no filling, and :func:`headrace.replay.to_delta` for differences.
+        that needs no filling, and :func:`headrace.replay.forms.to_delta` for differences.
     """
     if n_step != 1:
         raise ConfigError(
@@ -131,7 +131,7 @@ def to_delta(batch: TensorDict, *, delta_dtype: DeltaDtype = torch.float16) -> T
 
     Returns:
         A batch that shares everything else with the given one; :func:`from_delta` undoes it. See
-        :func:`headrace.replay.reconstruct_next` and :class:`headrace.replay.ReplayBuffer` for the other forms.
+        :func:`headrace.replay.forms.reconstruct_next` and :class:`headrace.replay.ReplayBuffer` for the other forms.
     """
     out = drop_next(batch)
     obs, following = batch["observation"], batch["next", "observation"]
