@@ -181,7 +181,7 @@ class OneByOne:
         import torch
 
         from headrace.policies import Reply, Request
-        from headrace.policies.protocol import Answer
+        from headrace.policies.batching import Answer
 
         parts = []
         for row in torch.arange(len(request.context)).split(1):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.envs.episodic_env import StageTimer
 from headrace.policies import Batching, ChunkContext, Reply, Request
-from headrace.policies.protocol import ask
+from headrace.policies.batching import ask
 from headrace.types import EpisodeEnds, Ids, Obs, Step, StepInfo
 
 EPISODE, STEP, CHUNK, ROW = range(4)

@@ -233,7 +233,7 @@ def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same(
 
 
 def test_a_process_makes_its_policy_once() -> None:
-    engine = ProcessEngine(Stubborn, Batching())
+    engine = ProcessEngine(Stubborn, Batching(mode="fast"))
     answers = []
     for _ in range(2):
         engine.submit(_request())

@@ -18,7 +18,7 @@ from flat import evaluate
 from headrace.errors import ConfigError, PolicyError
 from headrace.evaluation.cursors import TemporalEnsemble
 from headrace.policies import Batching, ChunkContext, as_chunk_policy
-from headrace.policies.protocol import ask
+from headrace.policies.batching import ask
 from headrace.types import Obs
 
 
@@ -140,6 +140,17 @@ class Spy:
         return (obs["policy"][:, :1] * 10 + context.episode_ids[:, None])[..., None].expand(-1, 3, 2).float()
 
 
+def _place(episode: int, batching: Batching) -> int:
+    """The place of an episode, written down digit by digit."""
+    if batching.places == "modulo":
+        return episode % batching.size
+    digits = []
+    while episode:
+        digits.append(episode % batching.size)
+        episode //= batching.size
+    return sum(digits) % batching.size
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     episodes=st.lists(st.integers(0, 40), min_size=1, max_size=20, unique=True),
@@ -149,7 +160,10 @@ class Spy:
             Batching(mode="fast", buckets=(2, 4, 8)),
             Batching(mode="fast", buckets=(5,)),
             Batching(mode="strict", size=8),
-            Batching(mode="strict", size=1),
+            Batching(mode="strict", size=8, places="spread"),
+            Batching(mode="strict", size=8, places="modulo"),
+            Batching(mode="strict", size=3, places="free"),
+            Batching(mode="strict", size=1, places="free"),
         ]
     ),
 )
@@ -166,9 +180,13 @@ def test_whatever_the_batches_every_row_gets_its_own_answer(episodes: list[int],
         assert set(sizes) == {batching.size}
         for rows, ids in spy.batches:
             real = [(place, ids[place]) for place, row in enumerate(rows) if row]
-            assert all(place == episode % batching.size for place, episode in real), "its place is its id's"
-        most = max(sum(e % batching.size == place for e in episodes) for place in range(batching.size))
-        assert answer.calls == most, "rows that collide go into the next call, and nothing else makes one"
+            own = batching.places != "free"
+            assert all(not own or place == _place(episode, batching) for place, episode in real), "its id's place"
+        if batching.places == "free":
+            assert answer.calls == -(-len(episodes) // batching.size), "only the last batch is padded"
+        else:
+            most = max(sum(_place(e, batching) == place for e in episodes) for place in range(batching.size))
+            assert answer.calls == most, "rows that collide go into the next call, and nothing else makes one"
     elif batching.buckets:
         assert set(sizes) <= set(batching.buckets)
     else:
@@ -314,7 +332,7 @@ def test_a_module_is_in_its_own_mode_again_after_an_evaluation() -> None:
     module = Moody()
     env = headrace.make("inverted-pendulum", 2, threads=1, autoreset="disabled", overrides={"episode_length": 3})
     evaluate(env, module, episodes=2, execute=3, progress=False)
-    assert module.modes == [False]
+    assert not any(module.modes)
     assert (module.training, module.frozen.training, module.dropout.training) == (True, False, True)
     env.close()
 

@@ -27,8 +27,9 @@ from headrace.evaluation.admission import (
 from headrace.evaluation.cursors import ChunkLengths, EpisodePlan
 from headrace.evaluation.loop import ChunkLoop
 from headrace.policies import Batching, ChunkContext, EpisodeRows, as_chunk_policy
+from headrace.policies.batching import ask
 from headrace.policies.engines import make_engine
-from headrace.policies.protocol import TENSOR_FIELDS, ask
+from headrace.policies.protocol import TENSOR_FIELDS
 from headrace.types import Obs
 
 
@@ -154,7 +155,7 @@ class Interrupted(Counter):
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         if context.chunk_index.any() and not self.pressed:
-            self.pressed = True
+            Interrupted.pressed = True  # of the class: a copy of the memory, which is asked again, must not press
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
         return super().__call__(obs, context)
@@ -164,7 +165,7 @@ class Interrupted(Counter):
 
 @pytest.mark.parametrize("how", [{"engine": "thread"}, {"engine": "inline", "timeout": 60.0}], ids=["thread", "inline"])
 def test_an_evaluation_interrupted_in_mid_call_leaves_nothing_in_memory(how: dict[str, Any]) -> None:
-    policy = Interrupted()
+    policy, Interrupted.pressed = Interrupted(), False
     found = evaluate(ScriptEnv(5), policy, episodes=23, execute=4, progress=False, **how)
     assert (found.status, policy.pressed) == ("interrupted", True)
     assert not policy.planned

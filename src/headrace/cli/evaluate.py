@@ -24,8 +24,8 @@ from headrace.recording.film import FilmCfg
 
 if TYPE_CHECKING:
     from headrace.evaluation import Evaluation
+    from headrace.policies.batching import Batching
     from headrace.policies.observation_map import ObservationMap
-    from headrace.policies.protocol import Batching
 
 
 def _ids(text: str) -> range:
@@ -194,7 +194,7 @@ def _policy(given: EvaluateOptions) -> str | RemoteCfg | None:
 
 
 def _batching(given: EvaluateOptions) -> Batching | Literal["fast"] | None:
-    from headrace.policies.protocol import Batching
+    from headrace.policies.batching import Batching
 
     if given.fast and given.batch_size is not None:
         raise ConfigError("--batch-size: expected no --fast with it, whose batches have any size")

@@ -61,7 +61,7 @@ class ServeOptions:
 
 def _serve(given: ServeOptions) -> int:
     from headrace.policies import ServeCfg
-    from headrace.policies.protocol import Batching
+    from headrace.policies.batching import Batching
 
     cfg = ServeCfg(
         host=given.host,
@@ -70,7 +70,7 @@ def _serve(given: ServeOptions) -> int:
         max_wait=given.max_wait / 1000,
         batching=Batching(
             mode="fast" if given.fast else "strict",
-            size=16 if given.batch_size is None else given.batch_size,
+            size=given.batch_size,
             buckets=given.buckets,
         ),
         api_key=os.environ.get(_KEY) or None,

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +49,14 @@ class Header:
     """What decides the rows; must be equal to resume or merge."""
     circumstances: dict[str, Any]
     """What should not change a row: number of environments, versions, processor. A difference is warned about."""
+
+
+_SAME: dict[str, Callable[[object], object]] = {
+    "policy": current_id,
+    # 0.2 names no places; where rows may stand at any, those of 0.2 do, too
+    "places": lambda places: None if places == "free" else places,
+}
+"""Entries of an identity that may be written in several ways → what is compared."""
 
 
 class Journal:
@@ -149,12 +157,18 @@ def _torn_header(path: Path) -> bool:
 
 def check_same(expected: Header, got: Header, name: str) -> None:
     """Refuse another identity, naming what differs; warn of other circumstances."""
-    # the task before the hash of the policy: another task has another policy, too
-    keys = sorted(expected.identity.keys() | got.identity.keys(), key=lambda key: (key != "source", key))
+    # the task before the hash of the policy: another task has another policy, too; the size before places in it
+    order = {"source": -1, "places": 1}
+    keys = sorted(expected.identity.keys() | got.identity.keys(), key=lambda key: (order.get(key, 0), key))
     for key in keys:
         mine, theirs = expected.identity.get(key), got.identity.get(key)
-        if mine != theirs and (key != "policy" or current_id(mine) != current_id(theirs)):
-            raise ConfigError(f"{name}: expected an evaluation of {key} {mine!r}, got one of {theirs!r}")
+        same = _SAME.get(key)
+        if mine != theirs and (same is None or same(mine) != same(theirs)):
+            hint = "; set the rows of its strict batches with Batching(size=…) (--batch-size)"
+            raise ConfigError(
+                f"{name}: expected an evaluation of {key} {mine!r}, got one of {theirs!r}"
+                f"{hint if key == 'strict_size' else ''}"
+            )
     if changed := _changes(expected, got):
         told = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
         warnings.warn(f"{name}: played under other circumstances: {told}", stacklevel=3)
@@ -245,6 +259,11 @@ def read_journal(path: Path) -> JournalContent:
         every = [header.circumstances, *[found.circumstances for found in noted]]
         header = Header(identity=header.identity, circumstances=common_values(every))
     return JournalContent(header, set[int]().union(*[ids_of(plan, str(path)) for plan in plans]), rows, len(whole))
+
+
+def read_header(path: Path) -> Header | None:
+    """Read the header of a journal; None where there is none yet."""
+    return None if not path.exists() or _torn_header(path) else read_journal(path).header
 
 
 def header_from(data: dict[str, Any], name: str) -> Header:

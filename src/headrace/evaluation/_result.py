@@ -58,6 +58,10 @@ class Counters:
     """Of these, rows that nobody waited for."""
     rows_padded: int = 0
     """Rows beyond these that only filled a batch up."""
+    rows_verified: int = 0
+    """Rows that were answered again alone and in another batch, with equal bits."""
+    rows_checking: int = 0
+    """Rows that were computed for that, padding included."""
     rows_discarded: int = 0
     """Answers for episodes that had ended meanwhile."""
     frames_drawn: int = 0
@@ -158,6 +162,14 @@ class Evaluation:
         steps = counters.env_steps + counters.held_steps
         return counters.held_steps / steps if steps else 0.0
 
+    @property
+    def rows_per_row(self) -> float:
+        """Rows that the model computed per row that an environment waited for: 1 where nothing was wasted."""
+        counters = self.counters
+        extra = counters.rows_wasted + counters.rows_padded + counters.rows_checking
+        needed = counters.rows_inferred - counters.rows_wasted
+        return 1 + extra / needed if needed else 1.0
+
     def save(self, path: str | Path) -> None:
         """Write everything to a new JSON file, whole or not at all; :meth:`load` reads it back to an equal value."""
         target = Path(path)
@@ -215,7 +227,12 @@ class Evaluation:
             table.add_row("fidelity", "hold: suspended environments drifted, results are not exact")
         if not self.seeded:
             table.add_row("episodes", "not functions of their ids: no other run repeats them")
-        batches = f"strict, {self.strict_size} rows" if self.strict_size else "fast: last bits depend on the batch"
+        batches = "fast: last bits depend on the batch"
+        if self.strict_size:
+            batches = "strict, rows alone" if self.strict_size == 1 else f"strict, {self.strict_size} rows"
+            if counters.batch_steps:
+                known = counters.rows_verified
+                batches += f"; verified: {known:,} rows" if known else "; not verified"
         for name, value in (
             ("batches", batches),
             ("success rate", _percent(self.success_rate)),
@@ -233,6 +250,7 @@ class Evaluation:
             ("model calls", f"{counters.model_calls:,}"),
             ("rows inferred", f"{counters.rows_inferred:,}"),
             ("  wasted; padding", f"{counters.rows_wasted:,}; {counters.rows_padded:,}"),
+            ("rows computed per row needed", self._rows_figure()),
             ("camera frames drawn", f"{counters.frames_drawn:,}"),
             ("env-steps", f"{counters.env_steps:,}"),
             ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
@@ -244,6 +262,14 @@ class Evaluation:
             table.add_row(f"  in {stage}", f"{seconds:.2f} s")
         table.add_row("seconds", f"{counters.seconds:.2f} s")
         return table
+
+    def _rows_figure(self) -> str:
+        """Return the figure; with a warning where more than half is wasted, and that costs a tenth of the time."""
+        figure, spent = f"{self.rows_per_row:.2f}", self.counters.stages.get("policy", 0.0)
+        wasted = spent * (1 - 1 / self.rows_per_row)
+        if self.rows_per_row <= 1.5 or wasted <= 0.1 * self.counters.seconds:
+            return figure
+        return f"{figure}: {wasted:.1f} s of the model are wasted; set the rows of a batch (--batch-size)"
 
     def _rewards(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)

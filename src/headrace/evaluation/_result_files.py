@@ -24,6 +24,8 @@ from headrace.evaluation._result import Counters, EpisodeResult, Evaluation, Ins
 from headrace.files import read_json
 
 _FORMAT = "headrace-evaluation-table-1"
+_NEW = ("rows_verified", "rows_checking")
+"""Counters that a file of 0.2 has not; none is written for a zero."""
 _STATUSES = ("completed", "interrupted", "failed")
 
 
@@ -47,7 +49,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             "mean_length": evaluation.mean_length,
             "instructions": [_figures(told) for told in evaluation.by_instruction()],
         },
-        "counters": asdict(evaluation.counters),
+        "counters": {name: count for name, count in asdict(evaluation.counters).items() if count or name not in _NEW},
         "episodes": [asdict(episode) for episode in evaluation.episodes],
     }
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.evaluation.admission import Admission
+    from headrace.policies.batching import Batching
     from headrace.policies.engines import Engine
     from headrace.policies.observation_map import ObservationMap
-    from headrace.policies.protocol import Batching
     from headrace.types import Obs
 
 HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
@@ -44,10 +44,11 @@ class PlayCfg:
     """Where the model runs: inline, thread (beside the physics), process (for policies that hold the GIL); in Python
     also the name of a registered engine, or an engine of your own, which you close. A server's policy has its own."""
     batching: Batching | Literal["strict", "fast"] | None = None
-    """``strict`` (the default) gives the model batches of one fixed size, 16 rows, in which an episode always has the
-    same row: results are equal bit for bit for every ``num_envs``, at the price of padding rows. ``fast`` gives it the
-    waiting rows; the last bits of results then depend on the batch. A :class:`headrace.policies.Batching` sets the
-    size or buckets. A server, or an engine of your own, has its own."""
+    """``strict`` (the default) gives the model batches of one fixed size: results are equal bit for bit for every
+    ``num_envs``, and a sample of rows is verified. The size follows from device and policy: 1 on a CPU where a row uses
+    each weight often (convolutions, attention), else 16, at the price of padding rows. ``fast`` gives the model the
+    waiting rows; the last bits of results then depend on the batch. A :class:`headrace.policies.Batching` sets the size
+    or buckets. A server, or an engine of your own, has its own."""
     ensemble_decay: float | None = None
     """Temporal ensembling as in ACT, with this decay, which executes one action of each chunk; negative favors new
     predictions."""

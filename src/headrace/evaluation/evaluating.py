@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
+from headrace.evaluation._journal import read_header
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.files import check_new, check_writable
 from headrace.recording.film import FilmCfg
@@ -90,6 +92,7 @@ def evaluate(
             recipe = recipe.replace(overrides=found.overrides | dict(recipe.overrides))
     source = policy if found is None or workers is not None else found
     plan, book, filming = EpisodePlan(episodes), JournalCfg.of(journal), film or FilmCfg()
+    play = _resume_batches(play, book)
     if film is not None:
         film.check()
         film.check_episodes(plan.ids, recipe or cast("EnvRecipe | None", getattr(made, "recipe", None)))
@@ -154,6 +157,22 @@ def _recipe(env: str | EnvRecipe | AnyEnv, **settings: object) -> EnvRecipe | No
         if value is not None and name != "seed":
             raise ConfigError(f"{name} cannot be changed on an existing environment, got {value!r}; make another one")
     return None
+
+
+def _resume_batches(play: PlayCfg, book: JournalCfg | None) -> PlayCfg:
+    """Return the settings with the strict batches of a journal that is resumed, unless others are set."""
+    from headrace.policies.batching import Batching
+
+    batching = None if isinstance(play.batching, Batching) else Batching.of(play.batching)
+    if batching is None or batching.mode == "fast" or play.engine not in ("inline", "thread", "process"):
+        return play
+    if book is None or not book.resume or (header := read_header(Path(book.path))) is None:
+        return play
+    size: object = header.identity.get("strict_size")
+    if not isinstance(size, int):
+        return play
+    # 0.2, which does not name places, placed rows by their ids
+    return replace(play, batching=Batching(size=size, places=None if "places" in header.identity else "modulo"))
 
 
 @contextmanager

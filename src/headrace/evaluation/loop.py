@@ -352,6 +352,8 @@ class ChunkLoop:
         counters = self._counters
         counters.model_calls += answer.calls
         counters.rows_padded += answer.padding
+        counters.rows_verified += answer.verified
+        counters.rows_checking += answer.checking
         self._policy_seconds += reply.seconds
         return actions
 

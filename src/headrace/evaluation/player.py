@@ -22,12 +22,14 @@ from headrace.evaluation.admission import make_admission
 from headrace.evaluation.cursors import ChunkLengths, EndlessPlan, EpisodePlan
 from headrace.evaluation.loop import ChunkLoop, OnStep
 from headrace.libraries.torch_state import library_run
+from headrace.policies.batching import Batching
 from headrace.policies.engines import EnginePolicy, InlineEngine, ProcessEngine, ThreadEngine, make_engine
 from headrace.policies.identity import policy_hash
 from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, task_of
-from headrace.policies.protocol import Batching, PolicyLike, as_chunk_policy
+from headrace.policies.protocol import PolicyLike, as_chunk_policy
 from headrace.policies.serving.remote_cfg import RemoteCfg
 from headrace.policies.step_policy import StepPolicy
+from headrace.policies.strictness import choose_batching
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
@@ -72,7 +74,7 @@ class Player:
                 "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass "
                 "save= and restore= to the bridge; allow_hold=True takes it as it is"
             )
-        formed = Batching(mode=cfg.batching) if isinstance(cfg.batching, str) else cfg.batching or Batching()
+        formed = Batching.of(cfg.batching)
         strict_size = formed.strict_size if isinstance(cfg.engine, str) else cfg.engine.strict_size
         # an environment that does not state it has episodes that are functions of their ids
         if strict_size is not None and not getattr(env, "reseeds", True):
@@ -84,12 +86,12 @@ class Player:
             )
         self._policy = as_chunk_policy(policy, horizon=cfg.horizon, action_dim=action_size(env.single_action_space))
         self._lengths = _lengths(cfg, self._policy.horizon)
-        self._own_engine = isinstance(cfg.engine, str)
-        self._engine = (
-            make_engine(cfg.engine, self._policy, formed, timeout=cfg.timeout)
-            if isinstance(cfg.engine, str)
-            else cfg.engine
-        )
+        self._own_engine, self._places = isinstance(cfg.engine, str), None
+        if isinstance(cfg.engine, str):
+            formed = choose_batching(self._policy, formed, env, cfg.timeout)
+            self._engine, self._places = make_engine(cfg.engine, self._policy, formed, cfg.timeout), formed.places
+        else:
+            self._engine = cfg.engine
         self._env, self._cfg, self._rule, self._seed = env, cfg, rule, seed
         self.running: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
         """bool (N,): slots whose episode was not finished when the last :meth:`play` ended."""
@@ -120,6 +122,7 @@ class Player:
                 **asdict(self._lengths),
                 "ensemble_decay": cfg.ensemble_decay,
                 "strict_size": self._engine.strict_size,
+                **({} if self._places in (None, "modulo") else {"places": self._places}),
                 "hold": str(self._rule) if self._rule.holds else None,
                 "fidelity": self._env.fidelity,
             }

@@ -8,9 +8,10 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.policies._lerobot import LeRobotPolicy, load_lerobot_policy
+    from headrace.policies.batching import Batching
     from headrace.policies.engines import Engine, InlineEngine, ProcessEngine, Reply, Request, register_engine
     from headrace.policies.observation_map import ObservationMap
-    from headrace.policies.protocol import Batching, ChunkContext, ChunkPolicy, EpisodeRows, as_chunk_policy
+    from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, as_chunk_policy
     from headrace.policies.serving._remote import RemoteEngine
     from headrace.policies.serving._server import PolicyServer, ServeCfg
     from headrace.policies.serving.images import resize_with_pad

@@ -22,7 +22,9 @@ from torch import Tensor
 from headrace import _device
 from headrace._interrupts import ignore_interrupts
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
-from headrace.policies.protocol import Answer, Batching, ChunkContext, ChunkPolicy, EpisodeRows, ask, named
+from headrace.policies.batching import Answer, Batching
+from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, named
+from headrace.policies.verification import Asker
 from headrace.types import Obs
 
 _LONGEST_S = 1e9
@@ -118,7 +120,7 @@ EngineFactory: TypeAlias = "Callable[[ChunkPolicy, Batching, float | None], Engi
 """Makes an engine of a policy, how its batches are formed, and the seconds that a call may take (None: any)."""
 
 
-def make_engine(name: str, policy: ChunkPolicy, batching: Batching, *, timeout: float | None = None) -> Engine:
+def make_engine(name: str, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> Engine:
     """An engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
 
     ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
@@ -150,10 +152,10 @@ def _process_engine(policy: ChunkPolicy, batching: Batching, timeout: float | No
     return ProcessEngine(partial(pickle.loads, packed), batching, timeout)
 
 
-def _answered(policy: ChunkPolicy, request: Request, batching: Batching) -> Reply:
+def _answered(ask: Asker, request: Request) -> Reply:
     begin = time.perf_counter()
     try:
-        answer = ask(policy, request.obs, request.context, batching, ended=request.ended)
+        answer = ask(request.obs, request.context, request.ended)
     except PolicyError:
         raise
     # whatever a policy raises is reported with the environments it was for
@@ -275,12 +277,13 @@ class ThreadEngine(_OneRequest):
         self._stuck = True
 
     def _work(self, policy: ChunkPolicy, batching: Batching) -> None:
+        ask = Asker(policy, batching, alone=False)
         while (given := self._requests.get()) is not None:
             request, stream = given
             try:
                 # the caller's stream made the observation, and will read the answer
                 with _device.on_stream(stream):
-                    self._reply = _answered(policy, request, batching)
+                    self._reply = _answered(ask, request)
             except PolicyError as error:
                 self._reply = error
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
@@ -296,8 +299,7 @@ class InlineEngine:
 
     def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
         self.strict_size = batching.strict_size
-        self._policy = policy
-        self._batching = batching
+        self._ask = Asker(policy, batching)
         # a call that is stuck cannot be left but by leaving its thread
         self._thread = None if timeout is None else ThreadEngine(policy, batching, timeout)
         self._reply: Reply | None = None
@@ -312,7 +314,7 @@ class InlineEngine:
     def submit(self, request: Request) -> None:
         """Run the model now."""
         if self._thread is None:
-            self._reply = _answered(self._policy, request, self._batching)
+            self._reply = _answered(self._ask, request)
         else:
             self._thread.submit(request)
             self._reply = self._thread.poll(wait=True)
@@ -425,15 +427,15 @@ def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: 
     """The life of the process: make the policy, answer until the other side is gone."""
     ignore_interrupts()
     torch.set_num_threads(threads)
-    policy: ChunkPolicy | None = None
+    ask: Asker | None = None
     while True:
         try:
             request = cast("Request", pickle.loads(pipe.recv_bytes()))
         except (EOFError, OSError):
             return
         try:
-            policy = make_policy() if policy is None else policy
-            reply = _answered(policy, request, batching)
+            ask = Asker(make_policy(), batching) if ask is None else ask
+            reply = _answered(ask, request)
         except PolicyError as error:
             _send(pipe, f"{error}{_trace(error.__cause__)}")
         # also sys.exit(), and a policy that cannot even be made: the caller must hear of it

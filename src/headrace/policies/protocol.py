@@ -1,10 +1,4 @@
-"""The contract between a chunk policy and the scheduler: observation rows in, a chunk of actions each out.
-
-A model sees the rows that wait in batches. ``fast`` gives it whoever waits, padded to a bucket where the engine wants
-fixed sizes. ``strict`` gives it batches of one fixed size in which an episode always has the same row (its id modulo
-the size): a matrix product then adds up the same numbers in the same order, and neither the number of environments nor
-neighbors change one bit of the answer.
-"""
+"""The contract between a chunk policy and the scheduler: observation rows in, a chunk of actions each out."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -367,103 +361,3 @@ def _takes_context(policy: Callable[..., object]) -> bool:
     if len(parameters) < 2 or parameters[1].kind not in positional:
         return False
     return parameters[1].default is inspect.Parameter.empty or parameters[1].name in ("context", "ctx")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """How model batches are formed."""
-
-    mode: Literal["fast", "strict"] = "strict"
-    size: int = 16
-    """Rows of a batch in ``strict`` mode."""
-    buckets: tuple[int, ...] = ()
-    """Sizes that batches are padded to in ``fast`` mode, ascending; empty for any size."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("fast", "strict"):
-            raise ConfigError(f"batching mode: expected 'fast' or 'strict', got {self.mode!r}")
-        if self.size < 1:
-            raise ConfigError(f"batching size: expected at least 1 row, got {self.size}")
-        if list(self.buckets) != sorted(set(self.buckets)) or min(self.buckets, default=1) < 1:
-            raise ConfigError(f"batching buckets: expected ascending sizes of at least 1, got {self.buckets}")
-        if self.mode == "strict" and self.buckets:
-            raise ConfigError(
-                "batching buckets: expected none in strict mode, whose batches all have one size; use mode='fast'"
-            )
-
-    @property
-    def strict_size(self) -> int | None:
-        """Rows of a strict batch; None in ``fast`` mode."""
-        return self.size if self.mode == "strict" else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the model said, and what it cost."""
-
-    actions: Tensor
-    """float32 (n, horizon, A) on the host, in the order of the rows asked for."""
-    calls: int
-    padding: int
-    """Wasted rows: computed, and read by no environment."""
-
-
-def ask(
-    policy: ChunkPolicy, obs: Obs, context: ChunkContext, batching: Batching, *, ended: EpisodeRows | None = None
-) -> Answer:
-    """Run the policy over n rows in batches, and check each answer; errors name the environments.
-
-    A policy with memory is told first of the episodes that have ended, then of those that begin with this chunk.
-    """
-    if has_memory(policy):
-        keeper = cast("RemembersEpisodes", policy)
-        if ended is not None and len(ended):
-            keeper.end(ended)
-        if len(beginning := context.beginning()):
-            keeper.begin(beginning)
-    count = len(context.instructions)
-    if batching.mode == "fast" and count and not batching.buckets:
-        return Answer(actions=checked_chunk(policy(obs, context), policy, context, read=None), calls=1, padding=0)
-    actions = torch.zeros((count, policy.horizon, policy.action_dim))
-    batches = _batches(context.episode_ids.cpu().numpy(), batching)
-    context, obs = _with_nobody(context, obs)
-    for places in batches:
-        slots, index = np.flatnonzero(places < count), torch.from_numpy(places).to(context.env_ids.device)
-        whole, rows = context.rows(index), {name: values.index_select(0, index) for name, values in obs.items()}
-        chosen = checked_chunk(policy(rows, whole), policy, whole, read=torch.from_numpy(slots))
-        actions[torch.from_numpy(places[slots])] = chosen
-    return Answer(actions=actions, calls=len(batches), padding=sum(map(len, batches)) - count)
-
-
-def _batches(episode_ids: NDArray[np.int64], batching: Batching) -> list[NDArray[np.int64]]:
-    """Which of the n rows stands in each place of each batch; n where nobody does.
-
-    ``strict``: each row at its episode's place; rows that collide go into the next call. Otherwise in order: batches of
-    the largest bucket, and the rest in the smallest that holds it.
-    """
-    count = len(episode_ids)
-    left = np.arange(count)
-    batches: list[NDArray[np.int64]] = []
-    while len(left):
-        if batching.mode == "strict":
-            size = batching.size
-            slots, first = np.unique(episode_ids[left] % size, return_index=True)
-        else:
-            slots = first = np.arange(min(len(left), batching.buckets[-1]))
-            size = next(bucket for bucket in batching.buckets if bucket >= len(slots))
-        places = np.full(size, count)
-        places[slots] = left[first]
-        batches.append(places)
-        left = np.delete(left, first)
-    return batches
-
-
-def _with_nobody(context: ChunkContext, obs: Obs) -> tuple[ChunkContext, Obs]:
-    """The same n rows, and one more of zeros without an episode, which padding is read from."""
-    tensors: dict[str, Tensor] = {}
-    for name in TENSOR_FIELDS:
-        values: Tensor = getattr(context, name)
-        fill = PADDING if name in ("env_ids", "episode_ids") else 0
-        tensors[name] = torch.cat((values, values.new_full((1, *values.shape[1:]), fill)))
-    rows = {name: torch.cat((values, values.new_zeros((1, *values.shape[1:])))) for name, values in obs.items()}
-    return ChunkContext(instructions=(*context.instructions, ""), **tensors), rows

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.testing._contract import Tolerance
     from headrace.testing._episodes import check_autoreset, check_episodes_do_not_depend_on_the_batch
     from headrace.testing._learners import check_learner
+    from headrace.testing._policies import PolicyCheck, check_policy
     from headrace.testing._simulation import check_simulation
     from headrace.testing._suite import check_env
     from headrace.testing._suspension import (
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "PolicyCheck",
     "Tolerance",
     "check_autoreset",
     "check_camera",
     "check_env",
     "check_episodes_do_not_depend_on_the_batch",
     "check_learner",
+    "check_policy",
     "check_resume_continues_exactly",
     "check_row_simulator",
     "check_simulation",

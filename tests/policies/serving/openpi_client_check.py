@@ -10,7 +10,7 @@ import torch
 from served_policies import STRICT, Denoiser
 
 from headrace.policies import ChunkContext, PolicyServer, ServeCfg, as_chunk_policy
-from headrace.policies.protocol import ask
+from headrace.policies.batching import ask
 
 ROOT = Path(__file__).parents[3]
 CLIENT = Path(__file__).parent / "genuine_openpi.py"

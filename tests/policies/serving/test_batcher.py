@@ -120,16 +120,17 @@ def test_rows_are_padded_to_buckets() -> None:
 
 def test_a_row_stands_at_its_place_whoever_shares_the_strict_batch() -> None:
     policy = Gate(closed=True)
-    batcher = Batcher(policy, Batching(mode="strict", size=4), max_rows=16, max_wait=0.0)
+    batcher = Batcher(policy, Batching(mode="strict", size=4, places="modulo"), max_rows=16, max_wait=0.0)
     first = batcher.submit(0, make_request(1, first_episode=2))
     assert policy.entered.acquire(timeout=30.0)
     futures = [
         batcher.submit(1, make_request(1, first_episode=6, seed=1)),
         batcher.submit(2, make_request(1, first_episode=3)),
     ]
-    policy.allowed.release(8)
+    policy.allowed.release(40)  # rows are answered again
     assert [numbers(future) for future in (first, *futures)] == [[2.0], [106.0], [3.0]]
-    assert policy.batches == [[-1, -1, 2, -1], [-1, -1, 6, 3]]
+    assert policy.batches[0] == [-1, -1, 2, -1]
+    assert [-1, -1, 6, 3] in policy.batches
     batcher.close()
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.errors import LifecycleError, PolicyError
+from headrace.policies.batching import Answer, Batching
 from headrace.policies.engines import Reply, Request
-from headrace.policies.protocol import TENSOR_FIELDS, Answer, Batching, ChunkContext, ChunkPolicy, EpisodeRows, ask
+from headrace.policies.protocol import TENSOR_FIELDS, ChunkContext, ChunkPolicy, EpisodeRows
+from headrace.policies.verification import Asker
 from headrace.types import Obs
 
 
@@ -57,7 +59,7 @@ class Batcher:
     """Owns the model's thread. Requests come from any thread; while the model runs, the next batch collects."""
 
     def __init__(self, policy: ChunkPolicy, batching: Batching, *, max_rows: int, max_wait: float) -> None:
-        self._policy, self._batching = policy, batching
+        self._ask, self._batching = Asker(policy, batching, alone=False), batching
         self._max_rows, self._max_wait = max_rows, max_wait
         self._queue: deque[_Job] = deque()
         self._clients: set[int] = set()
@@ -178,12 +180,12 @@ class Batcher:
     def _run(self, request: Request) -> Answer:
         count = len(request.context)
         if self._batching.mode == "strict" or self._batching.buckets or count <= self._max_rows:
-            return ask(self._policy, request.obs, request.context, self._batching, ended=request.ended)
+            return self._ask(request.obs, request.context, request.ended)
         parts: list[Answer] = []
         for rows in torch.arange(count).split(self._max_rows):
             obs = {name: values.index_select(0, rows) for name, values in request.obs.items()}
             ended = None if parts else request.ended
-            parts.append(ask(self._policy, obs, request.context.rows(rows), self._batching, ended=ended))
+            parts.append(self._ask(obs, request.context.rows(rows), ended))
         return Answer(
             actions=torch.cat([part.actions for part in parts]),
             calls=sum(part.calls for part in parts),

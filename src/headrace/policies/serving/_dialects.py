@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from headrace.errors import ConfigError, DataError, PolicyError
+from headrace.policies.batching import COUNTS, Answer
 from headrace.policies.engines import Request
 from headrace.policies.observation_map import ObservationMap, take_actions, to_array
-from headrace.policies.protocol import Answer
 from headrace.policies.serving._links import Link
 from headrace.policies.serving._wire import Array, ArrayForm, pack, shorten, unpack, unpack_map
 from headrace.policies.serving.images import Images, encode_images, is_picture
@@ -74,12 +74,13 @@ class _Speaker:
         except DataError as error:
             raise PolicyError(f"server {self._server}: {error}") from error
 
-    def _answer(self, actions: Array, *, calls: int, padding: int = 0) -> Answer:
+    def _answer(self, actions: Array, *, calls: int, padding: int = 0, verified: int = 0, checking: int = 0) -> Answer:
         """Actions (n, horizon, A) as a server sent them, whose sizes are not checked yet."""
         if actions.dtype.kind not in "fiu":
             raise PolicyError(f"server {self._server}: expected actions of numbers, got {actions.dtype}")
         with np.errstate(over="ignore"):  # becomes an infinity, which is refused later
-            return Answer(actions=torch.from_numpy(np.array(actions, np.float32)), calls=calls, padding=padding)
+            given = torch.from_numpy(np.array(actions, np.float32))
+        return Answer(actions=given, calls=calls, padding=padding, verified=verified, checking=checking)
 
     def _failed(self, text: str) -> PolicyError:
         return PolicyError(f"server {self._server} failed; it says:\n{text.strip()}")
@@ -180,10 +181,10 @@ class WebsocketSpeaker(_Speaker):
         if not isinstance(actions, np.ndarray) or not isinstance(cost, dict):
             raise PolicyError(f"server {self._server}: expected actions and their cost, got {shorten(message)}")
         spent = cast("dict[str, object]", cost)
-        calls, padding = spent.get("calls"), spent.get("padding")
-        if not isinstance(calls, int) or not isinstance(padding, int):
+        counts = {name: spent.get(name, 0) for name in COUNTS}  # 0.2 sends two of them
+        if not {"calls", "padding"} <= spent.keys() or not all(isinstance(count, int) for count in counts.values()):
             raise PolicyError(f"server {self._server}: expected a count of calls and padding, got {shorten(spent)}")
-        return self._answer(cast("Array", actions), calls=calls, padding=padding)
+        return self._answer(cast("Array", actions), **cast("dict[str, int]", counts))
 
     def _read(self, frame: bytes) -> object:
         message = self._unpack(frame)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError, UnknownNameError
+from headrace.policies.batching import Answer
 from headrace.policies.engines import EnginePolicy, RememberingEnginePolicy, Reply, Request
 from headrace.policies.observation_map import ObservationMap
-from headrace.policies.protocol import Answer, ChunkPolicy, checked_chunk, named, one_row
+from headrace.policies.protocol import ChunkPolicy, checked_chunk, named, one_row
 from headrace.policies.serving._dialects import WEBSOCKET_DIALECTS, Gr00tSpeaker, Speaker, WebsocketSpeaker
 from headrace.policies.serving._links import Link, LinkLost, WebsocketLink, ZmqLink, persist
 from headrace.policies.serving.remote_cfg import DialectName, RemoteCfg

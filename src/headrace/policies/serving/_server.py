@@ -16,8 +16,9 @@ from typing import Any
 
 from headrace import __version__
 from headrace.errors import DataError, LifecycleError, StorageError, require_extra
+from headrace.policies.batching import COUNTS, Batching
 from headrace.policies.engines import Reply
-from headrace.policies.protocol import Batching, ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
+from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
 from headrace.policies.serving._batcher import Batcher, ServingStats
 from headrace.policies.serving._dialects import PROTOCOL
 from headrace.policies.serving._requests import Visitor, read_request
@@ -239,5 +240,5 @@ def _reply(served: Reply, *, ours: bool, total: float | None) -> memoryview:
         "server_timing": timing if total is None else {**timing, "prev_total_ms": total},
     }
     if ours:
-        message["headrace"] = {"calls": answer.calls, "padding": answer.padding}
+        message["headrace"] = {name: getattr(answer, name) for name in COUNTS}
     return pack(message)

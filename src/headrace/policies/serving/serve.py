@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -43,7 +45,8 @@ def serve(
     """
     from headrace.policies.load_policy import find_policy, load_policy
     from headrace.policies.protocol import as_chunk_policy
-    from headrace.policies.serving._server import PolicyServer
+    from headrace.policies.serving._server import PolicyServer, ServeCfg
+    from headrace.policies.strictness import choose_batching
 
     if task is None and policy is None:
         raise ConfigError("serve: expected TASK or --policy; 'headrace serve pusher-solid' serves the policy we ship")
@@ -53,4 +56,8 @@ def serve(
     fitted = as_chunk_policy(
         cast("PolicyLike", loaded), horizon=horizon, action_dim=action_dim, obs_steps=obs_steps, single=True
     )
+    cfg = cfg or ServeCfg()
+    if task is not None and cfg.batching.mode == "strict":
+        with closing(EnvRecipe.of(task).make(num_envs=1)) as env:
+            cfg = replace(cfg, batching=choose_batching(fitted, cfg.batching, env))
     return PolicyServer(fitted, cfg, name=name)
