@@ -14,7 +14,7 @@ from chunking_cases import ENDLESS, EXECUTE, Effort, RandomEnds, Row, Window
 from headrace import evaluate
 from headrace.envs.tasks.cartpole import CartpoleCamera, CartpoleCameraCfg
 from headrace.evaluation import PlayCfg
-from headrace.policies import ChunkContext
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 

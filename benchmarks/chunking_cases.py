@@ -17,9 +17,19 @@ import headrace
 from headrace import evaluate
 from headrace.envs.task import Rows
 from headrace.envs.tasks.walking import Ant, AntCfg
-from headrace.evaluation import Admission, PlayCfg
-from headrace.evaluation.admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
-from headrace.policies import Batching, ChunkContext, ProcessEngine, as_chunk_policy
+from headrace.evaluation import PlayCfg
+from headrace.evaluation.admission import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+)
+from headrace.policies import Batching, as_chunk_policy
+from headrace.policies.engines import ProcessEngine
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs, Step
 
 EXECUTE = 16

@@ -48,8 +48,9 @@ from headrace.evaluation.player import open_player
 from headrace.evaluation.ray._driver import Driver
 from headrace.evaluation.ray._worker import Opened
 from headrace.evaluation.ray.cluster import _driver, _spec
-from headrace.policies import ChunkContext, as_chunk_policy
+from headrace.policies import as_chunk_policy
 from headrace.policies.load_policy import load_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 from interleaved import verdict
 

@@ -88,7 +88,8 @@ def serve_policy(kind: str) -> None:
     """Our server: with a model that costs nothing, or 40 ms and 5 ms per row off the CPU."""
     import torch
 
-    from headrace.policies import Batching, ChunkContext, PolicyServer, ServeCfg, as_chunk_policy
+    from headrace.policies import Batching, PolicyServer, ServeCfg, as_chunk_policy
+    from headrace.policies.protocol import ChunkContext
 
     def plan(obs: dict[str, torch.Tensor], context: ChunkContext) -> torch.Tensor:
         del obs
@@ -135,7 +136,9 @@ def call_openpi(port: int) -> None:
 def call_ours(port: int, scheme: str) -> None:
     import torch
 
-    from headrace.policies import ChunkContext, ObservationMap, RemoteEngine, Request
+    from headrace.policies import ObservationMap, RemoteEngine
+    from headrace.policies.protocol import ChunkContext
+    from headrace.policies.engines import Request
 
     zero = torch.zeros(ROWS, dtype=torch.int64)
     context = ChunkContext(
@@ -180,7 +183,7 @@ class OneByOne:
     def submit(self, request: Any) -> None:
         import torch
 
-        from headrace.policies import Reply, Request
+        from headrace.policies.engines import Reply, Request
         from headrace.policies.batching import Answer
 
         parts = []

@@ -199,7 +199,8 @@ def _positions(envs: int) -> Any:
 
 
 def _headrace(pixels: int, envs: int, textured: bool, half: bool, kinds: tuple[Any, ...]) -> Callable[[], Any]:
-    from headrace.sim import CameraFrames, CameraSpec, PoseReader
+    from headrace.sim import CameraSpec
+    from headrace.sim.camera.camera import CameraFrames, PoseReader
     from headrace.sim.camera.native_camera import NativeCamera
     from headrace.sim.mujoco_api import load_model
 

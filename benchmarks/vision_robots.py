@@ -84,7 +84,8 @@ def load(scene: str) -> tuple[Any, str, np.ndarray]:
 
 
 def _headrace(scene: str, height: int, width: int, kinds: tuple[Any, ...], motion: str) -> Callable[[], object]:
-    from headrace.sim import CameraFrames, CameraSpec, NativeCamera, PoseReader
+    from headrace.sim import CameraSpec, NativeCamera
+    from headrace.sim.camera.camera import CameraFrames, PoseReader
 
     model, name, qpos = load(scene)
     spec = CameraSpec(name=name, width=width, height=height, data_types=kinds)

@@ -71,7 +71,8 @@ def scene(cut: tuple[int, int] | None) -> Any:
 
 def _drawer(cut: tuple[int, int] | None, pixels: int, threads: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Draw colors; draw depth and geom ids."""
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim import CameraSpec, NativeCamera
+    from headrace.sim.camera.camera import PoseReader
 
     model, rng = scene(cut), np.random.default_rng(1)
     qpos = np.zeros((ROWS, SHAPES, 7))

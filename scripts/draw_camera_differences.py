@@ -9,7 +9,9 @@ import mujoco
 import numpy as np
 
 from headrace.envs.viewer import png
-from headrace.sim import CameraSpec, NativeCamera, PoseReader, make_camera
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
+from headrace.sim.camera.names import make_camera
 
 SCENE = """
 <mujoco>

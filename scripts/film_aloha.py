@@ -12,7 +12,8 @@ import headrace
 from headrace import evaluate, load_policy
 from headrace.evaluation import PlayCfg
 from headrace.recording import VideoObserver
-from headrace.sim import CameraSpec, NativeCamera, PoseReader
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
 
 TASK = "aloha-transfer-cube-state"
 TARGET = Path("docs/images/aloha.mp4")

@@ -17,7 +17,8 @@ import torch
 
 import headrace
 from headrace.__main__ import main
-from headrace.bench import metrics, read_bundle
+from headrace.bench import read_bundle
+from headrace.bench.figures import metrics
 from headrace.recording import EpisodeDataset
 from headrace.replay import ReplayBuffer
 from v0_2_values import dataset_values, digest, store_values, weights_of

@@ -19,7 +19,8 @@ import headrace
 from headrace.errors import MissingExtraError
 from headrace.history import FrameStack, normalize_image
 from headrace.learning import PPOCfg, gae
-from headrace.recording import EpisodeDataset, replay_dataset
+from headrace.recording import EpisodeDataset
+from headrace.recording.playback import replay_dataset
 from headrace.replay import ReplayBuffer
 from headrace.testing import check_env
 from headrace.types import StackSpec

@@ -16,7 +16,8 @@ from torch import Tensor
 import headrace
 from headrace import evaluate
 from headrace.evaluation import PlayCfg
-from headrace.policies import Batching, ChunkContext, as_chunk_policy
+from headrace.policies import Batching, as_chunk_policy
+from headrace.policies.protocol import ChunkContext
 
 # A policy maps rows of observations to (n, horizon, action). A module, a function, or anything with LeRobot's
 # `predict_action_chunk` fits. It keeps no state per environment; its noise is keyed by (seed, episode, chunk), so

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from examples import EXAMPLES, runtime_bundle, startup_bundle, training_bundle
 
-from headrace.bench import summary_text
+from headrace.bench.figures import summary_text
 from headrace.bench.formatters import FORMATTERS, checked_formatters, output_path, write_formats
 from headrace.bench.formatters._isaaclab import json_text, omniperf_text, osmo_text
 from headrace.errors import StorageError, UnknownNameError

@@ -23,7 +23,8 @@ from headrace.bridges import BridgeEnv
 from headrace.bridges.make import bridge
 from headrace.errors import EnvError, LifecycleError, UnsupportedError
 from headrace.evaluation import Evaluation
-from headrace.policies import ChunkContext, as_chunk_policy
+from headrace.policies import as_chunk_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder
 from headrace.types import Obs
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import headrace
 from headrace.cli.main import build_parser, main
 from headrace.errors import ConfigError, PolicyError
-from headrace.policies import ChunkContext
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 

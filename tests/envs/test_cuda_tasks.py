@@ -11,7 +11,8 @@ import headrace
 from headrace import BatchEnv, task_names
 from headrace.envs import make_task
 from headrace.errors import ConfigError
-from headrace.sim import CameraSpec, PoseReader
+from headrace.sim import CameraSpec
+from headrace.sim.camera.camera import PoseReader
 from headrace.sim.camera.warp_camera import WarpCamera
 from headrace.sim.warp_sim import MujocoWarpSim
 from pretend_cuda import PretendCuda, pretend_cuda

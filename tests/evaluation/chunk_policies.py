@@ -12,7 +12,7 @@ import torch
 from script_env import Planner
 from torch import Tensor, nn
 
-from headrace.policies import ChunkContext
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 

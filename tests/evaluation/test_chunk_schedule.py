@@ -12,8 +12,16 @@ from script_env import LateEngine, Planner, ScriptEnv, expected_plays, length_of
 
 from flat import evaluate
 from headrace.errors import ConfigError, LifecycleError
-from headrace.evaluation import Admission, QueueState
-from headrace.evaluation.admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
+from headrace.evaluation.admission import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    QueueState,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+)
 
 SUSPENDING = [
     Greedy(),

@@ -15,10 +15,19 @@ import headrace
 from flat import evaluate
 from headrace.envs.task import Rows
 from headrace.envs.tasks.walking import Ant, AntCfg
-from headrace.evaluation import Admission, EpisodeResult, Evaluation
+from headrace.evaluation import EpisodeResult, Evaluation
 from headrace.evaluation._result import Counters
-from headrace.evaluation.admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
-from headrace.policies import Batching, ChunkContext, as_chunk_policy
+from headrace.evaluation.admission import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+)
+from headrace.policies import Batching, as_chunk_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 EPISODES = 20

@@ -14,8 +14,9 @@ from headrace.errors import ConfigError, HeadraceError, PolicyError
 from headrace.evaluation import Evaluation
 from headrace.evaluation.admission import Greedy
 from headrace.learning import PPOCfg
-from headrace.policies import Batching, ChunkContext, ObservationMap
+from headrace.policies import Batching, ObservationMap
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 HERE = __name__

@@ -21,8 +21,10 @@ from flat import evaluate
 from headrace.errors import ConfigError, EnvError, EvaluationError, HeadraceError, PolicyError
 from headrace.evaluation import Evaluation
 from headrace.evaluation.admission import Synchronized
-from headrace.policies import Batching, ChunkContext, ChunkPolicy, Engine, InlineEngine, register_engine
+from headrace.policies import Batching
 from headrace.policies import engines as _engines
+from headrace.policies.engines import Engine, InlineEngine, register_engine
+from headrace.policies.protocol import ChunkContext, ChunkPolicy
 from headrace.types import Obs
 
 

@@ -14,7 +14,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.evaluation import Evaluation
 from headrace.evaluation.suites import SuiteResult
-from headrace.policies import ChunkContext
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 HERE = __name__

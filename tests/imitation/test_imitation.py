@@ -23,8 +23,8 @@ from headrace.imitation.cloning import CloneCfg, MeanAction, clone, untrained
 from headrace.imitation.demonstrations import Demonstrations, record_demonstrations
 from headrace.imitation.experts import expert_for
 from headrace.imitation.experts._arm import HIGHEST, LOWEST, arm_pose
-from headrace.policies import ChunkContext
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.statistics import wilson_interval
 from headrace.types import Obs
 

@@ -60,8 +60,9 @@ def test_one_thread_compiles_everything_in_its_own_process(tmp_path: Path) -> No
 def test_a_camera_compiles_no_kernel_that_its_scene_and_kinds_do_not_need(monkeypatch) -> None:
     import mujoco
 
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim import CameraSpec, NativeCamera
     from headrace.sim.camera import native_camera
+    from headrace.sim.camera.camera import PoseReader
 
     announced: list[str] = []
     monkeypatch.setattr(
@@ -91,8 +92,9 @@ def test_a_camera_announces_exactly_the_forms_of_kernels_that_it_calls(rows: int
     import numba
     import numpy as np
 
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim import CameraSpec, NativeCamera
     from headrace.sim.camera import native_camera
+    from headrace.sim.camera.camera import PoseReader
 
     announced: list[tuple[object, tuple[object, ...]]] = []
     called: list[tuple[object, tuple[object, ...]]] = []

@@ -143,7 +143,8 @@ def every_kernel():
     from headrace.learning.linear_scan import linear_scan
     from headrace.history import CircularBuffer
     from headrace.learning import gae, n_step, td_lambda, vtrace
-    from headrace.sim import CameraSpec, NativeCamera, PoseReader
+    from headrace.sim import CameraSpec, NativeCamera
+    from headrace.sim.camera.camera import PoseReader
     from headrace.sim.mujoco_api import load_model
     from headrace.types import StackSpec
     from headrace.history import FrameStack, normalize_image

@@ -16,7 +16,7 @@ from headrace.libraries.checkpoint import CheckpointMeta, read_meta, recognize
 from headrace.libraries.learner import Learner
 from headrace.libraries.registry import library_names
 from headrace.libraries.torch_state import library_run
-from headrace.policies import ChunkContext, EpisodeRows
+from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.policies.step_policy import RecurrentStepPolicy
 from headrace.testing._learners import check_learner
 

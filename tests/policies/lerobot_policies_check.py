@@ -42,16 +42,8 @@ from headrace.envs.task import Rows
 from headrace.envs.tasks.pusher import PusherCamera, PusherCameraCfg
 from headrace.errors import ConfigError, DataError
 from headrace.evaluation import EpisodeResult
-from headrace.policies import (
-    Batching,
-    ChunkContext,
-    PolicyServer,
-    RemoteEngine,
-    ServeCfg,
-    as_chunk_policy,
-    load_lerobot_policy,
-)
-from headrace.policies.protocol import has_memory
+from headrace.policies import Batching, PolicyServer, RemoteEngine, ServeCfg, as_chunk_policy, load_lerobot_policy
+from headrace.policies.protocol import ChunkContext, has_memory
 
 STRICT = Batching(mode="strict", size=4)
 STATE, ACTION = 17, 7

@@ -22,9 +22,10 @@ from flat import evaluate
 from headrace import _device
 from headrace.errors import ConfigError, LifecycleError, PolicyError
 from headrace.evaluation import Evaluation
-from headrace.policies import Batching, ChunkContext, ProcessEngine, Request, as_chunk_policy
+from headrace.policies import Batching, as_chunk_policy
 from headrace.policies import engines as _engines
-from headrace.policies.engines import ThreadEngine, make_engine
+from headrace.policies.engines import ProcessEngine, Request, ThreadEngine, make_engine
+from headrace.policies.protocol import ChunkContext
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,9 @@ import headrace
 from flat import evaluate
 from headrace.errors import ConfigError, PolicyError
 from headrace.evaluation.cursors import TemporalEnsemble
-from headrace.policies import Batching, ChunkContext, as_chunk_policy
+from headrace.policies import Batching, as_chunk_policy
 from headrace.policies.batching import ask
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 

@@ -13,9 +13,10 @@ import headrace
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.evaluation import PlayCfg
 from headrace.learning import PPOCfg
-from headrace.policies import ChunkContext, PolicyServer, ServeCfg
+from headrace.policies import PolicyServer, ServeCfg
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
 from headrace.policies.load_policy import find_policy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 SHORT = {"episode_length": 30}

@@ -15,21 +15,23 @@ from torch import Tensor
 
 from flat import evaluate
 from headrace.errors import ConfigError, StorageError, UnknownNameError
-from headrace.evaluation import Admission, PlayCfg, register_admission
+from headrace.evaluation import PlayCfg
 from headrace.evaluation._progress import EpisodeProgress
 from headrace.evaluation.admission import (
+    Admission,
     Greedy,
     Immediate,
     Synchronized,
     WholeBatchOnAny,
     make_admission,
+    register_admission,
 )
 from headrace.evaluation.cursors import ChunkLengths, EpisodePlan
 from headrace.evaluation.loop import ChunkLoop
-from headrace.policies import Batching, ChunkContext, EpisodeRows, as_chunk_policy
+from headrace.policies import Batching, as_chunk_policy
 from headrace.policies.batching import ask
 from headrace.policies.engines import make_engine
-from headrace.policies.protocol import TENSOR_FIELDS
+from headrace.policies.protocol import TENSOR_FIELDS, ChunkContext, EpisodeRows
 from headrace.types import Obs
 
 

@@ -14,13 +14,21 @@ from flat import evaluate
 from headrace import _published, load_policy
 from headrace.envs.registry import make
 from headrace.errors import DataError
-from headrace.evaluation import Admission
 from headrace.evaluation._result import EpisodeResult
-from headrace.evaluation.admission import Greedy, Immediate, Periodic, Synchronized, Threshold, WholeBatchOnAny
+from headrace.evaluation.admission import (
+    Admission,
+    Greedy,
+    Immediate,
+    Periodic,
+    Synchronized,
+    Threshold,
+    WholeBatchOnAny,
+)
 from headrace.imitation.cloning import MeanAction
-from headrace.policies import Batching, ChunkPolicy
+from headrace.policies import Batching
 from headrace.policies.act import ActPolicy
 from headrace.policies.load_policy import shipped_policies
+from headrace.policies.protocol import ChunkPolicy
 from headrace.statistics import Interval, wilson_interval
 
 TASK = "pusher-solid"

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import headrace
 from headrace.errors import PolicyError
 from headrace.evaluation import Evaluation, JournalCfg, PlayCfg
-from headrace.policies import Batching, ChunkContext, EpisodeRows
+from headrace.policies import Batching
 from headrace.policies.batching import ask
-from headrace.policies.protocol import as_chunk_policy
+from headrace.policies.protocol import ChunkContext, EpisodeRows, as_chunk_policy
 from headrace.policies.strictness import choose_batching, count_uses
 from headrace.types import Obs
 

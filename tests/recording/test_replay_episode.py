@@ -12,14 +12,14 @@ from headrace.envs.registry import make
 from headrace.errors import ConfigError, DataError
 from headrace.recording import (
     DatasetInfo,
-    Episode,
     EpisodeDataset,
     EpisodeRecorder,
     RecorderCfg,
     make_replay_env,
-    replay_dataset,
     replay_episode,
 )
+from headrace.recording.dataset import Episode
+from headrace.recording.playback import replay_dataset
 
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
 SHORT = {"episode_length": 12}

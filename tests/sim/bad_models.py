@@ -7,7 +7,8 @@ import sys
 import mujoco
 import numpy as np
 
-from headrace.sim import CameraSpec, NativeCamera, PoseReader
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
 
 KINDS = ("rgb", "gray", "depth", "segmentation", "normals")
 

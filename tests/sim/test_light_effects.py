@@ -7,7 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from headrace.sim import CameraSpec, NativeCamera, PoseReader
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
 
 SIZE = 96
 TABLE = """

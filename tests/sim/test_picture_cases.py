@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, ShapeError
-from headrace.sim import CameraSpec, NativeCamera, PoseReader, make_camera
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
+from headrace.sim.camera.names import make_camera
 
 sys.path.insert(0, str(Path(__file__).parent))
 from picture_cases import CASES, HEIGHT, WIDTH

@@ -9,7 +9,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from headrace.sim import CameraSpec, NativeCamera, PoseReader
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_scenes import COUNT, HEIGHT, WIDTH, scene

@@ -14,7 +14,9 @@ import headrace
 from headrace.cli import main
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.recording import FilmCfg
-from headrace.sim import CameraSpec, NativeCamera, PoseReader, register_camera
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import PoseReader
+from headrace.sim.camera.names import register_camera
 
 SIZE = {"width": 40, "height": 30}
 KINDS = ("rgb", "gray", "depth", "segmentation", "normals")

@@ -3,7 +3,7 @@ comparisons read the numbers.
 
 A metric of your own needs no change here::
 
-    @headrace.bench.register_metrics
+    @headrace.bench.figures.register_metrics
     def grasp_force(bundle):
         value = bundle.extra.get("grasp_force")
         return [] if value is None else [Metric("play", "grasp_force", value, "N", "lower", role="outcome")]

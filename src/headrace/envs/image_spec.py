@@ -74,7 +74,7 @@ class ImageSpec:
     kind: DataType = "rgb"
     renderer: str = "auto"
     """What draws: ``native``, ``gl`` (MuJoCo's own picture, needs EGL), ``warp`` (an extra), or a name of
-    ``headrace.sim.register_camera``; ``auto`` is ``native`` on the CPU and ``warp`` on a GPU."""
+    ``headrace.sim.camera.names.register_camera``; ``auto`` is ``native`` on the CPU and ``warp`` on a GPU."""
     frames: int = 1
     """K: how many frames are stacked, oldest first, along the channel axis."""
     layout: Literal["channels_last", "channels_first"] = "channels_last"

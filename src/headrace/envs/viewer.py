@@ -27,7 +27,7 @@ class Viewer:
         sim: the simulation to look at.
         spec: what to take; None for a color picture of the first camera.
         images: the task's images: without ``spec``, the groups of geoms that the first of them shows are shown.
-        renderer: ``native``, ``gl``, ``warp`` or a name of ``headrace.sim.register_camera``.
+        renderer: ``native``, ``gl``, ``warp`` or a name of ``headrace.sim.camera.names.register_camera``.
     """
 
     def __init__(

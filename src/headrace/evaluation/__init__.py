@@ -8,40 +8,20 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.evaluation._result import EpisodeResult, Evaluation
-    from headrace.evaluation.admission import (
-        Admission,
-        Greedy,
-        Immediate,
-        Periodic,
-        QueueState,
-        Synchronized,
-        Threshold,
-        WholeBatchOnAny,
-        register_admission,
-    )
     from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
     from headrace.evaluation.evaluating import merge
     from headrace.evaluation.ray.cluster import record_episodes
     from headrace.evaluation.suites import evaluate_suite
 
 __all__ = [
-    "Admission",
     "EpisodeResult",
     "Evaluation",
-    "Greedy",
-    "Immediate",
     "JournalCfg",
-    "Periodic",
     "PlayCfg",
-    "QueueState",
-    "Synchronized",
-    "Threshold",
-    "WholeBatchOnAny",
     "WorkersCfg",
     "evaluate_suite",
     "merge",
     "record_episodes",
-    "register_admission",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)

@@ -33,7 +33,9 @@ Processor = Callable[[Any], Any]
 
 
 class LeRobotPolicy:
-    """A LeRobot policy under the contract of :class:`headrace.policies.ChunkPolicy`. Keeps nothing between calls.
+    """A LeRobot policy under the contract of :class:`~headrace.policies.protocol.ChunkPolicy`.
+
+    Keeps nothing between calls.
 
     Its noise comes from the context, so that a chunk is a function of (seed, episode, chunk index) and the observation;
     a diffusion policy with the DDPM scheduler draws in every denoising step, from a generator per row.

@@ -75,7 +75,7 @@ class PolicyInputs(NamedTuple):
 
 
 class ActPolicy(nn.Module):
-    """A :class:`headrace.policies.ChunkPolicy` over vectors, images and instructions. Deterministic.
+    """A :class:`headrace.policies.protocol.ChunkPolicy` over vectors, images and instructions. Deterministic.
 
     The statistics that normalize observations and actions are buffers: they travel with the weights.
     """

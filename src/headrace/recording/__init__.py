@@ -10,16 +10,15 @@ if TYPE_CHECKING:
     from headrace.recording._recorder import EpisodeRecorder, RecorderCfg, StepFeed
     from headrace.recording._store import DatasetInfo
     from headrace.recording._video import TiledVideo, VideoObserver
-    from headrace.recording.dataset import Episode, EpisodeDataset, merge_datasets
+    from headrace.recording.dataset import EpisodeDataset, merge_datasets
     from headrace.recording.export.exporting import export_dataset
     from headrace.recording.export.lerobot_dataset import LeRobotDataset
     from headrace.recording.film import FilmCfg
-    from headrace.recording.playback import make_replay_env, replay_dataset, replay_episode
-    from headrace.recording.show import contact_sheet, episode_table, verify_dataset
+    from headrace.recording.playback import make_replay_env, replay_episode
+    from headrace.recording.show import verify_dataset
 
 __all__ = [
     "DatasetInfo",
-    "Episode",
     "EpisodeDataset",
     "EpisodeRecorder",
     "FilmCfg",
@@ -28,12 +27,9 @@ __all__ = [
     "StepFeed",
     "TiledVideo",
     "VideoObserver",
-    "contact_sheet",
-    "episode_table",
     "export_dataset",
     "make_replay_env",
     "merge_datasets",
-    "replay_dataset",
     "replay_episode",
     "verify_dataset",
 ]

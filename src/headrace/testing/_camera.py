@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.sim import CameraSpec, NativeCamera, PoseReader, make_camera
-from headrace.sim.camera.camera import CameraFrames, refuse_kinds
+from headrace.sim import CameraSpec, NativeCamera
+from headrace.sim.camera.camera import CameraFrames, PoseReader, refuse_kinds
+from headrace.sim.camera.names import make_camera
 from headrace.sim.mujoco_api import Model, mujoco
 
 _KINDS = ("rgb", "depth", "segmentation")

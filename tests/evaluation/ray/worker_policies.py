@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import EnvRecipe
-from headrace.policies import ChunkContext
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 OVERRIDES = {"episode_length": 60}

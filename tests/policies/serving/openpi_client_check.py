@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from served_policies import STRICT, Denoiser
 
-from headrace.policies import ChunkContext, PolicyServer, ServeCfg, as_chunk_policy
+from headrace.policies import PolicyServer, ServeCfg, as_chunk_policy
 from headrace.policies.batching import ask
+from headrace.policies.protocol import ChunkContext
 
 ROOT = Path(__file__).parents[3]
 CLIENT = Path(__file__).parent / "genuine_openpi.py"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headrace.policies import ChunkContext, Request
+from headrace.policies.engines import Request
+from headrace.policies.protocol import ChunkContext
 
 HORIZON, ACTION_DIM = 4, 3
 

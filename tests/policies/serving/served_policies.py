@@ -12,7 +12,8 @@ import headrace
 from headrace.envs.task import Rows
 from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
 from headrace.evaluation import PlayCfg
-from headrace.policies import Batching, ChunkContext, RemoteEngine
+from headrace.policies import Batching, RemoteEngine
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 STRICT = Batching(mode="strict", size=8)

@@ -10,7 +10,8 @@ import torch
 from remote_rows import ACTION_DIM, HORIZON, make_request
 
 from headrace.errors import LifecycleError, PolicyError
-from headrace.policies import Batching, ChunkContext, EpisodeRows
+from headrace.policies import Batching
+from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.policies.serving._batcher import Batcher
 from headrace.types import Obs
 

@@ -25,7 +25,9 @@ import headrace
 from flat import evaluate, remote_engine
 from headrace.errors import ConfigError, PolicyError, StorageError
 from headrace.evaluation import EpisodeResult
-from headrace.policies import Batching, ChunkContext, PolicyServer, RemoteEngine, Request, ServeCfg
+from headrace.policies import Batching, PolicyServer, RemoteEngine, ServeCfg
+from headrace.policies.engines import Request
+from headrace.policies.protocol import ChunkContext
 from headrace.policies.serving._wire import pack, unpack_map
 from headrace.types import Obs
 

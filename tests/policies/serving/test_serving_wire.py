@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataError, ShapeError
-from headrace.policies import resize_with_pad
 from headrace.policies.serving._wire import pack, unpack, unpack_map
-from headrace.policies.serving.images import decode_images, encode_images
+from headrace.policies.serving.images import decode_images, encode_images, resize_with_pad
 
 FRAMES = Path(__file__).parent / "frames"
 IMAGE = (np.arange(4 * 6 * 3) % 256).astype(np.uint8).reshape(4, 6, 3)

@@ -26,7 +26,7 @@ _PORTS = {"openpi": 8000, "roboarena": 8000, "vllm-omni": 8000, "gr00t": 5555}
 
 
 class RemoteEngine:
-    """An :class:`headrace.policies.Engine` whose model runs in a policy server.
+    """An :class:`headrace.policies.engines.Engine` whose model runs in a policy server.
 
     ``evaluate(env, engine.policy)``. A lost connection is opened again and the request sent once
     more; an answer that is late, damaged or of the wrong size is a ``PolicyError``, and so is what the server reports,

@@ -31,7 +31,7 @@ _PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa
 
 
 class GLCamera:
-    """A :class:`~headrace.sim.Camera` over MuJoCo's renderer: one picture after the other, as MuJoCo shows them.
+    """A :class:`~headrace.sim.camera.camera.Camera` over MuJoCo's renderer, one picture after the other.
 
     Owns an OpenGL context. Rows with colors and lights of their own are drawn with them. What is not a geom (sites,
     tendons, skins) is in the picture as in MuJoCo's, and -1 in the segmentation.

@@ -49,7 +49,7 @@ _VISIBLE = np.float32(1e-6)
 
 
 class NativeCamera:
-    """A :class:`~headrace.sim.Camera` in numba, parallel over rows.
+    """A :class:`~headrace.sim.camera.camera.Camera` in numba, parallel over rows.
 
     Draws geoms and sites of the spec's groups with their materials, textures, transparency, sky and lights; shadows of
     directional lights, highlights and reflections where the spec asks for them; no antialiasing. A frame depends on

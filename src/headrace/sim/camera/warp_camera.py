@@ -29,7 +29,7 @@ _LOG = logging.getLogger("headrace.sim")
 
 
 class WarpCamera:
-    """A :class:`~headrace.sim.Camera` over ``mujoco_warp.render`` (``pip install 'headrace[warp]'``).
+    """A :class:`~headrace.sim.camera.camera.Camera` over ``mujoco_warp.render`` (``pip install 'headrace[warp]'``).
 
     Depth and segmentation agree with the other cameras; colors follow mujoco-warp's own lighting. Compiles at the
     first picture. Rows with colors and lights of their own are refused. No site is drawn: a warning says so where the
