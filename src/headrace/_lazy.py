@@ -8,14 +8,35 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_TO_BENCH = ("PlayResult", "RunResult", "TrainingResult", "demo", "report", "run", "runtime", "startup", "sweep")
-_SCHEMA = ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle")
-_FORMS = ("delta_error_bound", "from_delta", "reconstruct_next", "to_delta")
+_TO_BENCH = ("demo", "report", "run", "runtime", "startup", "sweep")
+_PLACES = {
+    "bench.figures": ("Metric", "metrics", "register_metrics", "summary_text"),
+    "bench.reporting.page": ("Film", "Saving", "Story"),
+    "bench.schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
+    "bench.formatters": ("Form", "register_formatter"),
+    "evaluation.admission": (
+        *("Admission", "Greedy", "Immediate", "Periodic", "QueueState", "Synchronized", "Threshold", "WholeBatchOnAny"),
+        "register_admission",
+    ),
+    "policies.engines": ("Engine", "InlineEngine", "ProcessEngine", "Reply", "Request", "register_engine"),
+    "policies.protocol": ("ChunkContext", "ChunkPolicy", "EpisodeRows"),
+    "recording.dataset": ("Episode",),
+    "recording.playback": ("replay_dataset",),
+    "recording.show": ("contact_sheet", "episode_table"),
+    "replay.forms": ("delta_error_bound", "from_delta", "reconstruct_next", "to_delta"),
+    "sim.camera.appearance": ("Appearance", "AppearanceSpec"),
+    "sim.camera.camera": ("Camera", "CameraFrames", "PoseReader"),
+    "sim.camera.names": ("make_camera", "register_camera"),
+}
+"""Modules of packages, and the names that their packages exported in 0.2."""
 MOVED = {
     "headrace.RunOptions": "headrace.RunCfg",
     "headrace.adapters": "headrace.libraries",
     "headrace.buffers": "headrace.history",
-    "headrace.chunking": "headrace.policies and headrace.evaluation",
+    "headrace.chunking": (
+        "headrace.policies, headrace.policies.engines, headrace.policies.protocol, headrace.evaluation and "
+        "headrace.evaluation.admission"
+    ),
     "headrace.distributed": "headrace.evaluate(…, workers=…) and headrace.learning",
     "headrace.envs.bridges": "headrace.bridges",
     "headrace.evaluate_suite": "headrace.evaluation.evaluate_suite",
@@ -24,16 +45,25 @@ MOVED = {
     "headrace.picture": "headrace.viewing.picture",
     "headrace.rollout": (
         "headrace.evaluate, headrace.evaluation, headrace.learning, headrace.policies, headrace.imitation, "
-        "headrace.recording, and load_chunk_policy headrace.load_policy"
+        "headrace.policies.words_policy, headrace.recording, headrace.recording.playback, and load_chunk_policy "
+        "headrace.load_policy"
     ),
     "headrace.serve": "headrace.policies.serve",
-    "headrace.serving": "headrace.policies, WireMapping headrace.policies.ObservationMap",
+    "headrace.serving": (
+        "headrace.policies, headrace.policies.engines, headrace.policies.serving.images, WireMapping "
+        "headrace.policies.ObservationMap"
+    ),
     "headrace.view": "headrace.viewing.view",
     "headrace.vision": "headrace.history",
+    "headrace.PlayResult": "headrace.bench.measured.play.PlayResult",
+    "headrace.RunResult": "headrace.bench.measured.run_cfg.RunResult",
+    "headrace.TrainingResult": "headrace.bench.measured.train.TrainingResult",
     **{f"headrace.{name}": f"headrace.bench.{name}" for name in _TO_BENCH},
-    **{f"headrace.replay.{name}": f"headrace.replay.forms.{name}" for name in _FORMS},
-    **{f"headrace.bench.{name}": f"headrace.bench.schema.{name}" for name in _SCHEMA},
-    **{f"headrace.bench.{name}": f"headrace.bench.reporting.page.{name}" for name in ("Film", "Saving", "Story")},
+    **{
+        f"headrace.{place.partition('.')[0]}.{name}": f"headrace.{place}.{name}"
+        for place, names in _PLACES.items()
+        for name in names
+    },
 }
 """Public names of 0.2, and where they are now. Those of a package that has gone keep their names in its successors."""
 
