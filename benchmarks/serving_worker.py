@@ -137,8 +137,8 @@ def call_ours(port: int, scheme: str) -> None:
     import torch
 
     from headrace.policies import ObservationMap, RemoteEngine
-    from headrace.policies.protocol import ChunkContext
     from headrace.policies.engines import Request
+    from headrace.policies.protocol import ChunkContext
 
     zero = torch.zeros(ROWS, dtype=torch.int64)
     context = ChunkContext(
@@ -183,8 +183,8 @@ class OneByOne:
     def submit(self, request: Any) -> None:
         import torch
 
-        from headrace.policies.engines import Reply, Request
         from headrace.policies.batching import Answer
+        from headrace.policies.engines import Reply, Request
 
         parts = []
         for row in torch.arange(len(request.context)).split(1):
