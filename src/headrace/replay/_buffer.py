@@ -439,6 +439,9 @@ class ReplayBuffer(SamplerView):
         write = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:
             store.check_stacks(write)
+            if not store.durable:
+                store.write(write)
+                return
             with store.adding(self._step):
                 store.write(write)
 

@@ -6,14 +6,13 @@ order of frames than :class:`~headrace.types.StackSpec` names, it would give bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.errors import ShapeError
 from headrace.replay._blocks import Int64s
+from headrace.replay._pool import Sourced, Write
 from headrace.replay._spec import LeafSpec, StoreSpec
 from headrace.replay.row_space import shifts_differ
 from headrace.types import StackSpec
@@ -21,7 +20,7 @@ from headrace.types import StackSpec
 _THOROUGH = 100
 """Transitions per environment in which all older frames are compared; afterwards one frame per write is."""
 
-Sourced = tuple[Mapping[str, Tensor], Int64s]
+_FIRST = np.zeros(1, np.int64)
 
 
 class StackCheck:
@@ -30,8 +29,25 @@ class StackCheck:
     def __init__(self, spec: StoreSpec) -> None:
         self._leaves = [leaf for leaf in spec.leaves if leaf.frames > 1]
         self._seen = np.zeros(spec.num_envs, np.int64)
-        self._young = True
+        self.young = True
+        """Whether an environment has so few transitions that all of its frames are compared."""
         self._writes = 0
+
+    def check_step(self, write: Write) -> None:
+        """Raise unless the next observations of a step are its observations and one more frame."""
+        count = write.ids.shape[0]
+        if not self._leaves or not count:
+            return
+        if self.young:
+            ended = write.terminated | write.truncated
+            for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
+                self.check(write.ids[which], (write.obs, write.source[which]), after(which))
+            return
+        at, frame = self.next_place(count)
+        which = np.array([at])
+        after = write.final_of if write.terminated[at] or write.truncated[at] else write.next_of
+        later, rows = after(which)
+        self._compare(write.ids[which], (write.obs, write.source[which]), (later, rows), _FIRST, frame)
 
     def check(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
         """Raise unless stack i of ``later`` is stack i of ``earlier`` moved by one frame; ``ids`` (n,) are their envs.
@@ -41,14 +57,23 @@ class StackCheck:
         """
         if not self._leaves or not ids.shape[0]:
             return
-        which, frame = np.arange(ids.shape[0]), None
-        if self._young:
-            which = which[self._seen[ids] < _THOROUGH]
+        which = np.empty(0, np.int64)
+        if self.young:
+            which = (self._seen[ids] < _THOROUGH).nonzero()[0]
             np.add.at(self._seen, ids, 1)
-            self._young = bool((self._seen < _THOROUGH).any())
-        if not which.shape[0] or not self._young:
-            self._writes += 1
-            which, frame = np.array([self._writes % ids.shape[0]]), self._writes // ids.shape[0]
+            self.young = bool((self._seen < _THOROUGH).any())
+        if which.shape[0]:
+            self._compare(ids, earlier, later, which, None)
+        else:
+            at, frame = self.next_place(ids.shape[0])
+            self._compare(ids, earlier, later, np.array([at]), frame)
+
+    def next_place(self, count: int) -> tuple[int, int]:
+        """Return which of ``count`` rows, and which of their frames, is to be compared in this write."""
+        self._writes += 1
+        return self._writes % count, self._writes // count
+
+    def _compare(self, ids: Int64s, earlier: Sourced, later: Sourced, which: Int64s, frame: int | None) -> None:
         first, second = earlier[1][which], later[1][which]
         for leaf in self._leaves:
             only = -1 if frame is None else frame % (leaf.frames - 1)

@@ -15,10 +15,10 @@ import numpy as np
 from headrace.errors import LifecycleError
 from headrace.replay._blocks import COMMIT, KEPT, Allocator, Bytes, FileAllocator, Int64s, ReadOnlyAllocator, TwoHalves
 from headrace.replay._durability import Durability
-from headrace.replay._pool import FramePool, Write, Written
+from headrace.replay._pool import FramePool, Sourced, Write, Written
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import StoreSpec
-from headrace.replay._stack_check import Sourced, StackCheck
+from headrace.replay._stack_check import StackCheck
 from headrace.replay.row_space import RowSpace
 
 _CUTS_TO_WARN = 64
@@ -155,10 +155,7 @@ class Store:
 
     def check_stacks(self, write: Write) -> None:
         """Refuse a step whose next observations are not its observations and one more frame; see StackCheck."""
-        if self.pool.history:
-            ended = write.terminated | write.truncated
-            for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
-                self.check_shifts(write.ids[which], (write.obs, write.source[which]), after(which))
+        self._stacks.check_step(write)
 
     def check_shifts(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
         """Refuse stacks that do not go on from the ones before them; see StackCheck."""
