@@ -246,6 +246,11 @@ def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust
     kind, spec = recognize(path, trust=trust)
     if kind == "onnx":
         require_extra("onnxruntime", extra="onnx", purpose=f"playing {path.name}")
+    if kind == "torchscript" and not trust:
+        raise DataError(
+            f"{path}: a TorchScript file has code that is run when it is loaded and played, and can write files. If "
+            "you trust its author, pass play --trust-checkpoint, or headrace.load_policy(…, trust=True)"
+        )
     if kind in ("torchscript", "onnx"):
         return replace(found, kind=kind)
     own = None if spec is None else spec.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +18,7 @@ from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import AnyEnv, EnvRecipe
 from headrace.envs.registry import make
 from headrace.errors import ConfigError, DataError
-from headrace.files import hash_file
+from headrace.files import hash_file, open_untrusted, parsing
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import InferencePolicy, MemoryState
 from headrace.libraries.registry import library as library_of
@@ -74,10 +75,8 @@ def _make_spare(env: AnyEnv | EnvRecipe) -> AnyEnv:
 def _torchscript(path: Path) -> Callable[[Obs], Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch asks for torch.export, which is another format
-        try:
-            module = torch.jit.load(path, map_location="cpu").eval()
-        except RuntimeError as error:
-            raise DataError(f"{path}: TorchScript cannot read it: {str(error).splitlines()[0]}") from error
+        with parsing(path), open_untrusted(path) as file:
+            module = torch.jit.load(file, map_location="cpu").eval()
 
     def call(obs: Obs) -> Tensor:
         return cast("Tensor", module(obs["policy"]))
@@ -86,18 +85,24 @@ def _torchscript(path: Path) -> Callable[[Obs], Tensor]:
 
 
 def _onnx(path: Path) -> Callable[[Obs], Tensor]:
-    """Runs on ONNX Runtime, on one thread as everything inside ``library_run``."""
-    import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, NotImplemented
+    """Runs on ONNX Runtime, on one thread as everything inside ``library_run``.
 
+    It has no operators but ONNX Runtime's own, and reads no data outside the directory of the file.
+    """
+    import onnxruntime
+
+    states = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    raised = tuple(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception))
     options: Any = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors; it would print its warnings to the terminal
-    try:
-        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except (Fail, InvalidGraph, InvalidProtobuf, NotImplemented) as error:
-        raise DataError(f"{path}: not an ONNX file, or cut off, or of a kind that cannot run here: {error}") from error
-    names = [entry.name for entry in session.get_inputs()]
+    with parsing(path):
+        try:
+            session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            names = [entry.name for entry in session.get_inputs()]
+        except raised as error:
+            reason = f"not an ONNX file, or cut off, or of a kind that cannot run here: {error}"
+            raise DataError(f"{path}: {reason}") from error
     if len(names) != 1:
         raise DataError(f"{path}: expected one input, the group 'policy', got {names}")
 
