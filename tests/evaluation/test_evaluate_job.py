@@ -209,7 +209,7 @@ def test_settings_that_contradict_what_is_there_are_refused() -> None:
     for setting in ({"engine": "thread"}, {"batching": "fast"}):
         with pytest.raises(ConfigError, match="engine, batching: expected none with openpi://nowhere:1"):
             _quick("openpi://nowhere:1", **setting)
-    with pytest.raises(ConfigError, match="expected the address of a server as policy"):
+    with pytest.raises(ConfigError, match="mapping: expected at least one key that the policy reads"):
         _quick(Shove(), mapping=ObservationMap())
 
 

@@ -66,7 +66,7 @@ class PlayCfg:
     """Name of the policy in journal and output, needed for that of a server (default: a hash of its weights, settings
     and code)."""
     mapping: ObservationMap | None = None
-    """From observation groups to the keys of a policy server."""
+    """From observation groups to the keys that the policy reads, here or on a server; part of a table's identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

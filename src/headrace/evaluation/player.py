@@ -125,6 +125,7 @@ class Player:
                 **({} if self._places in (None, "modulo") else {"places": self._places}),
                 "hold": str(self._rule) if self._rule.holds else None,
                 "fidelity": self._env.fidelity,
+                "mapping": None if cfg.mapping is None else cfg.mapping.to_json(),
             }
         )
         return Header(identity=identity, circumstances=circumstances(self._env, type(self._engine).__name__))
@@ -285,6 +286,8 @@ def open_player(env: AnyEnv, policy: PolicySource | FoundPolicy, cfg: PlayCfg, s
         loaded = build_policy(found, env, horizon=cfg.horizon, mapping=cfg.mapping)
         runs = loaded if found.kind == "remote" else found.source
         if isinstance(runs, EnginePolicy) and cfg.engine == "inline" and cfg.batching is None:
+            if cfg.mapping is not None and found.kind != "remote":
+                raise ConfigError("mapping: expected none with an engine that is connected; RemoteEngine(…, mapping=…)")
             cfg = replace(cfg, engine=runs.engine, timeout=None)
             if found.kind == "remote":
                 stack.callback(runs.engine.close)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import rng
-from headrace.errors import ConfigError, DataError, PolicyError, require_extra
+from headrace.errors import ConfigError, DataError, PolicyError, UnknownNameError, require_extra
 from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.types import Obs
 
@@ -64,6 +64,10 @@ class LeRobotPolicy:
         self.config: Any = getattr(policy, "config", None)
         self._preprocessor, self._postprocessor = preprocessor, postprocessor
         self._groups = dict(groups or {})
+        wanted = _input_features(self.config)
+        for feature in self._groups:
+            if wanted and feature not in wanted:
+                raise UnknownNameError("LeRobot policy: feature in groups=", feature, wanted)
         predict = getattr(policy, "predict_action_chunk")  # noqa: B009  # a policy is any object that has it
         self._predict = cast("Callable[..., Tensor]", predict)
         self._type = str(getattr(self.config, "type", ""))
@@ -91,8 +95,7 @@ class LeRobotPolicy:
 
     def _inputs(self, obs: Obs, context: ChunkContext) -> dict[str, Any]:
         """The policy's batch, on its device."""
-        renamed = {**obs, **{feature: obs[group] for feature, group in self._groups.items() if group in obs}}
-        batch: dict[str, Any] = dict(_with_features(renamed, self.config))
+        batch: dict[str, Any] = dict(_with_features(obs, self.config, self._groups))
         if self._preprocessor is None:
             device = _device(self.policy)
             return {key: values.to(device) for key, values in batch.items()}
@@ -259,29 +262,42 @@ def _action_dim(config: object) -> int | None:
     return shape[0] if shape else None
 
 
-def _with_features(obs: Obs, config: object) -> Obs:
-    """The groups, and beside them what a policy's ``config.input_features`` name, as our export writes them.
+def _input_features(config: object) -> Mapping[str, object]:
+    features: object = getattr(config, "input_features", None)
+    return cast("Mapping[str, object]", features) if isinstance(features, Mapping) else {}
+
+
+def _with_features(obs: Obs, config: object, groups: Mapping[str, str]) -> Obs:
+    """Return the groups, and beside them what a policy's ``config.input_features`` name, as our export writes them.
 
     ``observation.state`` is the group ``policy``, ``observation.<group>`` another one, and
-    ``observation.images.<group>`` a picture: float32 (…, C, H, W), from uint8 divided by 255.
+    ``observation.images.<group>`` a picture: float32 (…, C, H, W), from uint8 divided by 255. ``groups`` name others;
+    a group with the feature's own name comes first.
     """
-    wanted: object = getattr(config, "input_features", None)
-    if not isinstance(wanted, Mapping):
-        return obs
-    return {**obs, **{key: _feature(obs, key) for key in cast("Mapping[str, object]", wanted) if key not in obs}}
+    wanted = _input_features(config) or dict.fromkeys(groups)
+    return {**obs, **{key: _feature(obs, key, groups.get(key), feature) for key, feature in wanted.items()}}
 
 
-def _feature(obs: Obs, key: str) -> Tensor:
+def _feature(obs: Obs, key: str, group: str | None, feature: object) -> Tensor:
     pictured = key.startswith(f"{_IMAGES}.")
-    group = "policy" if key == _STATE else key.removeprefix(f"{_IMAGES}." if pictured else "observation.")
+    if group is None:
+        usual = "policy" if key == _STATE else key.removeprefix(f"{_IMAGES}." if pictured else "observation.")
+        group = key if key in obs else usual
     if group not in obs:
         raise PolicyError(
             f"policy: its config.input_features has {key!r}, expected a group {group!r} of the environment, got "
-            f"{sorted(obs)}; pass a function that renames them and calls predict_action_chunk"
+            f"{sorted(obs)}; name the groups with PlayCfg(mapping=ObservationMap(keys={{{key!r}: …}})) (--map)"
         )
     rows = obs[group]
-    if not pictured:
-        return rows
-    if rows.shape[-1] <= _MOST_CHANNELS < rows.shape[-3]:
-        rows = rows.movedim(-1, -3)
-    return rows.to(torch.float32) / 255 if rows.dtype == torch.uint8 else rows
+    if pictured:
+        if rows.shape[-1] <= _MOST_CHANNELS < rows.shape[-3]:
+            rows = rows.movedim(-1, -3)
+        rows = rows.to(torch.float32) / 255 if rows.dtype == torch.uint8 else rows
+    shape = tuple(cast("tuple[int, ...]", getattr(feature, "shape", None) or ()))
+    if shape and tuple(rows.shape[-len(shape) :]) != shape:
+        raise PolicyError(
+            f"policy: its config.input_features has {key!r} of shape {shape}, got {tuple(rows.shape[-len(shape) :])} "
+            f"from the group {group!r}; make the task draw that size, or map it: "
+            "ObservationMap(keys=…, image_size=…) (--map, --resize)"
+        )
+    return rows

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from headrace.errors import ConfigError
+from headrace.policies.observation_map import MappedPolicy
 from headrace.policies.protocol import written_policy
 from headrace.policies.step_policy import StepPolicy
 
@@ -60,6 +61,8 @@ def policy_hash(policy: object) -> str:
     known by ``policy_identity``, a name with a revision that rises when what they compute changes, or by their names.
     """
     own = written_policy(policy)
+    if isinstance(own, MappedPolicy):  # the map is an entry of its own
+        return policy_hash(own.policy)
     if isinstance(own, StepPolicy):
         return own.file_hash
     hasher = _Hasher()

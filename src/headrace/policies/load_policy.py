@@ -84,7 +84,7 @@ def load_policy(
         env: what it is played in, or its recipe; needed for the checkpoint of a training, for ``latest``, ``best``,
             ``published`` and None, and for sizes that the policy does not state.
         horizon: rows of a chunk, where the policy does not state them.
-        mapping: from observation groups to the keys of a server.
+        mapping: from observation groups to the keys that the policy reads.
         library: only checkpoints of this library; None for any.
         deterministic: the mean action of a training's policy; False to sample.
         trust: load a file that holds more than weights, which can execute arbitrary code; load only files you trust.
@@ -161,10 +161,10 @@ def build_policy(
     if found.kind == "remote":
         return _connect(cast("RemoteCfg", found.source), env, size, horizon, mapping)
     if mapping is not None:
-        raise ConfigError(
-            "mapping: expected the address of a server as policy with it, such as openpi://HOST:8000, got another "
-            "policy"
-        )
+        from headrace.policies.observation_map import map_policy
+
+        plain = build_policy(found, env, horizon=horizon, deterministic=deterministic, trust=trust, device=device)
+        return map_policy(plain, mapping)
     if found.kind == "object":
         return as_chunk_policy(cast("PolicyLike", found.source), horizon=horizon, action_dim=size, single=True)
     if found.kind == "chunk":

@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.policies.serving.images import Images, channels_last, is_picture, resize_with_pad
+from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, RemembersEpisodes, has_memory
+from headrace.policies.serving.images import (
+    Images,
+    channels_last,
+    crop_middle,
+    is_picture,
+    resize_to_fill,
+    resize_with_pad,
+    through_jpeg,
+)
 from headrace.types import Obs
 
 Array = NDArray[np.generic]
-_SOURCE = re.compile(r"(?P<group>[^\[\]]+)(\[(?P<start>\d*):(?P<stop>\d*)\])?")
+_PART = re.compile(
+    r"(?P<turn>-|axis_angle |axis_angle_wxyz )?(?P<group>[^\[\]+ -][^\[\]+]*?)(\[(?P<start>\d*):(?P<stop>\d*)\])?"
+)
+
+
+_DTYPES = ("float64", "float32", "float16", "uint8", "int64", "int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationMap:
-    """From our observation groups to a server's keys, and from its answer to actions.
+    """From our observation groups to a policy's keys, and from its answer to actions.
 
     ``ObservationMap(keys={"observation/image": "camera", "observation/state": "policy[0:8]"}, image_size=(224, 224))``
     """
 
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The server's key → one of our groups, or a part of its last axis: ``policy[0:7]``. GR00T's keys are written
-    ``video.<name>`` and ``state.<name>``."""
+    """The policy's key → one of our groups, a part of its last axis, ``policy[0:7]``, or several of these side by side,
+    ``policy[0:3] + axis_angle policy[3:7] + -gripper``: ``-`` turns signs, ``axis_angle`` makes three numbers of a
+    quaternion (x, y, z, w), ``axis_angle_wxyz`` of MuJoCo's (w, x, y, z). GR00T's keys are written ``video.<name>`` and
+    ``state.<name>``."""
     prompt: str | None = "prompt"
-    """The server's key for the instruction; None sends none. GR00T's server names its own."""
-    image_size: tuple[int, int] | None = None
-    """(height, width) that pictures are resized to, undistorted and padded with black as openpi does; None sends them
-    as they are. Pictures are sent as uint8 (H, W, C)."""
+    """A server's key for the instruction; None sends none. GR00T's server names its own; other policies have it in
+    their context."""
     flips: tuple[Literal["rows", "columns"], ...] = ()
-    """Axes along which pictures are reversed before they are resized: both turn them by 180 degrees."""
+    """Axes along which pictures, uint8 (H, W, C), are reversed, before all else: both turn them by 180 degrees."""
+    jpeg: int | None = None
+    """Quality of a JPEG file that pictures are written to and read from, as training data were; None for none."""
+    image_size: tuple[int, int] | None = None
+    """(height, width) that pictures are resized to; None keeps their size."""
+    resize: Literal["pad", "lanczos"] = "pad"
+    """``pad``: undistorted, bilinear, padded with black as openpi does; ``lanczos``: filled, as OpenVLA does."""
+    crop: float | None = None
+    """Share of the area that is cut from the middle, last, and resized to the size before; None for all."""
+    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The policy's key → the dtype that it wants, such as ``float32``; others stay as they are."""
     actions: tuple[str, ...] = ()
-    """The keys of the answer whose arrays, side by side, are the action; empty for ``actions`` (openpi), or all keys
-    in the server's own order (GR00T)."""
+    """The keys of a server's answer whose arrays, side by side, are the action; empty for ``actions`` (openpi), or all
+    keys in the server's own order (GR00T)."""
+    negated: tuple[int, ...] = ()
+    """Parts of the action whose sign is turned, such as (-1,) for a gripper that closes the other way."""
 
     def __post_init__(self) -> None:
         for key, source in self.keys.items():
-            if not _SOURCE.fullmatch(source):
+            if not all(_PART.fullmatch(part) for part in _parts(source)):
                 raise ConfigError(
                     f"mapping {key!r}: expected a group, or a part of one such as 'policy[0:7]', got {source!r}"
                 )
@@ -50,32 +77,147 @@ class ObservationMap:
             raise ConfigError(f"mapping image_size: expected (height, width), got {self.image_size}")
         if not set(self.flips) <= {"rows", "columns"}:
             raise ConfigError(f"mapping flips: expected rows, columns or both, got {self.flips}")
+        if self.resize not in ("pad", "lanczos"):
+            raise ConfigError(f"mapping resize: expected 'pad' or 'lanczos', got {self.resize!r}")
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise ConfigError(f"mapping crop: expected a share of the area, more than 0 up to 1, got {self.crop}")
+        if self.jpeg is not None and not 1 <= self.jpeg <= 100:
+            raise ConfigError(f"mapping jpeg: expected a quality from 1 to 100, got {self.jpeg}")
+        for key, name in self.dtypes.items():
+            if key not in self.keys or name not in _DTYPES:
+                raise ConfigError(
+                    f"mapping dtypes: expected a key of {sorted(self.keys)} and one of {_DTYPES}, got {key!r}: {name!r}"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are set, in the form of JSON: what decides the rows of a table."""
+        default = ObservationMap()
+        entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed = {name: value for name, value in entries.items() if value != getattr(default, name)}
+        return cast("dict[str, Any]", json.loads(json.dumps(changed, default=dict)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ObservationMap:
+        """Read what :meth:`to_json` gave."""
+        unknown = data.keys() - {entry.name for entry in fields(cls)}
+        if unknown:
+            raise ConfigError(f"mapping: expected fields of ObservationMap, got {sorted(unknown)}")
+        given: dict[str, Any] = {}
+        for name, value in data.items():
+            given[name] = tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        return cls(**given)
 
     def fill(self, obs: Obs) -> dict[str, Array]:
-        """The server's keys with our rows: key → (n, …). Pictures are channels last, and resized."""
+        """Return the policy's keys with our rows: key → (n, …). Pictures are channels last, and changed as set."""
         return {key: self._take(key, source, obs) for key, source in self.keys.items()}
 
+    def finish(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return a policy's actions (…, A) as ours; a copy where signs are turned."""
+        if not self.negated:
+            return actions
+        turned = actions.clone()
+        turned[..., list(self.negated)] *= -1
+        return turned
+
     def _take(self, key: str, source: str, obs: Obs) -> Array:
-        found = _SOURCE.fullmatch(source)
-        assert found is not None  # checked at construction
-        group = found["group"]
-        if group not in obs:
-            raise ConfigError(
-                f"mapping {key!r}: expected a group of the environment, {sorted(obs)}, got {group!r}; "
-                "change the mapping, or add the observation to the task"
-            )
-        rows = to_array(group, obs[group])
-        if found["start"] is not None:
-            start, stop = (int(found[end] or default) for end, default in (("start", 0), ("stop", rows.shape[-1])))
-            if not start < stop <= rows.shape[-1]:
-                raise ConfigError(f"mapping {key!r}: expected a part of {group!r} [0:{rows.shape[-1]}], got {source!r}")
-            rows = rows[..., start:stop]
-        if rows.ndim < 4 or not is_picture(rows.shape[1:], rows.dtype):
-            return rows
-        images = channels_last(cast("Images", rows))
+        found = [_take_part(key, part, obs) for part in _parts(source)]
+        if len(found) > 1 and len({part.shape[:-1] for part in found}) > 1:
+            raise ConfigError(f"mapping {key!r}: expected parts of one shape, got {[part.shape for part in found]}")
+        rows = found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
+        if rows.ndim >= 4 and is_picture(rows.shape[1:], rows.dtype):
+            rows = cast("Array", self._change(channels_last(cast("Images", rows))))
+        return rows.astype(self.dtypes[key]) if key in self.dtypes else rows
+
+    def _change(self, images: Images) -> Images:
         down, across = (-1 if axis in self.flips else 1 for axis in ("rows", "columns"))
         images = np.ascontiguousarray(images[..., ::down, ::across, :]) if self.flips else images
-        return images if self.image_size is None else resize_with_pad(images, *self.image_size)
+        if self.jpeg is not None:
+            images = through_jpeg(images, self.jpeg)
+        if self.image_size is not None:
+            images = (resize_with_pad if self.resize == "pad" else resize_to_fill)(images, *self.image_size)
+        return images if self.crop is None else crop_middle(images, self.crop)
+
+
+class MappedPolicy:
+    """A policy that reads what a map makes of the observation groups.
+
+    Args:
+        policy: what it is given are the map's keys, as tensors.
+        mapping: with at least one key.
+    """
+
+    policy_identity = "mapped-1"
+
+    def __init__(self, policy: ChunkPolicy, mapping: ObservationMap) -> None:
+        if not mapping.keys:
+            raise ConfigError("mapping: expected at least one key that the policy reads, got none")
+        self.policy, self.mapping = policy, mapping
+        self.horizon, self.action_dim, self.obs_steps = policy.horizon, policy.action_dim, policy.obs_steps
+
+    def __call__(self, obs: Obs, context: ChunkContext) -> torch.Tensor:
+        """Plan float (n, horizon, action_dim)."""
+        rows = {key: torch.from_numpy(np.ascontiguousarray(values)) for key, values in self.mapping.fill(obs).items()}
+        return self.mapping.finish(self.policy(rows, context))
+
+
+class RememberingMappedPolicy(MappedPolicy):
+    """One with memory."""
+
+    def begin(self, rows: EpisodeRows) -> None:
+        """Begin in the policy."""
+        cast("RemembersEpisodes", self.policy).begin(rows)
+
+    def end(self, rows: EpisodeRows) -> None:
+        """End in the policy."""
+        cast("RemembersEpisodes", self.policy).end(rows)
+
+
+def map_policy(policy: ChunkPolicy, mapping: ObservationMap) -> MappedPolicy:
+    """Return a policy that reads observations through a map."""
+    return (RememberingMappedPolicy if has_memory(policy) else MappedPolicy)(policy, mapping)
+
+
+def axis_angle(quaternions: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Return the rotation vectors (…, 3) of unit quaternions (…, 4), x, y, z, w, as robosuite and openpi do."""
+    exact = quaternions.astype(np.float64)
+    real = exact[..., 3:].clip(-1.0, 1.0)
+    length = np.sqrt(1.0 - real * real)
+    still = np.isclose(length, 0.0)
+    vector = exact[..., :3] * 2.0 * np.arccos(real) / np.where(still, 1.0, length)
+    return np.where(still, 0.0, vector).astype(quaternions.dtype)
+
+
+def _parts(source: str) -> list[str]:
+    return [part.strip() for part in source.split("+")]
+
+
+def _take_part(key: str, source: str, obs: Obs) -> Array:
+    found = _PART.fullmatch(source)
+    assert found is not None  # checked at construction
+    group = found["group"].strip()
+    if group not in obs:
+        raise ConfigError(
+            f"mapping {key!r}: expected a group of the environment, {sorted(obs)}, got {group!r}; "
+            "change the mapping, or add the observation to the task"
+        )
+    rows = to_array(group, obs[group])
+    if found["start"] is not None:
+        start, stop = (int(found[end] or default) for end, default in (("start", 0), ("stop", rows.shape[-1])))
+        if not start < stop <= rows.shape[-1]:
+            raise ConfigError(f"mapping {key!r}: expected a part of {group!r} [0:{rows.shape[-1]}], got {source!r}")
+        rows = rows[..., start:stop]
+    turn = (found["turn"] or "").strip()
+    if not turn:
+        return rows
+    if rows.dtype.kind != "f" or (turn != "-" and rows.shape[-1] != 4):
+        raise ConfigError(
+            f"mapping {key!r}: expected numbers with a fraction, four of them for a quaternion, for {source!r}, got "
+            f"{rows.dtype} {rows.shape}"
+        )
+    exact = cast("NDArray[np.floating[Any]]", rows)
+    if turn == "-":
+        return cast("Array", -exact)
+    return cast("Array", axis_angle(exact if turn == "axis_angle" else np.roll(exact, -1, axis=-1)))
 
 
 def to_array(group: str, values: torch.Tensor) -> Array:

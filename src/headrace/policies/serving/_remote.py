@@ -153,6 +153,7 @@ class RemoteEngine:
             if answer is None:
                 return None
             actions = checked_chunk(answer.actions, self.policy, call.request.context, read=None)
+            actions = actions if self._mapping is None else self._mapping.finish(actions)
         seconds = time.monotonic() - call.begun
         return Reply(request=call.request, answer=replace(answer, actions=actions), seconds=seconds)
 

@@ -50,6 +50,38 @@ def resize_with_pad(images: Images, height: int, width: int) -> Images:
     return fitted.reshape(*images.shape[:-3], height, width, channels)
 
 
+def resize_to_fill(images: Images, height: int, width: int) -> Images:
+    """Resize pictures (…, H, W, C) to (…, height, width, C) with Lanczos' filter, whatever their proportions."""
+    return _resample(images, height, width, "LANCZOS", None)
+
+
+def crop_middle(images: Images, area: float) -> Images:
+    """Cut a share of the area from the middle of pictures (…, H, W, C), resized to their size, bilinear."""
+    rows, columns = images.shape[-3:-1]
+    down, across = ((1 - math.sqrt(area)) / 2 * size for size in (rows, columns))
+    return _resample(images, rows, columns, "BILINEAR", (across, down, columns - across, rows - down))
+
+
+def through_jpeg(images: Images, quality: int) -> Images:
+    """Write pictures (…, H, W, C) to JPEG files and read them back."""
+    message = encode_images(images, "jpeg", quality=quality)
+    return decode_images({**message, b"shape": list(images.shape)})
+
+
+def _resample(
+    images: Images, height: int, width: int, name: str, box: tuple[float, float, float, float] | None
+) -> Images:
+    pillow: Any = require_extra("PIL.Image", extra="serve", purpose="resizing pictures for a policy")
+    flat = images.reshape(-1, *images.shape[-3:])
+    found = np.zeros((len(flat), height, width, images.shape[-1]), np.uint8)
+    for image, target in zip(flat, found, strict=True):
+        picture = pillow.fromarray(image if image.shape[-1] == 3 else image[..., 0])
+        target[:] = np.asarray(picture.resize((width, height), getattr(pillow.Resampling, name), box=box)).reshape(
+            target.shape
+        )
+    return found.reshape(*images.shape[:-3], *found.shape[1:])
+
+
 def encode_images(images: Images, coding: Literal["png", "jpeg"], *, quality: int = 90) -> dict[bytes, object]:
     """The map that stands for pictures (…, H, W, C) or (…, C, H, W). PNG is exact, JPEG is not."""
     pillow: Any = require_extra("PIL.Image", extra="serve", purpose="compressing pictures for a policy server")
