@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-guides test-gpu test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators test-libero check docs wheel release bench bench-setup format clean
+.PHONY: help demo test test-guides test-gpu test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators test-libero check docs wheel release bench bench-pages bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -111,6 +111,9 @@ bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/libraries.py --quick
 	$(BIN)/python benchmarks/aloha.py --quick
 	$(BIN)/python benchmarks/libero.py --quick
+
+bench-pages: bench-setup  ## Every benchmark in full form, alone on the machine: pages of docs/benchmarks (two hours; goes on where it stopped)
+	$(BIN)/python scripts/bench_pages.py
 
 format: $(STAMP)  ## Format and sort imports
 	$(BIN)/ruff check --fix .
