@@ -89,7 +89,11 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize(
     ("command", "kind"),
-    [("runtime", "runtime"), ("train", "training"), pytest.param("play", "play", marks=pytest.mark.slow)],
+    [
+        ("train", "training"),
+        pytest.param("runtime", "runtime", marks=pytest.mark.slow),
+        pytest.param("play", "play", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_during_imports_leaves_a_valid_bundle(tmp_path: Path, command: str, kind: str) -> None:
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IMPORT)

@@ -138,7 +138,7 @@ def test_chunks_are_the_actions_ahead_and_end_with_their_episode() -> None:
 
 def test_a_clone_predicts_the_actions_ahead_far_better_than_their_mean() -> None:
     demos = linear()
-    policy = clone(demos, CloneCfg(updates=100, batch=64))
+    policy = clone(demos, CloneCfg(updates=60, batch=32))
     index = torch.arange(0, 4000, 7)
     target, inside = demos.chunks(index, policy.horizon)
     planned = policy({"policy": demos.obs[index]})
