@@ -302,7 +302,7 @@ def _delay_memory(name: str) -> str:
 
 
 def _ring(name: str, delay: int | tuple[int, int], width: int) -> dict[str, tuple[int, ...]]:
-    """The memory that a delay needs: none for no delay."""
+    """Return the memory that a delay needs: none for no delay."""
     most = lag_range(delay)[1]
     return {_delay_memory(name): (most + 1, width)} if most else {}
 

@@ -46,7 +46,7 @@ class BackgroundResets:
         return self._ready(None if wait else 0.0)
 
     def pop(self, slots: list[int]) -> NDArray[np.int64]:
-        """The episodes (m,) that have begun in slots that are ready."""
+        """Return the episodes (m,) that have begun in slots that are ready."""
         return np.array([self._episodes.pop(slot) for slot in slots], np.int64)
 
     def _ready(self, timeout: float | None) -> list[int]:

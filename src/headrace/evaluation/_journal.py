@@ -216,7 +216,7 @@ def _version(name: str) -> str | None:
 
 
 def source_of(env: object) -> dict[str, Any]:
-    """What is evaluated on: what the recipe says of an episode, or the name of what was made by hand."""
+    """Return what is evaluated on: what the recipe says of an episode, or the name of what was made by hand."""
     recipe: Any = getattr(env, "recipe", None)
     if recipe is not None:
         return recipe.identity()
@@ -269,7 +269,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def header_from(data: dict[str, Any], name: str) -> Header:
-    """The header in a JSON object."""
+    """Return the header in a JSON object."""
     found = (data.get("identity"), data.get("circumstances"))
     if not all(isinstance(part, dict) for part in found):
         raise DataError(f"{name}: expected identity and circumstances as objects, got {found}")
@@ -277,7 +277,7 @@ def header_from(data: dict[str, Any], name: str) -> Header:
 
 
 def row_from(data: object, name: str) -> EpisodeResult:
-    """A row from its JSON form; DataError, with ``name``, for anything else."""
+    """Return a row from its JSON form; DataError, with ``name``, for anything else."""
     row = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     if row.keys() != _ROW.keys() or not all(type(row[key]) in kinds for key, kinds in _ROW.items()):
         raise DataError(f"{name}: expected rows with {', '.join(_ROW)}, got {data!r}")
@@ -296,7 +296,7 @@ def ranges_of(ids: Iterable[int]) -> list[list[int]]:
 
 
 def ids_of(ranges: object, name: str) -> set[int]:
-    """The ids of what :func:`ranges_of` gave; DataError, with ``name``, for anything else."""
+    """Return the ids of what :func:`ranges_of` gave; DataError, with ``name``, for anything else."""
     found: set[int] = set()
     for pair in cast("list[object]", ranges) if isinstance(ranges, list) else [ranges]:
         ends = cast("list[object]", pair) if isinstance(pair, list) else []

@@ -139,8 +139,8 @@ class Evaluation:
         return None if self.unfinished else float(np.mean([episode.length for episode in self.episodes]))
 
     def by_instruction(self) -> list[InstructionResult]:
-        """The figures of each instruction, in alphabetical order; empty while the plan is not completed, and where no
-        episode has an instruction."""
+        """Return the figures of each instruction, in alphabetical order; empty while the plan is not completed, and
+        where no episode has an instruction."""
         told: dict[str, list[EpisodeResult]] = {}
         for episode in self.episodes:
             told.setdefault(episode.instruction, []).append(episode)
@@ -210,7 +210,8 @@ class Evaluation:
         write_whole(Path(path), text.getvalue())
 
     def summary(self) -> Table:
-        """The figures as a table to print; without the cost where nothing was played, as after a merge of journals."""
+        """Return the figures as a table to print; without the cost where nothing was played, as after a merge of
+        journals."""
         from rich.markup import escape
         from rich.table import Table
 

@@ -119,7 +119,8 @@ def _header(name: str, part: Evaluation) -> Header:
 
 
 def total_counters(counters: Sequence[Counters]) -> Counters:
-    """The sum; nothing where one is of a journal, which has none: a part of the cost would pass for all of it."""
+    """Return the sum; nothing where one is of a journal, which has none: a part of the cost would pass for all of
+    it."""
     total = Counters()
     if not all(part.batch_steps for part in counters):
         return total

@@ -59,7 +59,7 @@ class EpisodePlan:
         return len(self.ids) - self._next
 
     def take(self, slots: Sequence[int]) -> list[int]:
-        """The next ids, one for each of ``slots``; fewer at the end of the plan."""
+        """Return the next ids, one for each of ``slots``; fewer at the end of the plan."""
         taken = list(self.ids[self._next : self._next + len(slots)])
         self._next += len(taken)
         return taken
@@ -78,7 +78,7 @@ class EndlessPlan:
         return 0
 
     def take(self, slots: Sequence[int]) -> list[int]:
-        """The next id of each of ``slots``."""
+        """Return the next id of each of ``slots``."""
         taken = [self._next[slot] for slot in slots]
         for slot in slots:
             self._next[slot] += len(self._next)
@@ -187,7 +187,7 @@ class Cursors:
             self._ensemble.begin(self._tensor(ids))
 
     def ask(self, ids: NDArray[np.int64]) -> None:
-        """The chunks of ``ids`` (n,), which are due, are under way from now on."""
+        """Note that the chunks of ``ids`` (n,), which are due, are under way from now on."""
         self._in_flight[ids] = True
         self._skip[ids] = self._left[ids]
 
@@ -209,7 +209,8 @@ class Cursors:
         return kept
 
     def left_over(self, ids: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """What is left of the chunks that ``ids`` (n,) play: (n, horizon, A) with row 0 = now, and the lengths (n,).
+        """Return what is left of the chunks that ``ids`` (n,) play: (n, horizon, A) with row 0 = now, and the
+        lengths (n,).
 
         Rows beyond those that will be played are part of it, too: the policy predicted them.
         """
@@ -226,7 +227,7 @@ class Cursors:
         return shifted.masked_fill_(self._tensor(~valid)[..., None], 0.0), self._tensor(length)
 
     def context(self, ids: NDArray[np.int64], seed: int, instructions: tuple[str, ...]) -> ChunkContext:
-        """What the policy is told beside the observations of ``ids`` (n,); ``instructions`` are of all N."""
+        """Return what the policy is told beside the observations of ``ids`` (n,); ``instructions`` are of all N."""
         left_over, left_over_length = self.left_over(ids)
         return ChunkContext(
             seeds=torch.full((len(ids),), seed, dtype=torch.int64, device=self._device),
@@ -240,7 +241,7 @@ class Cursors:
         )
 
     def play(self, ids: NDArray[np.int64]) -> Tensor:
-        """The next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors.
+        """Return the next action of each of ``ids`` (n,), float32 (n, A), fresh; moves their cursors.
 
         Environments that have played the old chunk to its end go on with the one that has arrived.
         """

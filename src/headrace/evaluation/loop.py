@@ -125,7 +125,7 @@ class ChunkLoop:
         self._frames_before: int = getattr(env, "frames_drawn", 0)
 
     def result(self, status: Literal["completed", "interrupted", "failed"]) -> Evaluation:
-        """What is finished so far."""
+        """Return what is finished so far."""
         counters = self._counters
         counters.seconds = time.perf_counter() - self._begun
         counters.frames_drawn = getattr(self._env, "frames_drawn", 0) - self._frames_before
@@ -195,7 +195,7 @@ class ChunkLoop:
             self._env.resume(torch.from_numpy(self._suspended).to(self._env.device))
 
     def _start(self) -> None:
-        """The first episodes; slots that the plan has none for never act."""
+        """Start the first episodes; slots that the plan has none for never act."""
         while self._engine.pending:  # an engine of the caller's own, with what an interrupted evaluation left in it
             with contextlib.suppress(PolicyError):
                 self._engine.poll(wait=True)
@@ -341,7 +341,7 @@ class ChunkLoop:
             self._counters.rows_discarded += asked - int(np.count_nonzero(self._cursors.load(chunk)))
 
     def _checked_answer(self, reply: Reply) -> Tensor:
-        """The chunks of a reply, (n, horizon, A) on the environment's device; counts what they cost."""
+        """Return the chunks of a reply, (n, horizon, A) on the environment's device; counts what they cost."""
         answer, expected = reply.answer, reply.request.context.left_over.shape
         actions = answer.actions.to(self._env.device)
         if actions.shape != expected:  # an engine of the caller's own runs another policy

@@ -93,7 +93,7 @@ class SuiteResult:
         )
 
     def summary(self) -> Table:
-        """A row per task, and the total."""
+        """Return a row per task, and the total."""
         from rich.table import Table
 
         counters = self.total.counters
@@ -112,7 +112,7 @@ class SuiteResult:
 
 
 def read_suite(path: str | Path) -> tuple[SuiteTask, ...]:
-    """The rows of a suite file: ``[[task]]`` tables with task, overrides, instruction, episodes, seeds, name.
+    """Return the rows of a suite file: ``[[task]]`` tables with task, overrides, instruction, episodes, seeds, name.
 
     ``episodes`` and ``seeds`` may stand above the tables, for all of them.
     """

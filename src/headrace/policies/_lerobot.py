@@ -94,7 +94,7 @@ class LeRobotPolicy:
         return self._finish(self._plan(self._inputs(obs, context), context, {}))
 
     def _inputs(self, obs: Obs, context: ChunkContext) -> dict[str, Any]:
-        """The policy's batch, on its device."""
+        """Return the policy's batch, on its device."""
         batch: dict[str, Any] = dict(_with_features(obs, self.config, self._groups))
         if self._preprocessor is None:
             device = _device(self.policy)
@@ -197,7 +197,8 @@ class RtcLeRobotPolicy(LeRobotPolicy):
 
 
 def adapt_lerobot(policy: object, **options: Any) -> LeRobotPolicy:
-    """A policy object of LeRobot as a chunk policy; with its left-over actions where real-time chunking is on."""
+    """Return a policy object of LeRobot as a chunk policy; with its left-over actions where real-time chunking is
+    on."""
     rtc = getattr(getattr(policy, "config", None), "rtc_config", None)
     kind = RtcLeRobotPolicy if rtc is not None and getattr(rtc, "enabled", False) else LeRobotPolicy
     return kind(policy, **options)
@@ -206,7 +207,8 @@ def adapt_lerobot(policy: object, **options: Any) -> LeRobotPolicy:
 def load_lerobot_policy(
     directory: str | Path, *, device: str | None = None, groups: Mapping[str, str] | None = None
 ) -> LeRobotPolicy:
-    """A policy from a checkpoint directory of LeRobot, with its pre- and postprocessors. Needs the extra ``lerobot``.
+    """Return a policy from a checkpoint directory of LeRobot, with its pre- and postprocessors. Needs the extra
+    ``lerobot``.
 
     Args:
         directory: with ``config.json`` and ``model.safetensors``, or the step's directory above ``pretrained_model``.
@@ -244,7 +246,8 @@ def _device(policy: object) -> torch.device:
 
 
 def _generators(context: ChunkContext) -> list[torch.Generator]:
-    """A generator per row, seeded by (seed, episode id, chunk index): its draws are those of the denoising steps."""
+    """Return a generator per row, seeded by (seed, episode id, chunk index): its draws are those of the denoising
+    steps."""
     generators: list[torch.Generator] = []
     for seed, episode, chunk in zip(
         context.seeds.tolist(), context.episode_ids.cpu().split(1), context.chunk_index.tolist(), strict=True
@@ -255,7 +258,7 @@ def _generators(context: ChunkContext) -> list[torch.Generator]:
 
 
 def _action_dim(config: object) -> int | None:
-    """What a LeRobot configuration says of the size of an action; None where there is no such thing."""
+    """Return what a LeRobot configuration says of the size of an action; None where there is no such thing."""
     features: object = getattr(config, "output_features", None)
     action = cast("Mapping[str, object]", features).get(_ACTION) if isinstance(features, Mapping) else None
     shape = cast("tuple[int, ...] | None", getattr(action, "shape", None))

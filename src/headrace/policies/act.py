@@ -155,7 +155,7 @@ class ActPolicy(nn.Module):
         return self.write(plan + self.think(plan))
 
     def _recalled(self, memory: Tensor) -> Tensor:
-        """What each query reads in the memory (n, tokens, width): (n, horizon, width)."""
+        """Return what each query reads in the memory (n, tokens, width): (n, horizon, width)."""
         count, heads = len(memory), self.cfg.heads
         query = self.ask(self.queries).reshape(1, self.horizon, heads, -1).transpose(1, 2).expand(count, -1, -1, -1)
         key, value = self.key_value(memory).reshape(count, -1, 2, heads, self.cfg.width // heads).unbind(dim=2)

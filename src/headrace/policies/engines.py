@@ -82,8 +82,8 @@ class Engine(Protocol):
         ...
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """A reply, if one is there; with ``wait``, wait for one. A policy that raised raises ``PolicyError`` here,
-        and so does one that takes longer than the engine's time-out: the engine is of no use then."""
+        """Return a reply, if one is there; with ``wait``, wait for one. A policy that raised raises ``PolicyError``
+        here, and so does one that takes longer than the engine's time-out: the engine is of no use then."""
         ...
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ EngineFactory: TypeAlias = "Callable[[ChunkPolicy, Batching, float | None], Engi
 
 
 def make_engine(name: str, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> Engine:
-    """An engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
+    """Return an engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
 
     ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
     """
@@ -201,7 +201,7 @@ class _OneRequest(ABC):
             raise
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """The reply, if it is there or waited for."""
+        """Return the reply, if it is there or waited for."""
         request = self._request
         if request is None:
             return None
@@ -231,11 +231,11 @@ class _OneRequest(ABC):
 
     @abstractmethod
     def _fetch(self) -> Reply:
-        """The reply that is there; the request is no longer under way."""
+        """Return the reply that is there; the request is no longer under way."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """The call is late: never use what it gives."""
+        """Note that the call is late: never use what it gives."""
 
 
 class ThreadEngine(_OneRequest):
@@ -320,7 +320,7 @@ class InlineEngine:
             self._reply = self._thread.poll(wait=True)
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """The reply of the last request."""
+        """Return the reply of the last request."""
         if self._reply is None and self._thread is not None:
             return self._thread.poll(wait=wait)
         reply, self._reply = self._reply, None
@@ -424,7 +424,7 @@ def _trace(error: BaseException | None) -> str:
 
 
 def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
-    """The life of the process: make the policy, answer until the other side is gone."""
+    """Live as the process: make the policy, answer until the other side is gone."""
     ignore_interrupts()
     torch.set_num_threads(threads)
     ask: Asker | None = None

@@ -221,7 +221,7 @@ def _take_part(key: str, source: str, obs: Obs) -> Array:
 
 
 def to_array(group: str, values: torch.Tensor) -> Array:
-    """The host array of observation rows, sharing memory where they are on the host."""
+    """Return the host array of observation rows, sharing memory where they are on the host."""
     if values.dtype == torch.bfloat16:
         raise ConfigError(f"observation {group!r}: expected a dtype that numpy has, got bfloat16; convert it")
     return cast("Array", values.detach().cpu().numpy())
@@ -230,7 +230,7 @@ def to_array(group: str, values: torch.Tensor) -> Array:
 def parse_mapping(
     assignments: Iterable[str], *, image_size: tuple[int, int] | None = None, prompt: str | None = "prompt"
 ) -> ObservationMap:
-    """A mapping from ``KEY=GROUP`` texts, as on the command line."""
+    """Return a mapping from ``KEY=GROUP`` texts, as on the command line."""
     keys: dict[str, str] = {}
     for text in assignments:
         key, equals, source = text.partition("=")
@@ -241,7 +241,7 @@ def parse_mapping(
 
 
 def take_actions(answer: object, keys: tuple[str, ...]) -> Array:
-    """The arrays of an answer side by side along the last axis; an answer that is one array is taken whole."""
+    """Return the arrays of an answer side by side along the last axis; an answer that is one array is taken whole."""
     if isinstance(answer, np.ndarray):
         return cast("Array", answer)
     if not isinstance(answer, Mapping):

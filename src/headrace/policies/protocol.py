@@ -70,7 +70,8 @@ class ChunkContext:
         return len(self.instructions)
 
     def noise(self, *shape: int, stream: str = "chunk noise") -> Tensor:
-        """Standard normal numbers keyed by (seed, episode id, chunk index), float32 (n, *shape): not by batch order.
+        """Return standard normal numbers keyed by (seed, episode id, chunk index), float32 (n, *shape): not by batch
+        order.
 
         The same call gives the same numbers; a policy that draws more than once names a ``stream`` for each.
         """
@@ -85,12 +86,12 @@ class ChunkContext:
         return flat.reshape(len(self), *shape)
 
     def rows(self, index: Tensor) -> ChunkContext:
-        """The context of some rows, int64 (m,)."""
+        """Return the context of some rows, int64 (m,)."""
         tensors = {name: getattr(self, name).index_select(0, index) for name in TENSOR_FIELDS}
         return ChunkContext(instructions=tuple(self.instructions[row] for row in index.tolist()), **tensors)
 
     def beginning(self) -> EpisodeRows:
-        """The rows whose episode begins with this chunk."""
+        """Return the rows whose episode begins with this chunk."""
         first = ((self.chunk_index == 0) & (self.episode_ids != PADDING)).nonzero().squeeze(1)
         return EpisodeRows(
             seeds=self.seeds[first],
@@ -119,7 +120,7 @@ def one_row(
     chunk_index: int = 0,
     size: tuple[int, int] = (1, 1),
 ) -> ChunkContext:
-    """The context of one row with nothing left over; ``size`` is that of a chunk, (horizon, A)."""
+    """Return the context of one row with nothing left over; ``size`` is that of a chunk, (horizon, A)."""
     zero = torch.zeros(1, dtype=torch.int64)
     return ChunkContext(
         seeds=zero + seed,
@@ -134,7 +135,7 @@ def one_row(
 
 
 def named(context: ChunkContext) -> str:
-    """The environments of a context in words, with their episodes; the first eight if there are more."""
+    """Return the environments of a context in words, with their episodes; the first eight if there are more."""
     envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
     shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
     return f"environments {shown}" + (", …" if len(envs) > 8 else "")
@@ -173,11 +174,11 @@ class RemembersEpisodes(Protocol):
     """
 
     def begin(self, rows: EpisodeRows) -> None:
-        """These episodes begin: called before the first chunk of each is planned."""
+        """Begin these episodes: called before the first chunk of each is planned."""
         ...
 
     def end(self, rows: EpisodeRows) -> None:
-        """These episodes are over, or will not be played on: release what is kept for them."""
+        """End these episodes, which are over or will not be played on: release what is kept for them."""
         ...
 
 
@@ -283,7 +284,7 @@ def as_chunk_policy(
 
 
 def written_policy(policy: object) -> object:
-    """What somebody wrote: the policy inside of what :func:`as_chunk_policy` made of it."""
+    """Return the user's own object: the policy inside of what :func:`as_chunk_policy` made of it."""
     return policy.policy if isinstance(policy, _Adapted) else policy
 
 
@@ -296,7 +297,7 @@ def has_memory(policy: ChunkPolicy) -> bool:
 
 
 def _size(name: str, given: int | None, own: object, default: int | None = None) -> int:
-    """The size that the policy states; what the caller says must agree."""
+    """Return the size that the policy states; what the caller says must agree."""
     size = own if own is not None else given if given is not None else default
     if not isinstance(size, int) or size < 1:
         raise ConfigError(
@@ -309,7 +310,7 @@ def _size(name: str, given: int | None, own: object, default: int | None = None)
 
 
 def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor | None) -> Tensor:
-    """The rows ``read`` (m,; None: all) of a policy's answer as float32 (m, horizon, A) on the host, fresh.
+    """Return the rows ``read`` (m,; None: all) of a policy's answer as float32 (m, horizon, A) on the host, fresh.
 
     The other rows are padding: whatever they hold, nobody looks at it. Errors name environments.
     """

@@ -85,7 +85,7 @@ def _torchscript(path: Path) -> Callable[[Obs], Tensor]:
 
 
 def _onnx(path: Path) -> Callable[[Obs], Tensor]:
-    """Runs on ONNX Runtime, on one thread as everything inside ``library_run``.
+    """Run on ONNX Runtime, on one thread as everything inside ``library_run``.
 
     It has no operators but ONNX Runtime's own, and reads no data outside the directory of the file.
     """

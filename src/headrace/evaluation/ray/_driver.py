@@ -97,7 +97,7 @@ class Driver:
             self._start()
 
     def header(self) -> Header:
-        """What decides the rows, as the first worker that is ready says it."""
+        """Return what decides the rows, as the first worker that is ready says it."""
         begun = time.monotonic()
         while not self._headers:
             self._take(self._wait())
@@ -165,7 +165,7 @@ class Driver:
             self._waits[call.remote(list(member.block.ids))] = member
 
     def _cut(self) -> _Block:
-        """The next block: large while there is much left, and at the end no more than everyone's share."""
+        """Return the next block: large while there is much left, and at the end no more than a worker's share."""
         left = len(self._fresh)
         size = self._size
         if size is None:
@@ -174,7 +174,7 @@ class Driver:
         return _Block([self._fresh.popleft() for _ in range(min(size, left))])
 
     def _wait(self) -> list[Any]:
-        """What has arrived; waits for something, for a second at most."""
+        """Return what has arrived; waits for something, for a second at most."""
         waiting = list(self._waits)
         if not ray.wait(waiting, num_returns=1, timeout=1.0)[0]:
             return []
@@ -281,7 +281,7 @@ class Driver:
 
 
 def _raised(error: RayTaskError, member: _Member) -> HeadraceError:
-    """What a worker raised; it would raise it again, in any worker."""
+    """Return what a worker raised; it would raise it again, in any worker."""
     cause: object = error.cause
     if isinstance(cause, HeadraceError):
         return cause

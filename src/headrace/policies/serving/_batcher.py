@@ -49,7 +49,7 @@ class _Job:
         return len(self.request.context)
 
     def kind(self) -> tuple[object, ...]:
-        """What rows must have in common to be one batch."""
+        """Return what rows must have in common to be one batch."""
         obs, context = self.request.obs, self.request.context
         groups = tuple(sorted((name, values.shape[1:], values.dtype) for name, values in obs.items()))
         return (*groups, context.left_over.shape[1:])
@@ -70,12 +70,12 @@ class Batcher:
         self._thread.start()
 
     def join(self, client: int) -> None:
-        """A client is there: a batch waits for its request as long as ``max_wait`` allows."""
+        """Count a client in: a batch waits for its request as long as ``max_wait`` allows."""
         with self._changed:
             self._clients.add(client)
 
     def leave(self, client: int) -> None:
-        """A client is gone, with its rows."""
+        """Count a client out, with its rows."""
         with self._changed:
             self._clients.discard(client)
             for job in [job for job in self._queue if job.client == client]:
@@ -113,7 +113,7 @@ class Batcher:
             self._answer(jobs)
 
     def _collect(self) -> list[_Job]:
-        """The requests of the next batch; empty once closed.
+        """Return the requests of the next batch; empty once closed.
 
         Whoever came while the model ran has waited already. A batch goes at once when it is full, or when every
         client has a request in it: nobody else could come.

@@ -137,7 +137,7 @@ class WebsocketSpeaker(_Speaker):
         return frames
 
     def answer(self, frames: Sequence[bytes | str], request: Request) -> Answer:
-        """The actions of all rows."""
+        """Return the actions of all rows."""
         rows = len(request.context)
         if not self._ours and len(frames) == rows + 1:  # the answer to a reset, a text in RoboArena
             frames = frames[1:]
@@ -193,7 +193,8 @@ class WebsocketSpeaker(_Speaker):
         return message
 
     def _check_foreign(self) -> None:
-        """What RoboArena and vLLM-Omni say about pictures; openpi's own metadata says nothing that could be checked."""
+        """Return what RoboArena and vLLM-Omni say about pictures; openpi's own metadata says nothing that could be
+        checked."""
         if self._mapping is None or not self._mapping.keys:
             raise ConfigError(
                 f"server {self._server}: expected a mapping, since it is not a headrace server (its metadata has "
@@ -262,7 +263,7 @@ class Gr00tSpeaker(_Speaker):
         return calls
 
     def answer(self, frames: Sequence[bytes | str], request: Request) -> Answer:
-        """The action parts side by side, in the order of the server's modality keys."""
+        """Return the action parts side by side, in the order of the server's modality keys."""
         del request
         answers = [self._read(cast("bytes", frame)) for frame in frames]
         told = answers[-1]

@@ -87,7 +87,7 @@ class WebsocketLink:
             raise self._lost(error) from error
 
     def receive(self, seconds: float) -> bytes | str | None:
-        """The next frame, also one that came before the connection was lost; None if none comes in time."""
+        """Return the next frame, also one that came before the connection was lost; None if none comes in time."""
         try:
             return self._connection.recv(timeout=max(seconds, 0.0))
         except TimeoutError:
@@ -96,7 +96,7 @@ class WebsocketLink:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> Exception:
-        """What a lost connection means: a frame that one side does not take, or a reason to connect again."""
+        """Return what a lost connection means: a frame that one side does not take, or a reason to connect again."""
         received, sent = (getattr(error, name, None) for name in ("rcvd", "sent"))
         if received is not None and received.code == _TOO_BIG:
             return PolicyError(f"server {self._uri}: the request is larger than the server takes ({received.reason})")
@@ -160,7 +160,7 @@ class ZmqLink:
             raise LinkLost(str(error)) from error
 
     def receive(self, seconds: float) -> bytes | str | None:
-        """The next frame; a server that went away is looked for a few times a second."""
+        """Return the next frame; a server that went away is looked for a few times a second."""
         deadline = time.monotonic() + seconds
         while not self._socket.poll(int(1000 * max(0.0, min(_SLICE, deadline - time.monotonic())))):
             if self._await_event(self._zmq.EVENT_DISCONNECTED, 0.0):

@@ -121,7 +121,7 @@ class RemoteEngine:
             free.begin(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """The first reply there is, in any order; with ``wait``, wait for one."""
+        """Return the first reply there is, in any order; with ``wait``, wait for one."""
         while waiting := [line for line in self._lines if line.call is not None]:
             for line in waiting:
                 patience = 0.0 if not wait else self._cfg.timeout if len(waiting) == 1 else _TURN
@@ -145,7 +145,7 @@ class RemoteEngine:
         self.close()
 
     def _advance(self, line: _Line, patience: float) -> Reply | None:
-        """The reply on a connection, if it comes within the seconds."""
+        """Return the reply on a connection, if it comes within the seconds."""
         call = line.call
         assert call is not None
         with _blaming(call.request):
@@ -162,7 +162,7 @@ class RemoteEngine:
         return kind(engine=self, horizon=horizon, action_dim=action_dim, obs_steps=self.sizes.obs_steps or 1)
 
     def _dimension(self, name: str) -> int | None:
-        """A size that the server says or the caller gave; both must agree."""
+        """Return a size that the server says or the caller gave; both must agree."""
         given = self._given[("horizon", "action_dim").index(name)]
         said: int | None = getattr(self.sizes, name)
         if None not in (given, said) and given != said:
@@ -330,7 +330,7 @@ def _blaming(request: Request) -> Generator[None]:
 
 
 def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
-    """The transport's address and the dialect."""
+    """Return the transport's address and the dialect."""
     known = (*WEBSOCKET_DIALECTS, "gr00t")
     try:
         parts = urlsplit(address)

@@ -30,7 +30,7 @@ class Visitor:
 
 
 def read_request(message: Mapping[str, object], policy: ChunkPolicy, visitor: Visitor) -> tuple[Request, bool]:
-    """The request in a decoded frame, and whether it is one of ours (n rows); else it is openpi's (one row)."""
+    """Return the request in a decoded frame, and whether it is one of ours (n rows); else it is openpi's (one row)."""
     if "headrace" in message:
         return _ours(message, policy), True
     return _openpi(message, policy, visitor), False

@@ -206,7 +206,7 @@ class PolicyServer:
     async def _answer(
         self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None
     ) -> memoryview | None:
-        """The reply to one frame; None once the client is gone, or was told of an error."""
+        """Return the reply to one frame; None once the client is gone, or was told of an error."""
         assert self._batcher is not None
         try:
             request, ours = read_request(unpack_map(frame, limit=self.cfg.frame_limit), self.policy, visitor)

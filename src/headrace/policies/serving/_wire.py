@@ -40,7 +40,7 @@ _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[SU]\d{1,6})")
 
 
 def pack(message: Mapping[str, object], form: ArrayForm = "openpi") -> memoryview:
-    """A frame, in memory of its own: arrays are copied once.
+    """Return a frame, in memory of its own: arrays are copied once.
 
     Arrays are written as ``form``; any other object than msgpack's own and numpy's is refused.
     """
@@ -53,7 +53,8 @@ def pack(message: Mapping[str, object], form: ArrayForm = "openpi") -> memoryvie
 
 
 def unpack(frame: bytes | memoryview, *, limit: int = FRAME_LIMIT) -> object:
-    """What a frame holds. Arrays are read-only views of memory of their own; damaged or oversized frames are refused.
+    """Return what a frame holds. Arrays are read-only views of memory of their own; damaged or oversized frames are
+    refused.
 
     Args:
         frame: as received.
@@ -80,7 +81,7 @@ def unpack(frame: bytes | memoryview, *, limit: int = FRAME_LIMIT) -> object:
 
 
 def unpack_map(frame: bytes | memoryview | str, *, limit: int = FRAME_LIMIT) -> dict[str, object]:
-    """A frame that must hold a map with text keys."""
+    """Return a frame that must hold a map with text keys."""
     message = frame if isinstance(frame, str) else unpack(frame, limit=limit)
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in cast("dict[object, object]", message)):
         raise DataError(f"frame: expected a map with text keys, got {shorten(message)}")
@@ -88,7 +89,7 @@ def unpack_map(frame: bytes | memoryview | str, *, limit: int = FRAME_LIMIT) -> 
 
 
 def shorten(message: object, most: int = 200) -> str:
-    """A received object for an error message: its kind, shape or beginning."""
+    """Return a received object for an error message: its kind, shape or beginning."""
     if isinstance(message, np.ndarray):
         array = cast("Array", message)
         return f"an array {array.dtype}{list(array.shape)}"
@@ -125,7 +126,7 @@ def _check_kind(dtype: np.dtype[Any]) -> None:
 
 
 def _read(message: dict[Any, Any]) -> object:
-    """What a decoded map stands for: an array, a scalar, pictures, or itself."""
+    """Return what a decoded map stands for: an array, a scalar, pictures, or itself."""
     if b"__ndarray__" in message:
         return _array(message[b"data"], message[b"dtype"], message[b"shape"])
     if b"__npgeneric__" in message:
@@ -171,7 +172,8 @@ def _dtype(name: object) -> np.dtype[Any]:
 
 
 def _npy(data: object) -> Array:
-    """The array of an npy file. Numpy's own reader evaluates the header as Python, and raises whatever that raises."""
+    """Return the array of an npy file. Numpy's own reader evaluates the header as Python, and raises whatever that
+    raises."""
     if not isinstance(data, bytes) or data[:6] != b"\x93NUMPY" or len(data) < 12 or data[6] not in (1, 2, 3):
         raise DataError(f"frame: expected the bytes of an npy file, got {shorten(data)}")
     begin = 10 if data[6] == 1 else 12

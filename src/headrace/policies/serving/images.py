@@ -83,7 +83,7 @@ def _resample(
 
 
 def encode_images(images: Images, coding: Literal["png", "jpeg"], *, quality: int = 90) -> dict[bytes, object]:
-    """The map that stands for pictures (…, H, W, C) or (…, C, H, W). PNG is exact, JPEG is not."""
+    """Return the map that stands for pictures (…, H, W, C) or (…, C, H, W). PNG is exact, JPEG is not."""
     pillow: Any = require_extra("PIL.Image", extra="serve", purpose="compressing pictures for a policy server")
     shown = channels_last(images)
     files: list[bytes] = []
@@ -97,7 +97,7 @@ def encode_images(images: Images, coding: Literal["png", "jpeg"], *, quality: in
 
 
 def decode_images(message: dict[Any, Any]) -> Images:
-    """The pictures of such a map; files of another size than it says are refused before they are decoded."""
+    """Return the pictures of such a map; files of another size than it says are refused before they are decoded."""
     coding, shape, files = message.get(IMAGE_MARK), message.get(b"shape"), message.get(b"files")
     if (
         coding not in ("png", "jpeg")
