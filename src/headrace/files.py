@@ -20,6 +20,7 @@ import logging
 import lzma
 import os
 import pickle
+import re
 import secrets
 import shutil
 import stat
@@ -445,6 +446,14 @@ def open_archive(path: Path) -> Generator[zipfile.ZipFile]:
         if damaged is not None:
             raise DataError(f"{path}: damaged: its part {damaged!r} does not match its checksum")
         yield archive
+
+
+_URI = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)([^/\s"'\\?#@]*@)?([^\s"'\\?#]*)([?#][^\s"'\\]*)?""")
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text whose URIs have no user info, query and fragment: signatures and tokens are in those."""
+    return _URI.sub(r"\1\3", text)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -41,6 +41,53 @@ def test_checkpoint_is_fetched_from_a_uri(tmp_path: Path) -> None:
     assert bundle.checkpoint.uri == f"file://{published}"
 
 
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("https://me:word@host:8000/a/b.pt?X-Amz-Signature=abc&t=1#x", "https://host:8000/a/b.pt"),
+        ('{"uri": "s3://bucket/key?token=1", "next": 2}', '{"uri": "s3://bucket/key", "next": 2}'),
+        ("--policy=openpi://key@host:9 done?", "--policy=openpi://host:9 done?"),
+        ("no address: a/b?c=d", "no address: a/b?c=d"),
+    ],
+)
+def test_texts_lose_the_secrets_of_their_addresses(text: str, public: str) -> None:
+    from headrace.files import hide_secrets
+
+    assert hide_secrets(text) == public
+
+
+@pytest.mark.parametrize("ends", ["well", "missing"])
+def test_a_signed_address_leaves_no_secret_in_files_or_output(tmp_path: Path, capsys, monkeypatch, ends: str) -> None:
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    content = find_policy("published", "cartpole").path.read_bytes()
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # as the library names it
+            assert "X-Amz-Signature=SECRET" in self.path
+            self.send_response(200 if ends == "well" else 404)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}/last.pt?X-Amz-Signature=SECRET&token=SECRET"
+        formatters = ["--formatter", "schema", "--formatter", "summary", "--formatter", "isaaclab"]
+        arguments = ["--policy", uri, "--output", "p", *formatters]
+        monkeypatch.setattr(sys, "argv", ["headrace", "play", "cartpole", *arguments])
+        assert (played(*arguments) == 0) == (ends == "well")
+        server.shutdown()
+    written = [path for path in (tmp_path / "p").rglob("*") if path.is_file()]
+    assert len(written) >= (3 if ends == "well" else 0)
+    for path in written:
+        assert b"SECRET" not in path.read_bytes(), path
+    output = capsys.readouterr()
+    assert "SECRET" not in output.out + output.err
+
+
 def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
     import hashlib
     from importlib.resources import files

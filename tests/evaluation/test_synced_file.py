@@ -134,3 +134,33 @@ def test_a_kill_loses_nothing_that_an_append_has_returned_for(path):
         told = [200 - 1, *map(int, child.stdout.read().split())]
     lines = path.read_bytes().splitlines()[1:]
     assert lines[: told[-1] + 1] == [b"%09d" % number for number in range(told[-1] + 1)]
+
+
+def test_a_disk_that_hangs_is_given_up(path, monkeypatch):
+    answers = threading.Event()
+
+    class HungDisk(files.Disk):
+        def sync(self, handle: int) -> None:
+            answers.wait(30)
+            super().sync(handle)
+
+    monkeypatch.setattr(files, "disk", HungDisk())
+    for name, seconds in (("WITHIN_S", 0.05), ("_LINGER_S", 0.02), ("STALL_S", 0.2)):
+        monkeypatch.setattr(_synced_file, name, seconds)
+    file, began = SyncedFile(path), time.monotonic()
+
+    def append_many() -> None:
+        for number in range(1000):
+            file.append(b"%d\n" % number)
+            time.sleep(0.01)
+
+    with pytest.raises(StorageError, match=r"took nothing for 0\.2 s"):
+        append_many()
+    file.close()  # was said
+    other = SyncedFile(path)
+    other.append(b"more\n")
+    with pytest.raises(StorageError, match="took nothing"):
+        other.close()
+    other.close()
+    assert time.monotonic() - began < 10
+    answers.set()

@@ -23,7 +23,7 @@ from headrace.bench._builders import Builder, Provenance
 from headrace.bench._capture import ResourceMonitor, gpu_devices, hardware, versions
 from headrace.bench.formatters import checked_formatters, output_path, write_formats
 from headrace.errors import ConfigError, DataError, LifecycleError
-from headrace.files import LOCK, Lock, check_writable, write_whole
+from headrace.files import LOCK, Lock, check_writable, hide_secrets, write_whole
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
 """Environment variables by which a sweep tells its runs what they are."""
@@ -139,7 +139,7 @@ class Benchmark(Generic[B]):
             check_output(self.output, self.builder.kind, self.formatters)
             marker = output_path("schema", self.builder.kind, self.output)
             origin = self._origin("running", gpus="torch" in sys.modules)  # not imported here: that is measured
-            write_whole(marker, schema.bundle_text(self.builder.build(origin)))
+            write_whole(marker, hide_secrets(schema.bundle_text(self.builder.build(origin))))
             try:
                 yield
             finally:
@@ -181,7 +181,7 @@ class Benchmark(Generic[B]):
             status=status,
             status_reason=reason,
             error=error,
-            command=list(sys.argv),
+            command=[hide_secrets(word) for word in sys.argv],
             sweep_id=os.environ.get(SWEEP_ID),
             repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
             resumed_from=self.resumed_from,

@@ -14,6 +14,8 @@ from headrace.files import storage_error, write_all
 
 WITHIN_S = 1.0
 """When an append returns, everything that was appended this long before is on disk."""
+STALL_S = 60.0
+"""A disk that takes nothing for this long is given up."""
 _LINGER_S = WITHIN_S / 2
 _HINT = "make room and resume: the rows before are safe"
 
@@ -22,8 +24,9 @@ class SyncedFile:
     """Appends to a file at once and syncs it in a thread, one sync for all that has come since the last.
 
     When ``append`` returns, its content is in the file and outlives the process, however that ends. It outlives the
-    machine once it is synced: an append waits while anything is older than ``WITHIN_S`` and is not. Where the disk
-    fails, the file is cut to what is on disk, and the next ``append`` or ``close`` raises StorageError.
+    machine once it is synced: an append waits while anything is older than ``WITHIN_S`` and is not, up to ``STALL_S``
+    seconds, after which it, and ``close``, raise StorageError. Where the disk fails, the file is cut to what is on
+    disk, and the next ``append`` or ``close`` raises StorageError.
 
     Args:
         path: exists, and everything in it is on disk; no one else writes to it.
@@ -42,6 +45,7 @@ class SyncedFile:
         self._closing = False
         self._error: BaseException | None = None
         self._told = False
+        self._gave_up = False
         self._thread: threading.Thread | None = None
 
     def append(self, content: bytes) -> None:
@@ -65,8 +69,10 @@ class SyncedFile:
                 self._thread = threading.Thread(target=self._run, name="headrace-journal", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            while self._error is None and time.monotonic() - self._oldest > WITHIN_S:
-                self._changed.wait()
+            while self._error is None and (age := time.monotonic() - self._oldest) > WITHIN_S:
+                if age > WITHIN_S + STALL_S:
+                    raise self._stalled()
+                self._changed.wait(WITHIN_S + STALL_S - age + 0.001)
             self._check()
 
     @property
@@ -82,11 +88,23 @@ class SyncedFile:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(0 if self._gave_up else STALL_S)
         handle, self._handle = self._handle, -1
+        if self._thread is not None and self._thread.is_alive():
+            # the thread still syncs the handle, which therefore stays open
+            if not self._gave_up:
+                raise self._stalled()
+            return
         os.close(handle)
         if not self._told:
             self._check()
+
+    def _stalled(self) -> StorageError:
+        self._gave_up = True
+        return StorageError(
+            f"{self._path}: the disk took nothing for {STALL_S:g} s; what was written since may not be on disk. "
+            "Resume when the disk answers"
+        )
 
     def _check(self) -> None:
         error = self._error

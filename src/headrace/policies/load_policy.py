@@ -19,7 +19,7 @@ from headrace._published import published, published_file
 from headrace.envs.actions import action_size
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
-from headrace.files import write_whole
+from headrace.files import hide_secrets, write_whole
 from headrace.policies.act import SHIPPED, read_policy
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.policies.serving.remote_cfg import RemoteCfg
@@ -219,7 +219,7 @@ def _find_file(wanted: str | None, task: str | None, library: str | None, *, new
     if wanted is None or wanted == "published":
         return _published_policy(_needed(task, "published"), library)
     if "://" in wanted:
-        return FoundPolicy(source=_fetch(wanted), kind="library", uri=wanted)
+        return FoundPolicy(source=_fetch(wanted), kind="library", uri=hide_secrets(wanted))
     path = Path(wanted)
     if path.is_dir():
         from headrace.libraries.training import read_index
@@ -298,7 +298,7 @@ def _published_policy(task: str, library: str | None) -> FoundPolicy:
 def _fetch(uri: str) -> Path:
     """Copy what a URI names to a local file, each time; http and https, and every file system that fsspec has."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "checkpoints"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", uri.rsplit("/", 1)[-1]) or "checkpoint"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", hide_secrets(uri).rsplit("/", 1)[-1]) or "checkpoint"
     path = cache / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
     write_whole(path, lambda part: _download(uri, part))
     return path
@@ -311,15 +311,15 @@ def _download(uri: str, path: Path) -> None:
             with urllib.request.urlopen(uri, timeout=_TIMEOUT) as answer, path.open("wb") as file:
                 shutil.copyfileobj(answer, file)
         except (OSError, HTTPException) as error:  # URLError is an OSError
-            raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
+            raise DataError(f"{hide_secrets(uri)}: cannot be fetched: {hide_secrets(str(error))}; {hint}") from None
         return
     import fsspec
 
     try:
         with fsspec.open(uri, "rb") as source, path.open("wb") as file:
             shutil.copyfileobj(cast("Any", source), file)
-    except Exception as error:  # every file system of fsspec raises kinds of its own, and needs its own packages
-        raise DataError(f"{uri}: cannot be fetched: {error}; {hint}") from error
+    except Exception as error:  # noqa: BLE001  # every file system of fsspec raises kinds of its own
+        raise DataError(f"{hide_secrets(uri)}: cannot be fetched: {hide_secrets(str(error))}; {hint}") from None
 
 
 def _of_runs(which: Literal["latest", "best"], task: str, library: str | None) -> Iterator[FoundPolicy]:

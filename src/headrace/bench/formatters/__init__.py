@@ -12,7 +12,7 @@ from headrace.bench.formatters._isaaclab import isaaclab_text, json_text, omnipe
 from headrace.bench.formatters._tensorboard import require_tensorboard, write_tensorboard
 from headrace.bench.schema import Bundle, Kind, bundle_text
 from headrace.errors import ConfigError, UnknownNameError
-from headrace.files import write_whole
+from headrace.files import hide_secrets, write_whole
 
 
 class Form(NamedTuple):
@@ -27,7 +27,7 @@ class Form(NamedTuple):
 
 
 def _text(make: Callable[[Bundle], str]) -> Callable[[Bundle, Path], None]:
-    return lambda bundle, path: write_whole(path, make(bundle))
+    return lambda bundle, path: write_whole(path, hide_secrets(make(bundle)))
 
 
 FORMATTERS: dict[str, Form] = {
