@@ -10,8 +10,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +136,28 @@ def test_a_listening_child_outlives_its_clients_and_environments_that_cannot_be_
         _plays(port)
 
 
-def test_a_client_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_client_that_says_nothing_or_little_is_left_after_a_while(tmp_path: Path, drips: bool) -> None:
     impatient = tmp_path / "child.py"
     text = CHILD_FILE.read_text()
     assert "_GREETING_SECONDS = 30.0\n" in text
-    impatient.write_text(text.replace("_GREETING_SECONDS = 30.0\n", "_GREETING_SECONDS = 0.2\n"))
-    with _listening(file=impatient) as port, _connected(port):
+    impatient.write_text(text.replace("_GREETING_SECONDS = 30.0\n", "_GREETING_SECONDS = 0.4\n"))
+    with _listening(file=impatient) as port, _connected(port) as (connection, _):
+        done = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):  # the child hangs up
+                for byte in struct.pack(">4sIQ", b"HRC1", 2000, 0) + b" " * 600:
+                    connection.sendall(bytes([byte]))
+                    if done.wait(0.1):
+                        return
+
+        if drips:
+            threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
         _plays(port)
+        done.set()
+        assert time.monotonic() - began < 30  # dripping goes on for a minute
 
 
 _NUMBERS = {"type": "box", "shape": [3]}

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import hmac
 import importlib
 import importlib.util
@@ -661,7 +662,12 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
     group = None
     shared = memory_fd is not None
     known = connection is None
+    # for the whole greeting: a client that sends a byte now and then stays below any timeout of a read
+    deadline = threading.Timer(_GREETING_SECONDS, _hang_up, (connection,))
+    deadline.daemon = True
     try:
+        if not known:
+            deadline.start()
         write_frame(outgoing, greeting)
         while True:
             head, body = read_frame(incoming, known)
@@ -672,7 +678,7 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
                 if call == "make" and group is None:
                     if not known:
                         _check_proof(head.get("proof"), proof_of(token, nonce))
-                        connection.settimeout(None)
+                        deadline.cancel()
                         known = True
                     group = make_group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
                     answer: dict[str, Any] = group.hello()
@@ -693,8 +699,14 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
     except (EOFError, OSError):  # the parent is gone
         pass
     finally:
+        deadline.cancel()
         if group is not None:
             group.close()
+
+
+def _hang_up(connection: Any) -> None:
+    with contextlib.suppress(OSError):  # it may be gone
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> tuple[dict[str, Any], bytes]:
@@ -791,7 +803,6 @@ def _serve_at(connection: Any, entry: str, token: str) -> None:
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.settimeout(_GREETING_SECONDS)
         with connection.makefile("rb") as incoming, connection.makefile("wb") as outgoing:
             serve(incoming, outgoing, entry, None, connection, token)
 
