@@ -1,272 +1,295 @@
-"""How often ``compare`` is right: false verdicts and power of every design, by simulation.
+"""How often ``compare`` is right: false verdicts, wrong "unchanged" and power of every design, by simulation.
 
 ``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md`` (about twenty minutes);
-``--quick`` prints a small part of it. The tests use the same simulation with fewer repetitions.
+``--quick`` prints a small part of it. ``--check`` exits 1 and names each design that exceeds its bar. The tests use the
+same simulation with fewer repetitions.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+
+from headrace.bench._samples import Sample
+from headrace.bench._significance import exact_rate_interval
+from headrace.bench._statistic import Proportion
+from headrace.bench._verdicts import MetricComparison, judge
+from headrace.bench.comparing import LOOKS
+from headrace.bench.figures import Metric
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-
-from examples import play_bundle, runtime_bundle, training_bundle  # the path is set above
-
-from headrace.bench._comparison import CompareCfg, Comparison, compare
-from headrace.bench.schema import Bundle, PerEpisode
-
-Order = Literal["sweep", "alternating", "random", "block"]
-METRIC = "frametime.environment_step_time_s"
-TEMPLATE = runtime_bundle()
-PLAY = play_bundle()
-TRAINING = training_bundle()
-STEP_TIMES = ("environment_step_time_s", "simulation_step_time_s", "render_step_time_s", "task_step_time_s")
-PHASES = ("python_imports", "task_config", "env_creation", "first_step")
+Load = Literal["even", "drift of 40 %", "every second run", "every fourth run", "autocorrelated", "two-valued"]
+LOADS: tuple[Load, ...] = (
+    *("even", "drift of 40 %", "every second run", "every fourth run", "autocorrelated", "two-valued"),
+)
+METRICS = 10
+FALSE_BAR, UNCHANGED_BAR, POWER_BAR = 0.015, 0.05, 0.80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One simulated experiment: n runs per side of ten metrics, each with noise of its own, drift common to all."""
+class SweepCase:
+    """n pairs of runs of ten metrics with noise of their own, on a machine whose load is common to all of them."""
 
-    order: Order
     n: int
-    noise: float
-    drift: float = 0.0
-    """By how much the machine is slower at the end, relative; it grows evenly."""
+    noise: float = 0.03
+    load: Load = "even"
     change: float = 0.0
     """How much longer side B truly takes, relative."""
-    accept_drift: bool = False
 
 
-def simulate(case: Case, seed: int) -> Comparison:
-    """One comparison."""
+def simulate_sweep(case: SweepCase, seed: int) -> list[MetricComparison]:
+    """Return the verdicts of one sweep, whose order is drawn within each pair."""
+    return judge(_sweep_samples(case, seed, case.n), alpha=0.01, min_effect=0.05)
+
+
+def simulate_until_decided(case: SweepCase, seed: int) -> list[MetricComparison]:
+    """Return the verdicts of a sweep that stops when it is decided, at most after ``case.n`` pairs."""
+    looks = [look for look in LOOKS if look <= case.n]
+    rows: list[MetricComparison] = []
+    for look in looks:
+        rows = judge(_sweep_samples(case, seed, look), alpha=0.01, min_effect=0.05, looks=len(looks))
+        if all(row.verdict != "inconclusive" for row in rows):
+            break
+    return rows
+
+
+def simulate_trainings(
+    seed: int, *, n: int, paired: bool, change: float = 0.0, noise: float = 0.1, two_valued: bool = False
+) -> list[MetricComparison]:
+    """Return the verdicts on the final reward of n trainings per side: normal, or 0 and 100 equally often."""
     generator = np.random.default_rng(seed)
-    sides = _order(case, generator)
-    found: tuple[list[Bundle], list[Bundle]] = ([], [])
-    for place, side in enumerate(sides):
-        slow = math.exp(math.log1p(case.drift) * place / (len(sides) - 1))
-        factor = slow * (1.0 + case.change if side else 1.0)
-        times = factor * np.exp(generator.normal(0.0, case.noise, 10))
-        number = len(found[side])
-        sweep = {"sweep_id": "s", "repetition": number} if case.order == "sweep" else {}
-        found[side].append(_run(f"{side} {number}", place, times, sweep))
-    return compare(*found, CompareCfg(accept_drift=case.accept_drift))
+    draws = generator.normal(100.0, 100.0 * noise, (2, n))
+    values = 100.0 * generator.integers(0, 2, (2, n)) if two_valued else draws
+    metric = Metric("train", "reward", 0.0, None, "higher", role="outcome")
+    before, after = values[0].tolist(), (values[1] + 100.0 * change).tolist()
+    sample = Sample(metric=metric, before=before, after=after, unit="seeds", paired=paired)
+    return judge([sample], alpha=0.01, min_effect=0.05)
 
 
-def rates(case: Case, repetitions: int, *, first_seed: int = 0) -> dict[str, float]:
-    """Shares of comparisons: ``any`` with any metric improved or regressed; the verdicts of one metric."""
-    counts = dict.fromkeys(("any", "regressed", "improved", "unchanged", "inconclusive"), 0)
-    for seed in range(first_seed, first_seed + repetitions):
-        comparison = simulate(case, seed)
-        counts["any"] += _decided(comparison)
-        counts[next(row.verdict for row in comparison.rows if row.path == METRIC) or "inconclusive"] += 1
-    return {name: count / repetitions for name, count in counts.items()}
+def simulate_plays(
+    seed: int, *, episodes: int, before: float, after: float, paired: bool, noise: float = 0.0
+) -> list[MetricComparison]:
+    """Return the verdicts on reward and success of one policy per side: rewards are 1 and 0, with noise on top.
 
-
-def simulate_plays(seed: int, *, episodes: int, before: float, after: float, paired: bool) -> Comparison:
-    """Two plays of one policy each: episodes of unequal difficulty, the same ones on both sides if ``paired``."""
+    Half of the luck of an episode is its own, and shared where both sides play the same ones.
+    """
     generator = np.random.default_rng(seed)
-    luck = generator.uniform(size=episodes)
-    sides: list[Bundle] = []
-    for number, rate in enumerate((before, after)):
-        if number and not paired:
-            luck = generator.uniform(size=episodes)
-        # half of the luck is the episode's, half the policy's
-        own = generator.uniform(size=episodes) < 0.5
-        success = np.where(own, generator.uniform(size=episodes), luck) < rate
-        rewards = 100.0 * success + generator.normal(0.0, 10.0, episodes)
-        sides.append(_play(number, rewards.tolist(), success.tolist(), first_id=0 if paired else number * episodes))
-    return compare([sides[0]], [sides[1]])
+    luck = generator.uniform(size=(2, episodes))
+    shared = (generator.uniform(size=episodes) < 0.5) & paired
+    luck[1] = np.where(shared, luck[0], luck[1])
+    success = [luck[0] < before, luck[1] < after]
+    rewards = [side + generator.normal(0.0, noise, episodes) for side in success]
+    reward = Metric("play", "reward", 0.0, None, "higher", role="outcome")
+    rate = Metric("play", "success_rate", 0.0, None, "higher", Proportion.of(1, 2), role="outcome")
+    samples = [
+        Sample(metric=metric, before=one.astype(float).tolist(), after=other.astype(float).tolist(), unit="episodes")
+        for metric, (one, other) in ((reward, rewards), (rate, success))
+    ]
+    for sample in samples:
+        sample.paired = paired
+    return judge(samples, alpha=0.01, min_effect=0.05)
 
 
-def simulate_trainings(seed: int, *, n: int, noise: float, change: float, paired: bool) -> Comparison:
-    """n trainings per side whose final reward is 100 with noise, on the same seeds if ``paired``; B has more reward."""
+def differ(rows: Sequence[MetricComparison]) -> bool:
+    """Return whether any metric is called improved or regressed."""
+    return any(row.verdict in ("improved", "regressed") for row in rows)
+
+
+def unchanged(rows: Sequence[MetricComparison]) -> bool:
+    """Return whether any metric is called unchanged."""
+    return any(row.verdict == "unchanged" for row in rows)
+
+
+def share(
+    simulate: Callable[[int], list[MetricComparison]], counts: Callable[[Sequence[MetricComparison]], bool], times: int
+) -> tuple[int, float]:
+    """Return in how many of ``times`` comparisons something was found, and the one-sided 95 % bound of its chance."""
+    found = sum(counts(simulate(seed)) for seed in range(times))
+    return found, exact_rate_interval(found, times, 0.1)[1]
+
+
+def _sweep_samples(case: SweepCase, seed: int, pairs: int) -> list[Sample]:
+    """Return the first ``pairs`` pairs: more pairs of the same seed begin with the same ones."""
     generator = np.random.default_rng(seed)
-    sides: list[list[Bundle]] = []
-    for side in (0, 1):
-        rewards = 100.0 * (1.0 + side * change) * np.exp(generator.normal(0.0, noise, n))
-        first = 0 if paired else side * n
-        sides.append([_training(f"{side} {i}", first + i, reward) for i, reward in enumerate(rewards.tolist())])
-    return compare(*sides, CompareCfg(metrics=("train.reward_final_ema",)))
+    most = max(case.n, pairs)
+    swapped = generator.integers(0, 2, most).astype(bool)
+    slow = _load(case.load, 2 * most, generator).reshape(most, 2)
+    slow[swapped] = slow[swapped, ::-1]
+    noise = generator.normal(0.0, case.noise, (METRICS, most, 2))
+    if case.load == "two-valued":
+        noise = np.where(noise > 0.0, 0.26, 0.0)
+    noise[..., 1] += np.log1p(case.change)
+    values = np.exp(slow + noise)[:, :pairs]
+    return [
+        Sample(
+            metric=Metric("runtime", f"metric_{index}", 1.0, "s", "lower"),
+            before=values[index, :, 0].tolist(),
+            after=values[index, :, 1].tolist(),
+            unit="runs",
+            paired=True,
+        )
+        for index in range(METRICS)
+    ]
 
 
-def _training(run_id: str, seed: int, reward: float) -> Bundle:
-    curve = TRAINING.learning.reward.model_copy(update={"final_ema": reward})
-    run = TRAINING.run.model_copy(update={"run_id": run_id, "seed": seed})
-    return TRAINING.model_copy(update={"run": run, "learning": TRAINING.learning.model_copy(update={"reward": curve})})
-
-
-def _play(number: int, rewards: Sequence[float], successes: Sequence[bool], *, first_id: int) -> Bundle:
-    rows = PerEpisode(
-        episode_ids=list(range(first_id, first_id + len(rewards))),
-        rewards=list(rewards),
-        lengths=[10] * len(rewards),
-        successes=list(successes),
-    )
-    return PLAY.model_copy(
-        update={
-            "run": PLAY.run.model_copy(update={"run_id": f"play {number}"}),
-            "checkpoint": PLAY.checkpoint.model_copy(update={"sha256": str(number)}),
-            "per_episode": rows,
-        }
-    )
-
-
-def _order(case: Case, generator: np.random.Generator) -> list[int]:
-    if case.order == "block":
-        return [0] * case.n + [1] * case.n
-    if case.order == "random":
-        return generator.permutation([0, 1] * case.n).tolist()
-    if case.order == "alternating":
-        return [0, 1] * case.n
-    return [side for number in range(case.n) for side in ((0, 1) if number % 2 == 0 else (1, 0))]
-
-
-def _run(run_id: str, place: int, times: np.ndarray, identity: dict[str, object]) -> Bundle:
-    """A run without the cost of statistics: only what a comparison reads."""
-    stamp = f"2026-01-01T{12 + place // 3600:02d}:{place // 60 % 60:02d}:{place % 60:02d}.000Z"
-    draw = iter(times.tolist())
-    runtime = TEMPLATE.runtime
-    timing = runtime.environment_step_timing
-    timing = timing.model_copy(
-        update={
-            n: getattr(timing, n).model_copy(update={"mean": getattr(timing, n).mean * next(draw)}) for n in STEP_TIMES
-        }
-    )
-    startup = runtime.startup_time_s
-    startup = startup.model_copy(update={name: getattr(startup, name) * next(draw) for name in PHASES})
-    changes = {
-        "environment_step_timing": timing,
-        "startup_time_s": startup,
-        "total_fps": runtime.total_fps / next(draw),
-        "iteration_time_s": runtime.iteration_time_s.model_copy(update={"mean": 0.5 * next(draw)}),
-    }
-    run = TEMPLATE.run.model_copy(update={"run_id": run_id, "start_time_utc": stamp, **identity})
-    return TEMPLATE.model_copy(update={"run": run, "runtime": runtime.model_copy(update=changes)})
+def _load(load: Load, runs: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return the logarithm of how much slower the machine is at each run, in order of time."""
+    places = np.arange(runs)
+    if load == "drift of 40 %":
+        return np.log(1.4) * places / (runs - 1)
+    if load in ("every second run", "every fourth run"):
+        period = 2 if load == "every second run" else 4
+        return 0.3 * (places % period == generator.integers(0, period))
+    if load == "autocorrelated":
+        found = np.zeros(runs)
+        for place in range(1, runs):
+            found[place] = 0.9 * found[place - 1] + generator.normal(0.0, 0.05)
+        return found
+    return np.zeros(runs)
 
 
 # --- the page ---
 
 
-def _table(title: str, cases: Sequence[Case], column: str, repetitions: int) -> list[str]:
-    drifts = sorted({case.drift for case in cases})
-    noises = sorted({case.noise for case in cases})
-    sizes = sorted({case.n for case in cases})
-    lines = [f"### {title}", "", f"| n | noise | {' | '.join(f'drift {drift:.0%}' for drift in drifts)} |"]
-    lines.append("|---:|---:|" + "---:|" * len(drifts))
-    for n in sizes:
-        for noise in noises:
-            row = [case for case in cases if (case.n, case.noise) == (n, noise)]
-            shares = [rates(case, repetitions)[column] for case in sorted(row, key=lambda case: case.drift)]
-            lines.append(f"| {n} | {noise:.0%} | {' | '.join(f'{share:.1%}' for share in shares)} |")
-            print(lines[-1], flush=True)
-    return [*lines, ""]
+@dataclass
+class Page:
+    """Lines of the page, and what falls short of a bar."""
+
+    times: int
+    lines: list[str]
+    short: list[str]
+
+    def table(self, title: str, columns: Sequence[str]) -> None:
+        """Begin a table."""
+        self.write("", f"### {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
+
+    def row(self, *cells: str) -> None:
+        """Write a row."""
+        self.write(f"| {' | '.join(cells)} |")
+
+    def write(self, *lines: str) -> None:
+        """Write lines, also to the terminal."""
+        self.lines += lines
+        print(*lines, sep="\n", flush=True)
+
+    def cell(
+        self,
+        name: str,
+        simulate: Callable[[int], list[MetricComparison]],
+        counts: Callable[[Sequence[MetricComparison]], bool],
+        bar: float | None,
+        *,
+        least: bool = False,
+    ) -> str:
+        """Return a share with its bound; one beyond its bar is noted."""
+        found, bound = share(simulate, counts, self.times)
+        rate = found / self.times
+        if bar is not None and (rate < bar if least else bound > bar):
+            self.short.append(f"{name}: {rate:.2%} (bound {bound:.2%}), bar {bar:.1%}")
+        return f"{rate:.1%}" if least else f"{rate:.2%} (≤ {bound:.2%})"
 
 
-def _grid(order: Order, *, change: float, quick: bool, accept_drift: bool = False) -> list[Case]:
-    sizes, noises, drifts = ((5, 10, 20, 40), (0.01, 0.03, 0.1, 0.3), (0.0, 0.2, 0.4))
-    if quick:
-        sizes, noises, drifts = (10,), (0.03,), (0.0, 0.4)
-    return [
-        Case(order=order, n=n, noise=noise, drift=drift, change=change, accept_drift=accept_drift)
-        for n in sizes
-        for noise in noises
-        for drift in drifts
-    ]
-
-
-def _plays(repetitions: int) -> list[str]:
-    lines = [
-        "### Plays and evaluations: success of one policy per side",
+def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
+    """Simulate everything, ``times`` comparisons per cell."""
+    page = Page(times, [], [])
+    page.write(
+        "# How often `compare` is right",
         "",
-        "| episodes | design | 60 % and 60 % | 60 % and 70 % |",
-    ]
-    lines.append("|---:|---|---:|---:|")
-    for episodes in (100, 1000):
+        f"Simulated by `python scripts/docs/compare_characteristics.py`, {times:,} comparisons per cell; in brackets "
+        "the one-sided 95 % bound of the true chance. Default options: `--alpha 0.01`, `--min-effect 0.05`.",
+        "",
+        "- A sweep has ten metrics with independent noise of 3 % on a machine whose load is common to all; a false "
+        "verdict is any of the ten called improved or regressed although the sides are equal.",
+        "- A wrong “unchanged” is a metric called unchanged although side B takes 6 % longer, or fails more often by 6 "
+        "points or more.",
+        f"- Bars: false verdicts at most {FALSE_BAR:.1%}, wrong “unchanged” at most {UNCHANGED_BAR:.0%} (bounds), "
+        f"power for +10 % at 10 pairs at least {POWER_BAR:.0%}.",
+    )
+    page.table("Sweeps: equal sides called different", ("pairs", *loads))
+    for n in sizes:
+        cases = [SweepCase(n=n, load=load) for load in loads]
+        cells = [
+            page.cell(f"sweep {n}, {case.load}", lambda s, c=case: simulate_sweep(c, s), differ, FALSE_BAR)
+            for case in cases
+        ]
+        page.row(str(n), *cells)
+    page.table("Sweeps: power for +10 %, wrong “unchanged” at +6 %", ("pairs", "noise", "power", "wrong unchanged"))
+    for n in sizes:
+        for noise in (0.01, 0.03, 0.1):
+            slow, little = (SweepCase(n=n, noise=noise, change=change) for change in (0.1, 0.06))
+            bar = POWER_BAR if (n, noise) == (10, 0.03) else None
+            power = page.cell(
+                f"power {n}, {noise}", lambda s, c=slow: simulate_sweep(c, s)[:1], differ, bar, least=True
+            )
+            wrong = page.cell(
+                f"+6 % {n}, {noise}", lambda s, c=little: simulate_sweep(c, s)[:1], unchanged, UNCHANGED_BAR
+            )
+            page.row(str(n), f"{noise:.0%}", power, wrong)
+    page.table("`--until-decided`, at most 40 pairs", ("load", "false verdicts", "wrong unchanged at +6 %"))
+    for load in loads:
+        equal, little = (SweepCase(n=40, load=load, change=change) for change in (0.0, 0.06))
+        false = page.cell(f"until decided, {load}", lambda s, c=equal: simulate_until_decided(c, s), differ, FALSE_BAR)
+        wrong = page.cell(
+            f"until, +6 %, {load}", lambda s, c=little: simulate_until_decided(c, s)[:1], unchanged, UNCHANGED_BAR
+        )
+        page.row(load, false, wrong)
+    page.table(
+        "Trainings, a seed is the unit: equal sides called different", ("seeds", "design", "normal", "two-valued")
+    )
+    for n in sizes:
         for paired in (True, False):
-            shares: list[float] = []
-            for after in (0.6, 0.7):
-                found = [
-                    simulate_plays(seed, episodes=episodes, before=0.6, after=after, paired=paired)
-                    for seed in range(repetitions)
-                ]
-                shares.append(sum(map(_decided, found)) / repetitions)
-            design = "the same episodes" if paired else "different episodes"
-            lines.append(f"| {episodes:,} | {design} | {shares[0]:.1%} | {shares[1]:.1%} |")
-            print(lines[-1], flush=True)
-    return [*lines, ""]
+            cells = [
+                page.cell(
+                    f"trainings {n}",
+                    lambda s, n=n, p=paired, t=two: simulate_trainings(s, n=n, paired=p, two_valued=t),
+                    differ,
+                    FALSE_BAR,
+                )
+                for two in (False, True)
+            ]
+            page.row(str(n), "shared seeds" if paired else "different seeds", *cells)
+    page.table(
+        "Plays of one policy per side",
+        ("episodes", "design", "equal, called different", "100 % and 90 %, called unchanged", "60 % and 70 %, found"),
+    )
+    for episodes in (*sizes, 70, 100, 500):
+        for paired in (True, False):
+
+            def play(
+                seed: int, before: float, after: float, n: int = episodes, p: bool = paired
+            ) -> list[MetricComparison]:
+                return simulate_plays(seed, episodes=n, before=before, after=after, paired=p)
+
+            name = f"plays {episodes}, {'paired' if paired else 'apart'}"
+            page.row(
+                str(episodes),
+                "the same episodes" if paired else "different episodes",
+                page.cell(name, lambda s, f=play: f(s, 0.6, 0.6), differ, FALSE_BAR),
+                page.cell(name, lambda s, f=play: f(s, 1.0, 0.9), unchanged, UNCHANGED_BAR),
+                page.cell(name, lambda s, f=play: f(s, 0.6, 0.7), differ, None, least=True),
+            )
+    page.write("", "Beyond their bars: " + ("; ".join(page.short) or "none") + ".")
+    return page
 
 
-def _trainings(repetitions: int) -> list[str]:
-    lines = ["### Trainings: final reward, a seed is the unit", ""]
-    lines += ["| n | noise | seeds | false verdicts | power for +10 % |", "|---:|---:|---|---:|---:|"]
-    for n in (5, 10, 20, 40):
-        for noise in (0.01, 0.03, 0.1, 0.3):
-            for paired in (True, False):
-                shares: list[float] = []
-                for change in (0.0, 0.1):
-                    found = [
-                        simulate_trainings(seed, n=n, noise=noise, change=change, paired=paired)
-                        for seed in range(repetitions)
-                    ]
-                    shares.append(sum(map(_decided, found)) / repetitions)
-                seeds = "shared" if paired else "different"
-                lines.append(f"| {n} | {noise:.0%} | {seeds} | {shares[0]:.1%} | {shares[1]:.1%} |")
-                print(lines[-1], flush=True)
-    return [*lines, ""]
-
-
-def _decided(comparison: Comparison) -> bool:
-    return bool(comparison.count("improved") or comparison.count("regressed"))
-
-
-def main() -> None:
+def main() -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    repetitions = 40 if arguments.quick else 100
-    page = [
-        "# How often `compare` is right",
-        "",
-        "Simulated; made by `python scripts/docs/compare_characteristics.py`, "
-        f"{repetitions} comparisons per cell. A comparison has n runs per side of ten metrics with independent noise "
-        "(standard deviation of the logarithm); the machine grows evenly slower by the drift from the first run to the "
-        "last. Default options: `--alpha 0.01`, `--min-effect 0.05`.",
-        "",
-        "False verdicts: equal sides, share of comparisons in which any of the ten metrics is called improved or "
-        "regressed. Power: side B takes 10 % longer, share in which one metric is called regressed.",
-        "",
-    ]
-    names: dict[Order, str] = {
-        "sweep": "Sweep: A B, B A, A B, …, paired by repetition",
-        "alternating": "Alternating by hand: A B A B …, not paired",
-        "random": "In random order, not paired",
-    }
-    for order, name in names.items():
-        for change, column, what in ((0.0, "any", "false verdicts"), (0.1, "regressed", "power")):
-            cases = _grid(order, change=change, quick=arguments.quick)
-            page += _table(f"{name}: {what}", cases, column, repetitions)
-    page += _table(
-        "Blocks with `--accept-drift`: A A A … B B B …: false verdicts (without the option no verdict is given)",
-        _grid("block", change=0.0, quick=arguments.quick, accept_drift=True),
-        "any",
-        repetitions,
-    )
-    page += _trainings(repetitions)
-    page += _plays(repetitions)
+    page = write_page(400, (2, 10), LOADS[::3]) if arguments.quick else write_page(10_000, (2, 5, 8, 10, 20), LOADS)
     if not arguments.quick:
-        (ROOT / "docs" / "benchmarks" / "comparison.md").write_text("\n".join(page))
+        (ROOT / "docs" / "benchmarks" / "comparison.md").write_text("\n".join(page.lines) + "\n")
+    return 1 if arguments.check and page.short else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,7 @@ import itertools
 
 from headrace.bench import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
 from headrace.bench._builders import Provenance, StartupBuilder, StepTimes
-from headrace.bench._comparison import Comparison
+from headrace.bench.comparison import Comparison
 from headrace.bench.schema import (
     Bundle,
     CheckpointInfo,

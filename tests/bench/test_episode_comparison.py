@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from examples import play_bundle, verdict
 
-from headrace.bench._comparison import CompareCfg, compare
+from headrace.bench.comparison import CompareCfg, compare
 from headrace.bench.comparison_output import change
 from headrace.bench.schema import Bundle, PerEpisode, Proportion
 
@@ -38,7 +38,7 @@ def test_one_play_per_side_is_compared_episode_by_episode() -> None:
     after = [i % 5 < 3 for i in range(1000)]  # 60 %
     found = compare([play([1.0] * 1000, before, "a")], [play([1.0] * 1000, after, "b")])
     row = next(row for row in found.rows if row.path == "play.success_rate")
-    assert (row.verdict, row.test) == ("regressed", "McNemar's test, 1,000 paired episodes")
+    assert (row.verdict, row.test) == ("regressed", "sign flips, 1,000 pairs of episodes")
     assert row.effect == pytest.approx(-0.35)
     assert row.sample.centers == pytest.approx((0.95, 0.6))
     assert verdict(found, "play.reward") == "unchanged"
@@ -52,7 +52,7 @@ def test_bundles_without_episodes_are_compared_by_their_counts() -> None:
         return [made.model_copy(update={"success_rate": rate})]
 
     row = next(r for r in compare(side(950, "a"), side(600, "b")).rows if r.path == "play.success_rate")
-    assert (row.verdict, row.test) == ("regressed", "Fisher's exact test, 1,000 and 1,000 episodes")
+    assert (row.verdict, row.test) == ("regressed", "Welch's t-test, 1,000 and 1,000 episodes")
 
 
 def test_different_episodes_are_compared_as_two_sets() -> None:
@@ -60,7 +60,7 @@ def test_different_episodes_are_compared_as_two_sets() -> None:
     before = play(generator.normal(10, 1, 200), [True] * 200, "a")
     after = play(generator.normal(12, 1, 200), [True] * 200, "b", ids=range(1000, 1200))
     row = next(r for r in compare([before], [after]).rows if r.path == "play.reward")
-    assert (row.verdict, row.test) == ("improved", "Welch's t-test, 200 and 200 episodes")
+    assert (row.verdict, row.test) == ("improved", "relabeling, 200 and 200 episodes")
 
 
 def test_pairing_finds_what_the_difficulty_of_episodes_hides() -> None:
@@ -95,7 +95,7 @@ def test_plays_that_cut_episodes_off_get_no_verdict() -> None:
     made = play([1.0] * 50, [True] * 50, "a")
     plan = made.plan.model_copy(update={"kind": "steps", "shorter_than_episode": True})
     sides = [[made.model_copy(update={"plan": plan})], [play([2.0] * 50, [False] * 50, "b")]]
-    found = compare(*sides, CompareCfg(allow=frozenset({"settings"})))
+    found = compare(*sides, CompareCfg(allow={"settings"}))
     assert verdict(found, "play.success_rate") == "inconclusive"
 
 
@@ -113,11 +113,27 @@ def test_plays_of_several_policies_that_cut_episodes_off_get_no_verdict_either()
 
 def test_outcomes_near_zero_are_compared_by_their_difference_not_in_percent() -> None:
     generator = np.random.default_rng(0)
-    noise = generator.normal(0, 1, 400)
-    before, after = play(0.01 + noise, [True] * 400, "a"), play(1.24 + noise, [True] * 400, "b")
+    noise = generator.normal(0, 1, 1000)
+    before, after = play(0.01 + noise, [True] * 1000, "a"), play(1.24 + noise, [True] * 1000, "b")
     row = next(r for r in compare([before], [after]).rows if r.path == "play.reward")
     assert (row.verdict, row.sample.scale) == ("improved", "absolute")
     assert row.effect == pytest.approx(1.23)
     assert change(row) == "+1.23"
-    near = play(0.012 + noise, [True] * 400, "c")
+    near = play(0.012 + noise, [True] * 1000, "c")
     assert verdict(compare([before], [near]), "play.reward") == "unchanged", "0.002 is nothing at a spread of 1"
+
+
+@pytest.mark.parametrize("count", [2, 10, 20, 70])
+def test_episodes_that_are_all_alike_are_not_called_unchanged_before_there_are_enough(count: int) -> None:
+    """A policy that fails in one episode of twenty shows none in 70 with a chance of 3 %."""
+    found = compare([play([1.0] * count, [True] * count, "a")], [play([1.0] * count, [True] * count, "b")])
+    assert verdict(found, "play.reward") == verdict(found, "play.success_rate") == "inconclusive"
+    enough = [play([1.0] * 80, [True] * 80, name) for name in "ab"]
+    assert verdict(compare(enough[:1], enough[1:]), "play.reward") == "unchanged"
+    assert verdict(compare(enough[:1], enough[1:]), "play.success_rate") == "unchanged"
+
+
+def test_two_episodes_whose_rewards_differ_alike_are_no_evidence() -> None:
+    found = compare([play([1.0, 1.0], [True] * 2, "a")], [play([0.0, 0.0], [False] * 2, "b")])
+    row = next(row for row in found.rows if row.path == "play.reward")
+    assert (row.verdict, row.p) == ("inconclusive", 0.5)

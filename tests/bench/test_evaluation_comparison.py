@@ -71,20 +71,20 @@ def success_of(found: ComparisonResult):
 def test_two_evaluations_are_compared_episode_by_episode() -> None:
     found = headrace.compare(evaluation(rows(GOOD)), evaluation(rows(BAD), policy="two"))
     row = success_of(found)
-    assert (row.verdict, row.test) == ("regressed", "McNemar's test, 400 paired episodes")
+    assert (row.verdict, row.test) == ("regressed", "sign flips, 400 pairs of episodes")
     assert row.effect == pytest.approx(-0.35)
     assert row.sample.centers == pytest.approx((0.95, 0.6))
     assert [side.n for side in row.sample.moments] == [400, 400]
     assert found.regressed
 
 
-def test_rewards_of_the_same_episodes_are_compared_by_a_paired_bootstrap() -> None:
+def test_rewards_of_the_same_episodes_are_compared_in_pairs() -> None:
     hard = np.random.default_rng(0).normal(100, 40, 400)
     found = headrace.compare(
         evaluation(rows(GOOD, hard)), evaluation(rows(GOOD, hard + 6.0), policy="two"), metrics=["play.reward"]
     )
     (row,) = found.comparisons[0].rows
-    assert (row.verdict, row.test) == ("improved", "paired t-test and bootstrap, 400 paired episodes")
+    assert (row.verdict, row.test) == ("improved", "sign flips, 400 pairs of episodes")
 
 
 def test_saved_evaluations_and_journals_are_read_by_any_name_and_found_in_directories(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_saved_evaluations_and_journals_are_read_by_any_name_and_found_in_direct
 def test_parts_of_one_evaluation_are_one_side() -> None:
     parts = [evaluation(rows(GOOD[:200])), evaluation(rows(GOOD[200:], first=200))]
     row = success_of(headrace.compare(parts, evaluation(rows(BAD), policy="two")))
-    assert row.test == "McNemar's test, 400 paired episodes"
+    assert row.test == "sign flips, 400 pairs of episodes"
 
 
 def test_an_unfinished_evaluation_gets_no_verdict(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_evaluation_that_does_not_say_what_it_is_of_is_refused() -> None:
 
 def test_other_episodes_are_compared_as_two_sets() -> None:
     row = success_of(headrace.compare(evaluation(rows(GOOD)), evaluation(rows(BAD, first=1000), policy="two")))
-    assert (row.verdict, row.test) == ("regressed", "Fisher's exact test, 400 and 400 episodes")
+    assert (row.verdict, row.test) == ("regressed", "relabeling, 400 and 400 episodes")
     assert [side.n for side in row.sample.moments] == [400, 400]
 
 

@@ -77,6 +77,27 @@ def test_golden_bundles_stay_valid_and_read_back_to_the_letter(kind: str) -> Non
     assert bundle_text(bundle) == path.read_text()
 
 
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_bundles_of_schema_3_0_are_read_and_lack_only_what_is_new(kind: str) -> None:
+    old = json.loads((GOLDEN / f"{kind}-3.0.json").read_text())
+    new = json.loads(bundle_text(read_bundle(GOLDEN / f"{kind}-3.0.json")))
+    assert new.pop("schema_version") == SCHEMA_VERSION
+    del old["schema_version"]
+    added = {"git_dirty_files", "headrace_commit", "order_seed", "cpu_s", "instructions", "policy_id"}
+
+    def same(before: object, after: object) -> bool:
+        if not isinstance(before, dict) or not isinstance(after, dict):
+            return before == after
+        more = after.keys() - before.keys()
+        return (
+            more <= added
+            and all(after[name] is None for name in more)
+            and all(same(before[k], after[k]) for k in before)
+        )
+
+    assert same(old, new)
+
+
 def test_the_published_schema_can_say_no() -> None:
     data = json.loads(bundle_text(runtime_bundle()))
     assert validator("runtime").is_valid(data)
@@ -107,7 +128,7 @@ def test_nan_and_infinity_are_refused() -> None:
 def test_a_newer_schema_is_refused_with_a_word_on_what_to_do() -> None:
     data = json.loads(bundle_text(runtime_bundle()))
     data["schema_version"] = "9.7"
-    with pytest.raises(DataError, match=r"schema_version 3\.0, 2\.0 .* got '9\.7'; .*pip install -U"):
+    with pytest.raises(DataError, match=r"schema_version 3\.1, 3\.0, 2\.0 .* got '9\.7'; .*pip install -U"):
         parse_bundle(json.dumps(data))
 
 
@@ -222,7 +243,7 @@ def test_fields_of_isaac_lab_that_we_do_not_know_are_kept_aside(version: str) ->
         ("{}", "with schema_version and run"),
         ('{"schema_version": "3.0", "run": {}, "kind": "dance"}', "one of runtime"),
         ('{"schema_version": "3.0", "run": {}, "kind": "play"}', "not a valid play bundle"),
-        ('{"schema_version": [2], "run": {}}', "schema_version 3.0, 2.0"),
+        ('{"schema_version": [2], "run": {}}', "schema_version 3.1, 3.0, 2.0"),
         ('{"schema_version": "3.0", "run": {}, "kind": ["play"]}', "one of runtime"),
         ('{"schema_version": "2.0", "run": {}, "kind": "play", "runtime": {"collection_fps": 1}}', "of schema 2.0"),
         ('{"schema_version": "2.0", "run": {}, "runtime": {"environment_step_timing": {}}}', "of schema 2.0"),

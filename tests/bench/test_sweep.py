@@ -19,21 +19,35 @@ def sweep(tmp_path: Path, **changes: object) -> Sweep:
         "sweep_id": "s",
         "command": ("runtime", "cartpole"),
         "sides": SIDES,
-        "repetitions": 3,
         "seed": 5,
+        "order_seed": 1,
         "output": tmp_path,
     }
     return Sweep(**{**settings, **changes})  # type: ignore[arg-type]  # settings by name, checked at run time
 
 
-def test_the_sides_take_turns_and_share_the_seed_of_a_repetition(tmp_path: Path) -> None:
-    turns = sweep(tmp_path).turns()
-    assert [(turn.side.label, turn.seed) for turn in turns] == [
-        *(("a", 5), ("b", 5)),
-        *(("b", 6), ("a", 6)),
-        *(("a", 7), ("b", 7)),
-    ]
-    assert sweep(tmp_path).folder(turns[2]) == tmp_path / "b" / "001"
+def test_the_order_within_a_repetition_is_drawn_and_repeats_with_its_seed(tmp_path: Path) -> None:
+    orders = [[side.label for side in sweep(tmp_path).order(repetition)] for repetition in range(200)]
+    first = sum(order == ["a", "b"] for order in orders)
+    assert all(sorted(order) == ["a", "b"] for order in orders)
+    assert 70 <= first <= 130  # 100 expected; four standard deviations are 28
+    assert orders == [[side.label for side in sweep(tmp_path).order(repetition)] for repetition in range(200)]
+    assert orders != [[s.label for s in sweep(tmp_path, order_seed=2).order(r)] for r in range(200)]
+    # neither period two nor four: what repeats with a load would alias with it
+    assert all(orders[:40] != orders[shift : 40 + shift] for shift in (1, 2, 3, 4))
+    assert sweep(tmp_path).folder(SIDES[1], 1) == tmp_path / "b" / "001"
+
+
+def test_a_sweep_is_resumed_in_its_own_directory_only(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "x").claim(resume=False)
+    with pytest.raises(ConfigError, match="--resume"):
+        sweep(tmp_path / "x").claim(resume=False)
+    again = sweep(tmp_path / "x", sweep_id="other", order_seed=9).claim(resume=True)
+    assert again == made
+    with pytest.raises(ConfigError, match="seed"):
+        sweep(tmp_path / "x", seed=6).claim(resume=True)
+    with pytest.raises(DataError):
+        sweep(tmp_path / "nothing").claim(resume=True)
 
 
 def test_sweeps_that_compare_nothing_are_refused(tmp_path: Path) -> None:
@@ -41,8 +55,6 @@ def test_sweeps_that_compare_nothing_are_refused(tmp_path: Path) -> None:
         sweep(tmp_path, sides=SIDES[:1])
     with pytest.raises(ConfigError, match="other names"):
         sweep(tmp_path, sides=(Side(label="x/y"), Side(label="x-y")))
-    with pytest.raises(ConfigError, match="--repeats"):
-        sweep(tmp_path, repetitions=0)
 
 
 def test_commits_are_checked_out_side_by_side_and_gone_afterwards(tmp_path: Path) -> None:

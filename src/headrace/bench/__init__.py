@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from headrace.bench._capture import describe_library
     from headrace.bench._training_builder import SuccessRule, TrainingBuilder
     from headrace.bench.comparing import report, sweep
+    from headrace.bench.comparison import CompareCfg
     from headrace.bench.measured.run import run, runtime, startup
     from headrace.bench.story import demo
 
 __all__ = [
     "Benchmark",
+    "CompareCfg",
     "PlayBuilder",
     "RunSettings",
     "RuntimeBuilder",

@@ -26,6 +26,7 @@ from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.files import LOCK, Lock, check_writable, hide_secrets, write_whole
 
 LABEL, SWEEP_ID, REPETITION = "HEADRACE_LABEL", "HEADRACE_SWEEP_ID", "HEADRACE_REPETITION"
+ORDER_SEED = "HEADRACE_ORDER_SEED"
 """Environment variables by which a sweep tells its runs what they are."""
 
 B = TypeVar("B", bound=Builder)
@@ -183,7 +184,8 @@ class Benchmark(Generic[B]):
             error=error,
             command=[hide_secrets(word) for word in sys.argv],
             sweep_id=os.environ.get(SWEEP_ID),
-            repetition=int(os.environ[REPETITION]) if REPETITION in os.environ else None,
+            repetition=_sweep_number(REPETITION),
+            order_seed=_sweep_number(ORDER_SEED),
             resumed_from=self.resumed_from,
         )
         machine = self._hardware.model_copy(update={"gpu_devices": gpu_devices() if gpus else []})
@@ -221,6 +223,10 @@ def _outcome(
         traceback=[line.rstrip("\n") for line in traceback.format_exception(error)],
     )
     return "crashed", f"{details.type}: {details.message}", details
+
+
+def _sweep_number(variable: str) -> int | None:
+    return int(os.environ[variable]) if variable in os.environ else None
 
 
 def _iso(moment: datetime) -> str:

@@ -91,6 +91,8 @@ _NOT_TIMED = (
     "environment_step_timing",
 )
 _BEFORE = "2.0"
+_FEWER_FIELDS = "3.0"
+"""Lacks fields of today that are null then."""
 
 
 def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
@@ -117,10 +119,12 @@ def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
             fields = _effective_rates(fields) if version == _BEFORE else _isaaclab_reader.upgrade(fields)
         except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # parts of another shape
             raise DataError(f"{source}: not a valid bundle of schema {version}: {error!r}") from error
+    elif version == _FEWER_FIELDS:
+        fields = {**fields, "schema_version": schema.SCHEMA_VERSION}
     elif version != schema.SCHEMA_VERSION:
         raise DataError(
-            f"{source}: expected schema_version {schema.SCHEMA_VERSION}, {_BEFORE} or one of Isaac Lab's "
-            f"({', '.join(_isaaclab_reader.READ)}), got {version!r}; if a newer headrace wrote it: "
+            f"{source}: expected schema_version {schema.SCHEMA_VERSION}, {_FEWER_FIELDS}, {_BEFORE} or one of "
+            f"Isaac Lab's ({', '.join(_isaaclab_reader.READ)}), got {version!r}; if a newer headrace wrote it: "
             "pip install -U headrace"
         )
     kind = fields.get("kind")

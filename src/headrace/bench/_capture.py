@@ -21,6 +21,7 @@ import psutil
 from pydantic import JsonValue
 
 from headrace import __version__
+from headrace.bench._instructions import InstructionCounter
 from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Statistic, Versions
 from headrace.errors import ConfigError
 from headrace.libraries.registry import BUILT_IN, library
@@ -29,6 +30,7 @@ GB = 2**30
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _CPUINFO = Path("/proc/cpuinfo")
 _GIT_SECONDS = 10.0
+_DIRTY_FILES = 50
 _PACKAGES = (*("envpool", "mujoco-warp", "numba", "onnxruntime", "tensordict", "torchrl", "triton", "warp-lang"),)
 """Recorded besides the RL libraries that there are."""
 _VARIABLES = (
@@ -48,7 +50,8 @@ def versions(folder: Path) -> Versions:
     where there is no repository, or no git."""
     commit = _git(folder, "rev-parse", "HEAD")
     branch = commit and _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-    changes = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = None if commit is None else _git(folder, "status", "--porcelain")
+    dirty = [line[3:] for line in (changes or "").splitlines()]
     rl = [spec.distribution for spec in map(library, BUILT_IN) if spec.module is not None]
     found = {name: _version(name) for name in sorted((*_PACKAGES, *rl))}
     return Versions(
@@ -61,8 +64,20 @@ def versions(folder: Path) -> Versions:
         packages={name: version for name, version in found.items() if version is not None},
         git_commit=commit,
         git_branch=None if branch == "HEAD" else branch,  # a detached head has no branch
-        git_dirty=None if changes is None else bool(changes),
+        git_dirty=None if changes is None else bool(dirty),
+        git_dirty_files=None if changes is None else dirty[:_DIRTY_FILES],
+        headrace_commit=_source_commit(),
     )
+
+
+def _source_commit() -> str | None:
+    """Return the commit of the checkout that headrace is imported from, with ``+`` if it has changes; None elsewhere.
+
+    An editable installation is such a checkout; its version says little.
+    """
+    source = Path(__file__).resolve().parents[3]
+    commit = _git(source, "rev-parse", "HEAD") if (source / ".git").exists() else None
+    return commit and commit + ("+" if _git(source, "status", "--porcelain", "--", "src") else "")
 
 
 def hardware() -> Hardware:
@@ -161,7 +176,8 @@ class ResourceMonitor:
             raise ConfigError(f"monitor interval: expected seconds above 0, got {interval}")
         self.interval = interval
         self.problems: list[str] = []
-        processes = _Processes()
+        self._processes = processes = _Processes()
+        self._counter: InstructionCounter | None = None
         usual: dict[str, Gauge] = {
             "cpu_util_pct": processes.cpu_percent,
             "ram_gb": processes.memory_gb,
@@ -175,6 +191,7 @@ class ResourceMonitor:
 
     def start(self) -> None:
         """Begin to sample. The first sample is taken here, by the caller."""
+        self._counter = InstructionCounter()  # before the threads of torch and of kernels, which it then counts
         self._sample()
         self._thread = threading.Thread(target=self._run, name="headrace-monitor", daemon=True)
         self._thread.start()
@@ -182,6 +199,8 @@ class ResourceMonitor:
     def clear(self) -> None:
         """Forget what was sampled so far: what is measured begins now."""
         self._samples: dict[str, list[float]] = {name: [] for name in SAMPLED}
+        self._began = self._work()
+        self._spent: tuple[float, int | None] = (0.0, None)
 
     def stop(self) -> None:
         """Take a last sample and end the thread. A second call does nothing."""
@@ -190,11 +209,26 @@ class ResourceMonitor:
             self._thread.join()
             self._thread = None
             self._sample()
+            (before, first), (now, last) = self._began, self._work()
+            self._spent = (now - before, None if first is None or last is None else last - first)
+            if self._counter is not None:
+                self._counter.close()
 
     def resources(self) -> Resources:
         """Return what was sampled so far."""
         found = {name: Statistic.of(values, unit=SAMPLED[name]) for name, values in self._samples.items()}
-        return Resources(**found, sample_interval_s=self.interval, problems=list(self.problems))
+        seconds, instructions = self._spent
+        return Resources(
+            **found,
+            sample_interval_s=self.interval,
+            problems=list(self.problems),
+            cpu_s=seconds or None,
+            instructions=instructions,
+        )
+
+    def _work(self) -> tuple[float, int | None]:
+        """Return the processor seconds and the instructions of this process so far."""
+        return self._processes.cpu_seconds(), None if self._counter is None else self._counter.read()
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval):
@@ -227,6 +261,10 @@ class _Processes:
         total = self._sum(lambda process: process.cpu_percent(None))
         asked, self._asked = self._asked, True
         return total if asked else None
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time in user space and kernel, all threads; of children as of the last sample."""
+        return self._sum(lambda process: sum(process.cpu_times()[:2]))
 
     def memory_gb(self) -> float:
         """Resident memory; pages that processes share are counted in each. Children as of the last ``cpu_percent``:

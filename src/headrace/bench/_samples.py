@@ -5,7 +5,7 @@ runs lets them be compared at all. It is decided from the bundles before any num
 
 | metrics | unit | paired if | refused if |
 |---|---|---|---|
-| time, memory | a run | sides took turns in one sweep | one side ran before the other |
+| time, memory | a run | both sides are of one sweep | not of a sweep, whose order is drawn at random |
 | outcome of a training | a (settings, seed) | both sides have the same seeds | |
 | outcome of a play or evaluation of one policy | an episode | both sides played the same episodes | |
 | the same of several policies | a policy | | |
@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from headrace.bench._significance import Moments
 from headrace.bench.figures import Metric, metrics
 from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle, Statistic
@@ -28,7 +26,12 @@ from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle,
 Scale = Literal["relative", "points", "absolute"]
 Unit = Literal["run", "seed", "policy"]
 _FEWEST_SHARED = 20
-_DRIFT_BOUND = 0.25
+_FEWEST_PAIRS = 8
+"""Steady pairs of a sweep that suffice; with fewer, the others are used as well."""
+_NOT_DRAWN = (
+    "the order of these runs was not drawn at random, so a change of the machine can look like one of the code; run "
+    "both sides with 'headrace sweep', or pass --accept-drift if the machine cannot have changed"
+)
 _PLURALS = {"run": "runs", "seed": "seeds", "policy": "policies"}
 
 
@@ -130,14 +133,7 @@ class Arrangement:
         """
         self._runs = (before, after)
         self._metrics = {run.run.run_id: named_metrics([run], per_frame=per_frame) for run in (*before, *after)}
-        steady = [side if accept_drift else [run for run in side if not unsteady(run)] for side in self._runs]
-        shaky = len(before) + len(after) - sum(map(len, steady))
-        if shaky:
-            notes.append(
-                f"{shaky} runs did not reach a steady step time before measuring and are left out of times; use "
-                "longer --warmup-steps, or pass --accept-drift"
-            )
-        self._time = time_layout(steady[0], steady[1], accept_drift=accept_drift)
+        self._time = time_layout(before, after, notes, accept_drift=accept_drift)
         self._outcome = outcome_layout(before, after)
         # plays of one policy each: then episodes are the units
         plays = [{policy_of(run) for run in side if isinstance(run, PlayBundle)} for side in self._runs]
@@ -269,15 +265,28 @@ class Layout:
     """Why no verdict can be given."""
 
 
-def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], *, accept_drift: bool) -> Layout:
-    """For numbers that depend on the machine, which may grow slower while the runs are made."""
+def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], notes: list[str], *, accept_drift: bool) -> Layout:
+    """Arrange numbers that depend on the machine, whose load changes while the runs are made.
+
+    Only a sweep draws at random which side comes first, and so makes every load hit both sides with the same chance.
+    """
     first, second = ({turn: [run] for run in side if (turn := _turn(run)) is not None} for side in (before, after))
-    shared = [turn for turn in first if turn in second]
-    if len(shared) >= 3 and _took_turns([(first[turn][0], second[turn][0]) for turn in shared]):
-        return Layout(unit="run", before=first, after=second, pairs=[(turn, turn) for turn in shared])
+    pairs = {turn: (first[turn][0], second[turn][0]) for turn in first if turn in second}
+    drawn = all(run.run.order_seed is not None for pair in pairs.values() for run in pair)
+    if len(pairs) >= 2 and (drawn or accept_drift):
+        steady = [turn for turn, pair in pairs.items() if accept_drift or not any(map(unsteady, pair))]
+        enough = len(steady) >= _FEWEST_PAIRS
+        if len(steady) < len(pairs):
+            kept = "are left out of times" if enough else f"are used as well, since only {len(steady)} others are left"
+            notes.append(
+                f"{len(pairs) - len(steady)} pairs with a run that did not reach a steady step time before measuring "
+                f"{kept}; use longer --warmup-steps"
+            )
+        used = steady if enough else list(pairs)
+        return Layout(unit="run", before=first, after=second, pairs=[(turn, turn) for turn in used])
     first, second = ({run.run.run_id: [run] for run in side} for side in (before, after))
-    refused = None if accept_drift else _order_problem(before, after)
-    return Layout(unit="run", before=first, after=second, pairs=None, refused=refused)
+    judged = accept_drift or min(len(first), len(second)) < 2  # of a single run there is more to say
+    return Layout(unit="run", before=first, after=second, pairs=None, refused=None if judged else _NOT_DRAWN)
 
 
 def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
@@ -326,34 +335,6 @@ def unsteady(run: Bundle) -> bool:
 def _turn(run: Bundle) -> str | None:
     sweep, repetition = run.run.sweep_id, run.run.repetition
     return None if sweep is None or repetition is None else f"{sweep} {repetition}"
-
-
-def _took_turns(pairs: Sequence[tuple[Bundle, Bundle]]) -> bool:
-    """Whether each side came first about equally often; then drift adds to some differences and takes from others."""
-    leads = sum(first.run.start_time_utc <= second.run.start_time_utc for first, second in pairs)
-    ties = sum(first.run.start_time_utc == second.run.start_time_utc for first, second in pairs)
-    return ties == len(pairs) or min(leads, len(pairs) - leads) >= len(pairs) // 3
-
-
-def _order_problem(before: Sequence[Bundle], after: Sequence[Bundle]) -> str | None:
-    """Whether drift could look like a difference: side and time must not go together.
-
-    Drift of any size shifts the rank test by at most 2.45·|imbalance|·√n standard errors; 0.25 bounds that by 0.6,
-    which leaves the chance of a false verdict below 2.5 % at α = 1 %.
-    """
-    first = np.array([run.run.start_time_utc for run in before])
-    second = np.array([run.run.start_time_utc for run in after])
-    if len(first) < 2 or len(second) < 2:
-        return None
-    later = (second[:, None] > first[None, :]).mean() + 0.5 * (second[:, None] == first[None, :]).mean()
-    size = 2 * len(first) * len(second) / (len(first) + len(second))
-    if abs(later - 0.5) * math.sqrt(size) <= _DRIFT_BOUND:
-        return None
-    which = "B" if later > 0.5 else "A"
-    return (
-        f"side {which} ran later than the other: a machine that grew slower looks like a change of the code. Run both "
-        "in turn with 'headrace sweep', or pass --accept-drift if the machine cannot have changed"
-    )
 
 
 def _grouped(runs: Sequence[Bundle], key: Callable[[Bundle], str]) -> dict[str, list[Bundle]]:

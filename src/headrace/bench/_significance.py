@@ -1,154 +1,45 @@
-"""Tests and intervals for two samples: of runs, of pairs of runs, of episodes. Pure functions, no scipy.
+"""Permutation tests and intervals for two samples: of runs, of pairs of runs, of episodes. Pure functions, no scipy.
 
 Every function takes plain numbers, one per independent unit; which units are independent is decided in ``_samples``.
-Intervals are 95 %. A "shift" is how far the second sample lies above the first.
+If the labels of the sides were dealt out at random, or the sides are equal, every relabeling of the data was equally
+likely: a p-value is the share of relabelings that look at least as uneven as what was seen, so it is exact and never
+smaller than the number of relabelings allows. Several metrics of the same units are relabeled together, and the largest
+statistic among them counts (max-T): their p-values hold for all of them at once.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LEVEL = 0.95
+MISS = 0.05
+"""Chance that an interval misses what it is of, both ends together."""
+_EXACT = 9_999
+"""Relabelings up to which all of them are looked at; beyond, a seeded sample of them."""
+_WORK = 4_000_000
+"""Numbers that a sample of relabelings has."""
+_CLIP = 3.0
 
 
 class Shift(NamedTuple):
-    """An estimate with its interval; the edges are None where there are too few values for one."""
+    """How far the second sample lies above the first; the edges are None where there are too few values for them."""
 
     estimate: float
     low: float | None
     high: float | None
 
-
-# --- two independent samples of runs ---
-
-
-def rank_sum_p(first: Sequence[float], second: Sequence[float], *, censored: Sequence[bool] | None = None) -> float:
-    """Two-sided p-value of the Mann-Whitney test, exact, ties included: the chance, if the labels were dealt out at
-    random, of ranks as uneven as these.
-
-    Args:
-        first: values of the first sample.
-        second: values of the second sample.
-        censored: per value of ``first`` then ``second``, whether the true value is only known to be larger. Pairs whose
-            order is unknown count as ties (Gehan's test).
-    """
-    pooled = np.concatenate([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
-    cut = np.zeros(len(pooled), dtype=bool) if censored is None else np.asarray(censored, dtype=bool)
-    # larger[i, j]: value i is known to be larger than value j
-    larger = (pooled[:, None] > pooled[None, :]) | (cut[:, None] & ~cut[None, :] & (pooled[:, None] >= pooled[None, :]))
-    larger &= ~cut[None, :]
-    scores = larger.sum(axis=1) - larger.sum(axis=0) + len(pooled) + 1  # without censoring: twice the middle rank
-    chances = _sum_chances(tuple(sorted(int(score) for score in scores)), len(first))
-    return _both_tails(chances, int(scores[: len(first)].sum()))
-
-
-def least_runs(alpha: float) -> int:
-    """Return the fewest runs per side with which the rank-sum test can give a p-value below ``alpha`` at all."""
-    count = 2
-    while 2.0 / math.comb(2 * count, count) >= alpha:
-        count += 1
-    return count
-
-
-def shift(first: Sequence[float], second: Sequence[float]) -> Shift:
-    """Return the median of all differences, with the interval of all shifts that the rank-sum test would not reject."""
-    differences = np.sort(np.subtract.outer(np.asarray(second), np.asarray(first)).ravel())
-    # a shift is kept if more differences than the largest rejected U lie on either side of it
-    return _rank_interval(differences, _untied_chances(len(first), len(second)))
-
-
-# --- pairs ---
-
-
-def signed_rank_p(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test, exact, ties included; differences of zero are left out."""
-    values = np.asarray([value for value in differences if value], dtype=np.float64)
-    if not len(values):
-        return 1.0
-    sizes = np.abs(values)
-    _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    doubled = (2 * np.cumsum(counts) - counts + 1)[inverse]
-    chances = _signed_chances(tuple(sorted(int(rank) for rank in doubled)))
-    return _both_tails(chances, int(doubled[values > 0].sum()))
-
-
-def least_signed_rank_p(pairs: int) -> float:
-    """Return the smallest p-value that the signed-rank test of so many pairs can give at all."""
-    return 2.0 ** (1 - pairs)
-
-
-def signed_rank_shift(differences: Sequence[float]) -> Shift:
-    """Return the median of all averages of two differences, with the interval that belongs to the signed-rank test."""
-    values = np.asarray(differences, dtype=np.float64)
-    averages = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
-    return _rank_interval(averages, _signed_chances(tuple(range(2, 2 * len(values) + 1, 2)))[::2])
-
-
-def t_test_p(differences: Sequence[float]) -> float:
-    """Two-sided p-value of the paired t-test."""
-    mean, spread, count = Moments.of(differences)
-    if spread <= 1e-12 * abs(mean) or not spread:
-        return 1.0 if not mean else 0.0
-    return t_tail(mean / (spread / math.sqrt(count)), count - 1)
-
-
-def t_shift(differences: Sequence[float]) -> Shift:
-    """Return the mean difference with the interval of the t-test."""
-    mean, spread, count = Moments.of(differences)
-    half = t_quantile(count - 1) * spread / math.sqrt(count)
-    return Shift(mean, mean - half, mean + half)
-
-
-# --- episodes ---
-
-
-def mcnemar_p(gained: int, lost: int) -> float:
-    """Two-sided exact p-value for paired successes: ``gained`` pairs succeed only in the second, ``lost`` only in the
-    first sample."""
-    total = gained + lost
-    if not total:
-        return 1.0
-    ways = [math.comb(total, k) for k in range(min(gained, lost) + 1)]
-    return min(1.0, 2.0 * sum(ways) / 2**total)
-
-
-def paired_rate_shift(gained: int, lost: int, pairs: int) -> Shift:
-    """Difference of two rates over the same episodes; interval of Agresti and Min (half a pair added to each cell)."""
-    count = pairs + 2.0
-    difference = (gained - lost) / count
-    half = _Z * math.sqrt(max(0.0, (gained + lost + 1.0) / count - difference**2) / count)
-    return Shift((gained - lost) / pairs, max(-1.0, difference - half), min(1.0, difference + half))
-
-
-def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Two-sided exact p-value for (successes, trials) of two samples: Fisher's test."""
-    (a, n), (b, m) = first, second
-    total = a + b
-
-    def log_chance(k: int) -> float:
-        return _log_choose(n, k) + _log_choose(m, total - k) - _log_choose(n + m, total)
-
-    observed = log_chance(a)
-    possible = range(max(0, total - m), min(n, total) + 1)
-    return min(1.0, sum(math.exp(c) for c in map(log_chance, possible) if c <= observed + 1e-9))
-
-
-def rate_shift(first: tuple[int, int], second: tuple[int, int]) -> Shift:
-    """Difference of two rates of (successes, trials); interval of Newcombe, from Wilson's intervals."""
-    from headrace.statistics import wilson_interval
-
-    one, other = wilson_interval(*first), wilson_interval(*second)
-    difference = other.value - one.value
-    down = math.hypot(other.value - other.low, one.high - one.value)
-    up = math.hypot(other.high - other.value, one.value - one.low)
-    return Shift(difference, difference - down, difference + up)
+    def widen(self, by: float) -> Shift:
+        """Return the shift with both edges moved outwards."""
+        if self.low is None or self.high is None:
+            return self
+        return Shift(self.estimate, self.low - by, self.high + by)
 
 
 class Moments(NamedTuple):
@@ -160,45 +51,123 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Moments:
-        """Of values; the deviation of fewer than two is 0, and the mean of none NaN."""
+        """Compute them; the deviation of fewer than two values is 0, and the mean of none NaN."""
         data = np.asarray(values, dtype=np.float64)
         if not len(data):
             return cls(math.nan, 0.0, 0)
         return cls(float(data.mean()), float(data.std(ddof=1)) if len(data) > 1 else 0.0, len(data))
 
 
-def welch(first: Moments, second: Moments) -> tuple[float, Shift]:
-    """P-value and shift of the means of two independent samples of different spread."""
+# --- tests ---
+
+
+def sign_flip_p(differences: Sequence[Sequence[float]]) -> list[float]:
+    """Return two-sided p-values (metrics) of paired differences (metrics, pairs), adjusted for all metrics together.
+
+    Exact if it was decided at random which unit of a pair is of which side, whatever the load was meanwhile.
+    """
+    scores = _unit_rows(np.asarray(differences, dtype=np.float64))
+    return _share(scores, _sign_patterns(scores.shape[1]), 2 ** (scores.shape[1] - 1), scores.sum(axis=1))
+
+
+def relabel_p(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> list[float]:
+    """Return two-sided p-values (metrics) of two samples, (metrics, n) and (metrics, m), for all metrics together."""
+    pooled = np.concatenate([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)], axis=1)
+    size, count = len(first[0]), pooled.shape[1]
+    scores = _unit_rows(pooled - pooled.mean(axis=1, keepdims=True))
+    return _share(scores, _labels(count, size), math.comb(count, size), scores[:, :size].sum(axis=1))
+
+
+def least_p(first: int, second: int, *, paired: bool) -> float:
+    """Return the smallest p-value that so many units can give at all."""
+    return 2.0 ** (1 - first) if paired else min(1.0, 2 / math.comb(first + second, first))
+
+
+def least_units(alpha: float, *, paired: bool) -> int:
+    """Return the fewest pairs, or units per side, that can give a p-value below ``alpha``."""
+    return next(count for count in itertools.count(2) if least_p(count, count, paired=paired) < alpha)
+
+
+def clip(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Limit (n,) values to three times their median size, so that one disturbed run does not hide a change.
+
+    The limit depends on sizes only, which relabeling keeps: the tests stay exact.
+    """
+    limit = _CLIP * float(np.median(np.abs(values)))
+    return np.clip(values, -limit, limit) if limit else values
+
+
+def gehan_scores(values: Sequence[float], censored: Sequence[bool]) -> NDArray[np.float64]:
+    """Return per value how many others are known to be smaller less how many are known to be larger.
+
+    A censored value is only known to be larger than what is given.
+    """
+    pooled, cut = np.asarray(values, dtype=np.float64), np.asarray(censored, dtype=bool)
+    larger = (pooled[:, None] > pooled[None, :]) | (cut[:, None] & (pooled[:, None] >= pooled[None, :]))
+    larger &= ~cut[None, :]
+    return (larger.sum(axis=1) - larger.sum(axis=0)).astype(np.float64)
+
+
+def welch_p(first: Moments, second: Moments) -> float:
+    """Return the p-value of the means of two samples whose values were not kept; never below what relabeling allows."""
     parts = [sample.std**2 / sample.n for sample in (first, second)]
-    error = math.sqrt(sum(parts))
+    least = least_p(first.n, second.n, paired=False)
     difference = second.mean - first.mean
-    if not error:
-        return (1.0 if not difference else 0.0), Shift(difference, difference, difference)
-    degrees = sum(parts) ** 2 / sum(
-        part**2 / (sample.n - 1) for part, sample in zip(parts, (first, second), strict=True)
-    )
-    half = t_quantile(degrees) * error
-    return t_tail(difference / error, degrees), Shift(difference, difference - half, difference + half)
+    if not any(parts):
+        return least if difference else 1.0
+    return max(least, _t_tail(difference / math.sqrt(sum(parts)), _welch_degrees(first, second)))
 
 
-# --- many metrics, and how many runs they take ---
+# --- intervals; ``miss`` is the chance that one misses, both ends together ---
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number: rejecting those below α, the chance of any false rejection is at most α."""
-    count = len(p_values)
-    order = sorted(range(count), key=lambda i: p_values[i])
-    adjusted = [1.0] * count
-    largest = 0.0
-    for position, index in enumerate(order):
-        largest = max(largest, min(1.0, (count - position) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+def paired_shift(differences: Sequence[float], miss: float = MISS) -> Shift:
+    """Return the median of all averages of two differences, with the interval that the signed-rank test keeps."""
+    values = np.asarray(differences, dtype=np.float64)
+    averages = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
+    return _rank_interval(averages, _signed_chances(len(values)), miss)
 
 
-def runs_needed(spread: float, effect: float, alpha: float, power: float = 0.9) -> int:
-    """Pairs (or runs per side, ``spread`` being that of a difference of two runs) to show ``effect`` at level ``alpha``
-    with the given power, and to rule it out where there is none."""
+def shift(first: Sequence[float], second: Sequence[float], miss: float = MISS) -> Shift:
+    """Return the median of all differences, with the interval of shifts that the rank-sum test would not reject."""
+    differences = np.sort(np.subtract.outer(np.asarray(second), np.asarray(first)).ravel())
+    return _rank_interval(differences, _rank_chances(len(first), len(second)), miss)
+
+
+def mean_shift(first: Moments, second: Moments, miss: float = MISS) -> Shift:
+    """Return the difference of two means with Welch's interval; of pairs, ``first`` is (0, 0, n)."""
+    difference = second.mean - first.mean
+    error = math.sqrt(first.std**2 / max(first.n, 1) + second.std**2 / max(second.n, 1))
+    half = t_quantile(_welch_degrees(first, second), miss) * error if error else 0.0
+    return Shift(difference, difference - half, difference + half)
+
+
+def rate_shift(first: tuple[int, int], second: tuple[int, int], miss: float = MISS) -> Shift:
+    """Return the difference of two rates, each (count, trials), from the exact interval of each.
+
+    Of pairs, the rates are those of pairs that succeed only in the first and only in the second sample.
+    """
+    (one_low, one_high), (low, high) = (exact_rate_interval(*side, miss) for side in (first, second))
+    return Shift(second[0] / second[1] - first[0] / first[1], low - one_high, high - one_low)
+
+
+def exact_rate_interval(count: int, trials: int, miss: float = MISS) -> tuple[float, float]:
+    """Return the interval of Clopper and Pearson: rates of which neither tail is below ``miss / 2``."""
+    tail = miss / 2
+    low = _bisect(lambda rate: _incomplete_beta(count, trials - count + 1, rate) < tail) if count else 0.0
+    missed = trials - count
+    high = _bisect(lambda rate: _incomplete_beta(count + 1, missed, rate) < 1 - tail) if missed else 1.0
+    return low, high
+
+
+def unseen(count: int, miss: float = MISS) -> float:
+    """Return the largest share of a population of which ``count`` draws show nothing with chance ``miss / 2``."""
+    return 1.0 - (miss / 2) ** (1.0 / count)
+
+
+def units_needed(spread: float, effect: float, alpha: float, power: float = 0.9) -> int:
+    """Return the pairs (or units per side, ``spread`` being that of a difference of two) to show ``effect`` at level
+    ``alpha`` with the given power, and to rule it out where there is none."""
     if not spread:
         return 2
     normal = NormalDist()
@@ -209,26 +178,32 @@ def runs_needed(spread: float, effect: float, alpha: float, power: float = 0.9) 
 # --- distributions ---
 
 
-def t_tail(t: float, degrees: float) -> float:
-    """Two-sided tail of Student's distribution."""
+@functools.lru_cache(maxsize=256)
+def t_quantile(degrees: float, miss: float = MISS) -> float:
+    """Return what |t| exceeds with chance ``miss``."""
+    return 1e4 * _bisect(lambda share: _t_tail(1e4 * share, degrees) > miss)
+
+
+def _t_tail(t: float, degrees: float) -> float:
     return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
-@functools.lru_cache(maxsize=256)
-def t_quantile(degrees: float) -> float:
-    """Return what |t| exceeds in 5 % of cases."""
-    low, high = 0.0, 1e4
-    for _ in range(80):
+def _welch_degrees(first: Moments, second: Moments) -> float:
+    parts = [(sample.std**2 / sample.n, sample.n) for sample in (first, second) if sample.std]
+    return sum(part for part, _ in parts) ** 2 / sum(part**2 / (n - 1) for part, n in parts) if parts else math.inf
+
+
+def _bisect(below: Callable[[float], bool]) -> float:
+    """Return where, within 0 to 1, ``below`` turns from true to false."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, degrees) > 1 - _LEVEL else (low, middle)
+        low, high = (middle, high) if below(middle) else (low, middle)
     return high
 
 
-_Z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
-
-
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularized, by Lentz's continued fraction."""
+    """Return the regularized incomplete beta function, by Lentz's continued fraction."""
     if x <= 0.0 or x >= 1.0:
         return min(max(x, 0.0), 1.0)
     if x > (a + 1) / (a + b + 2):
@@ -252,17 +227,52 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     return front * fraction / a
 
 
-def _both_tails(chances: NDArray[np.float64], observed: int) -> float:
-    return min(1.0, 2.0 * min(float(chances[: observed + 1].sum()), float(chances[observed:].sum())))
+@functools.lru_cache(maxsize=2)
+def _sign_patterns(count: int) -> NDArray[np.float64]:
+    """Return (count, patterns) signs: all of them, or a seeded sample."""
+    if 2 ** (count - 1) > _EXACT:
+        return 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, (count, _draws(count))).astype(np.float64)
+    # flipping every sign leaves |sum| as it is: the last sign is kept
+    bits = (np.arange(2 ** (count - 1))[None, :] >> np.arange(count)[:, None]) & 1
+    return 1.0 - 2.0 * bits.astype(np.float64)
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+@functools.lru_cache(maxsize=2)
+def _labels(count: int, size: int) -> NDArray[np.float64]:
+    """Return (count, choices) ones where a unit is of the first side: all choices of ``size``, or a seeded sample."""
+    if math.comb(count, size) > _EXACT:
+        chosen = np.argsort(np.random.default_rng(0).random((_draws(count), count)), axis=1)[:, :size]
+    else:
+        chosen = np.array(list(itertools.combinations(range(count), size)))
+    labels = np.zeros((len(chosen), count))
+    np.put_along_axis(labels, chosen, 1.0, axis=1)
+    return np.ascontiguousarray(labels.T)
 
 
-def _rank_interval(ordered: NDArray[np.float64], chances: NDArray[np.float64]) -> Shift:
-    """Median of ordered candidates, and the ones that a rank test with these chances does not reject."""
-    rejected = int((2.0 * np.cumsum(chances) <= 1.0 - _LEVEL + 1e-12).sum())
+def _draws(count: int) -> int:
+    return max(1_999, min(_EXACT, _WORK // count))
+
+
+def _unit_rows(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return rows of length 1, so that the statistics of several metrics are on one scale; rows of zeros stay."""
+    lengths = np.linalg.norm(scores, axis=1, keepdims=True)
+    return np.divide(scores, lengths, out=np.zeros_like(scores), where=lengths > 0)
+
+
+def _share(
+    scores: NDArray[np.float64], labels: NDArray[np.float64], possible: int, seen: NDArray[np.float64]
+) -> list[float]:
+    """Return per row the share of relabelings (columns of ``labels``) whose largest |sum| is at least that seen."""
+    largest = np.abs(scores @ labels).max(axis=0)
+    counts = (largest[None, :] >= np.abs(seen)[:, None] - 1e-9).sum(axis=1)
+    drawn = labels.shape[1]
+    # a sample of relabelings does not hold what was seen, which is one of them
+    return [float(count / drawn if drawn == possible else (count + 1) / (drawn + 1)) for count in counts]
+
+
+def _rank_interval(ordered: NDArray[np.float64], chances: NDArray[np.float64], miss: float) -> Shift:
+    """Return the median of ordered candidates, and the edges of those that a test with these chances keeps."""
+    rejected = int((2.0 * np.cumsum(chances) <= miss + 1e-12).sum())
     estimate = float(np.median(ordered))
     if not rejected:
         return Shift(estimate, None, None)
@@ -270,33 +280,24 @@ def _rank_interval(ordered: NDArray[np.float64], chances: NDArray[np.float64]) -
 
 
 @functools.lru_cache(maxsize=256)
-def _sum_chances(scores: tuple[int, ...], size: int) -> NDArray[np.float64]:
-    """Chance of each sum of ``size`` of the scores drawn without replacement; index: the sum."""
-    total = sum(scores)
-    # ways[k, s]: subsets of k of the scores seen so far with sum s; floats hold these counts to 15 digits
-    ways = np.zeros((size + 1, total + 1))
-    ways[0, 0] = 1.0
-    for score in scores:
-        ways[1:, score:] += ways[:-1, : total + 1 - score]
-    return ways[size] / ways[size].sum()
-
-
-@functools.lru_cache(maxsize=256)
-def _signed_chances(doubled_ranks: tuple[int, ...]) -> NDArray[np.float64]:
-    """Chance of each sum of the ranks whose sign is positive; index: the sum (of doubled ranks)."""
-    chances = np.zeros(sum(doubled_ranks) + 1)
+def _signed_chances(pairs: int) -> NDArray[np.float64]:
+    """Return the chance of each sum of the ranks 1 … pairs whose sign is positive."""
+    chances = np.zeros(pairs * (pairs + 1) // 2 + 1)
     chances[0] = 1.0
-    for rank in doubled_ranks:
-        shifted = np.zeros_like(chances)
-        shifted[rank:] = chances[: len(chances) - rank]
-        chances = (chances + shifted) / 2
-    return chances
+    for rank in range(1, pairs + 1):
+        chances[rank:] += chances[: len(chances) - rank].copy()
+    return chances / 2.0**pairs
 
 
 @functools.lru_cache(maxsize=256)
-def _untied_chances(n_first: int, n_second: int) -> NDArray[np.float64]:
-    """Chance of each value of Mann-Whitney's U, from 0 to n·m, without ties."""
-    count = n_first + n_second
-    sums = _sum_chances(tuple(range(2, 2 * count + 1, 2)), n_first)[::2]
-    least = n_first * (n_first + 1) // 2
-    return sums[least : least + n_first * n_second + 1]
+def _rank_chances(first: int, second: int) -> NDArray[np.float64]:
+    """Return the chance of each number of (first, second) pairs whose first value is the larger, ties aside."""
+    # ways[k, u]: k of the ranks so far are of the first sample, with u smaller values of the second
+    ways = np.zeros((first + 1, first * second + 1))
+    ways[0, 0] = 1.0
+    for rank in range(first + second):
+        for k in range(min(rank + 1, first), 0, -1):
+            others = rank - (k - 1)
+            if others <= second:
+                ways[k, others:] += ways[k - 1, : ways.shape[1] - others].copy()
+    return ways[first] / ways[first].sum()

@@ -1,10 +1,11 @@
 """Interleaved runs: the sides of a sweep take turns, with paired seeds, each run in a process of its own.
 
-Noise that lasts minutes (other users, heat) then hits all sides alike. The order is reversed every other repetition.
+Which side of a pair comes first is drawn at random, so a load of any period hits both with the same chance.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,16 +13,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace._interrupts import interruptible
-from headrace.bench._benchmark import LABEL, REPETITION, SWEEP_ID
-from headrace.errors import ConfigError, DataError
+import numpy as np
 
+from headrace._interrupts import interruptible
+from headrace.bench._benchmark import LABEL, ORDER_SEED, REPETITION, SWEEP_ID
+from headrace.bench._bundle_files import read_bundle
+from headrace.bench._samples import unsteady
+from headrace.errors import ConfigError, DataError
+from headrace.files import check_writable, read_json, write_whole
+
+PLAN = "sweep.json"
 _GRACE = 30.0
 _BAD_REQUEST = 2
 _MAIN = "import sys; from headrace.cli import main; sys.exit(main())"
@@ -36,6 +43,8 @@ class Side:
     """Options of the command that are this side's own."""
     source: Path | None = None
     """Folder to run in and import from, such as a checkout of a commit; None for here."""
+    commit: str | None = None
+    """What is checked out there."""
 
     @property
     def folder(self) -> str:
@@ -43,22 +52,16 @@ class Side:
         return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.label)
 
 
-class Turn(NamedTuple):
-    """One run of a sweep."""
-
-    side: Side
-    repetition: int
-    seed: int
-
-
 class Outcome(NamedTuple):
     """How a run of a sweep ended."""
 
-    turn: Turn
-    folder: Path
+    side: Side
+    repetition: int
     code: int
     message: str
     """Its last words, where it failed."""
+    steady: bool
+    """Whether its warm-up reached a steady step time; true where that was not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,49 +72,117 @@ class Sweep:
     command: tuple[str, ...]
     """A benchmark command with its options, such as ``("runtime", "cartpole", "--num-steps", "500")``."""
     sides: tuple[Side, ...]
-    repetitions: int
     seed: int
+    order_seed: int
+    """Of the order of the sides within a repetition, which is drawn: no load can favor a side systematically."""
     output: Path
-    rehearse: bool = False
-    """Run each side once before, unmeasured: fresh checkouts compile their kernels at their first run."""
 
     def __post_init__(self) -> None:
         if len(self.sides) < 2:
             raise ConfigError(f"sweep: expected at least two sides, got {len(self.sides)}")
         if len({side.folder for side in self.sides}) < len(self.sides):
             raise ConfigError(f"sweep: expected sides of other names, got {', '.join(s.label for s in self.sides)}")
-        if self.repetitions < 1:
-            raise ConfigError(f"--repeats: expected at least 1, got {self.repetitions}")
 
-    def turns(self) -> list[Turn]:
-        """Every run in order: A B, B A, A B, …; the sides of a repetition share its seed."""
-        found: list[Turn] = []
-        for repetition in range(self.repetitions):
-            order = self.sides if repetition % 2 == 0 else tuple(reversed(self.sides))
-            found += [Turn(side, repetition, self.seed + repetition) for side in order]
-        return found
+    def order(self, repetition: int) -> list[Side]:
+        """Return the sides in the order in which they run."""
+        drawn = np.random.default_rng([self.order_seed, repetition]).permutation(len(self.sides))
+        return [self.sides[index] for index in drawn]
 
-    def folder(self, turn: Turn) -> Path:
-        """Where the run of a turn writes to."""
-        return self.output / turn.side.folder / f"{turn.repetition:03d}"
+    def folder(self, side: Side, repetition: int) -> Path:
+        """Return where a run writes to."""
+        return self.output / side.folder / f"{repetition:03d}"
 
+    def claim(self, *, resume: bool) -> Sweep:
+        """Write what this sweep is into its directory; to ``resume``, return the one that is there, if it is the same.
 
-def run_sweep(sweep: Sweep, progress: Callable[[int], None] = lambda _: None) -> list[Outcome]:
-    """Run all turns. A run that crashes is kept in the result and the sweep goes on.
+        Raises:
+            ConfigError: the directory has another sweep, or other files.
+        """
+        path = self.output / PLAN
+        mine = {
+            "command": list(self.command),
+            "sides": {side.label: [*side.arguments, *([side.commit] if side.commit else [])] for side in self.sides},
+            "seed": self.seed,
+        }
+        if resume:
+            there = read_json(path)
+            for name, value in mine.items():
+                if there.get(name) != value:
+                    raise ConfigError(f"--resume: {path} has {name} {there.get(name)!r}, got {value!r}; pass the same")
+            return replace(self, sweep_id=str(there["sweep_id"]), order_seed=int(str(there["order_seed"])))
+        if self.output.exists() and any(self.output.iterdir()):
+            raise ConfigError(
+                f"--output: {str(self.output)!r} has files; choose a new directory, or pass --resume to go on there"
+            )
+        check_writable(self.output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({**mine, "sweep_id": self.sweep_id, "order_seed": self.order_seed}, indent=1))
+        return self
 
-    Raises:
-        ConfigError: a run says that it cannot be done as asked; the others could not, either.
-    """
-    outcomes: list[Outcome] = []
-    with interruptible():
-        if sweep.rehearse:
-            with tempfile.TemporaryDirectory() as scratch:
-                for side in sweep.sides:
-                    _run(sweep, Turn(side, 0, sweep.seed), Path(scratch) / side.folder)
-        for index, turn in enumerate(sweep.turns()):
-            outcomes.append(_run(sweep, turn, sweep.folder(turn)))
-            progress(index + 1)
-    return outcomes
+    def rehearse(self) -> None:
+        """Run each side once, unmeasured: fresh checkouts compile their kernels at their first run."""
+        with interruptible(), tempfile.TemporaryDirectory() as scratch:
+            for side in self.sides:
+                self._run(side, 0, Path(scratch) / side.folder)
+
+    def run(self, repetition: int) -> list[Outcome]:
+        """Run every side once, but for what an earlier try has completed. A crash is an outcome as well.
+
+        Raises:
+            ConfigError: a run cannot be done as asked; neither could the others.
+        """
+        outcomes: list[Outcome] = []
+        with interruptible():
+            for side in self.order(repetition):
+                folder = self.folder(side, repetition)
+                done = self._outcome(side, repetition, 0, "")
+                if done is None:
+                    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+                    code, message = self._run(side, repetition, folder)
+                    done = self._outcome(side, repetition, code, message)
+                outcomes.append(done or Outcome(side, repetition, 1, "it left no bundle", True))
+        return outcomes
+
+    def _outcome(self, side: Side, repetition: int, code: int, message: str) -> Outcome | None:
+        """Return how a run ended, from its bundle; None if there is no ended one."""
+        kind = "training" if self.command[0] == "train" else self.command[0]
+        path = self.folder(side, repetition) / f"{kind}.json"
+        if not path.is_file():
+            return Outcome(side, repetition, code, message, True) if code else None
+        bundle = read_bundle(path)
+        if bundle.run.status in ("running", "interrupted"):
+            return None
+        failed = bundle.run.status == "crashed"
+        why = message or bundle.run.status_reason or ""
+        return Outcome(side, repetition, (code or 1) if failed else 0, why if failed else "", not unsteady(bundle))
+
+    def _run(self, side: Side, repetition: int, folder: Path) -> tuple[int, str]:
+        command = [sys.executable, "-c", _MAIN, *self.command, *side.arguments]
+        command += ["--seed", str(self.seed + repetition), "--output", str(folder.absolute())]
+        variables = {LABEL: side.label, SWEEP_ID: self.sweep_id, REPETITION: str(repetition)}
+        variables[ORDER_SEED] = str(self.order_seed)
+        source = side.source
+        if source is not None:
+            inherited = os.environ.get("PYTHONPATH")
+            paths = [str(source / "src"), str(source), *([inherited] if inherited else [])]
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        process = subprocess.Popen(
+            command,
+            cwd=source,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, errors = process.communicate()
+        finally:
+            _end(process)
+        message = (errors.strip().splitlines() or [""])[-1]
+        if process.returncode == _BAD_REQUEST:
+            raise ConfigError(f"sweep: the run of {side.label!r} cannot be done: {message}")
+        return process.returncode, message
 
 
 @contextmanager
@@ -127,40 +198,12 @@ def checkouts(commits: Sequence[str], repository: Path) -> Generator[list[Side]]
             if not folder.exists():
                 _git(repository, "worktree", "add", "--detach", str(folder), number)
                 made.append(folder)
-            sides.append(Side(label=commit, source=folder))
+            sides.append(Side(label=commit, source=folder, commit=number))
         yield sides
     finally:
         for folder in made:
             _git(repository, "worktree", "remove", "--force", str(folder))
         shutil.rmtree(shared, ignore_errors=True)
-
-
-def _run(sweep: Sweep, turn: Turn, folder: Path) -> Outcome:
-    command = [sys.executable, "-c", _MAIN, *sweep.command, *turn.side.arguments]
-    command += ["--seed", str(turn.seed), "--output", str(folder.absolute())]
-    variables = {LABEL: turn.side.label, SWEEP_ID: sweep.sweep_id, REPETITION: str(turn.repetition)}
-    source = turn.side.source
-    if source is not None:
-        inherited = os.environ.get("PYTHONPATH")
-        paths = [str(source / "src"), str(source), *([inherited] if inherited else [])]
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-    process = subprocess.Popen(
-        command,
-        cwd=source,
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        _, errors = process.communicate()
-    finally:
-        _end(process)
-    message = (errors.strip().splitlines() or [""])[-1]
-    if process.returncode == _BAD_REQUEST:
-        raise ConfigError(f"sweep: the run of {turn.side.label!r} cannot be done: {message}")
-    return Outcome(turn, folder, process.returncode, message)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,13 +1,15 @@
-"""The verdict on each metric: which test its sample gets, and what its interval allows to say.
+"""The verdict on each metric: a permutation test says whether it changed, its interval what can be ruled out.
 
 A difference counts if it is significant and its interval is not wholly within what does not matter; it is ruled out if
-the whole interval is. Over all metrics of a comparison together, the chance that equal sides are called different is at
-most ``alpha``.
+the whole interval is, and that includes what so few units may have missed. Over all metrics of a comparison together,
+the chance that equal sides are called different is at most ``alpha``. With few units there is no verdict: eight pairs
+are the fewest that can differ at 1 %, six that can be unchanged.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,11 +18,11 @@ import numpy as np
 
 from headrace.bench import _significance as tests
 from headrace.bench._samples import Sample
-from headrace.bench._significance import Shift
-from headrace.statistics import bootstrap_interval
+from headrace.bench._significance import MISS, Moments, Shift
 
 Verdict = Literal["improved", "regressed", "unchanged", "inconclusive"]
-_FEW_EPISODES = 20
+_MANY_RUNS = 200
+"""Runs per side beyond which the advice is a quieter machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class MetricComparison:
     p: float | None
     """Adjusted for the number of metrics; None where nothing was tested."""
     test: str
-    """The test and its units, such as ``signed-rank test, 12 pairs of runs``; empty where nothing was tested."""
+    """The test and its units, such as ``sign flips, 12 pairs of runs``; empty where nothing was tested."""
     verdict: Verdict | None
     """None for metrics of which neither direction is an improvement."""
     reason: str
@@ -50,94 +52,133 @@ class MetricComparison:
 
 class _Tested(NamedTuple):
     p: float
+    """Adjusted for the number of metrics."""
     shift: Shift
     """On the scale of the test."""
     test: str
 
 
-def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float) -> list[MetricComparison]:
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What a verdict needs."""
+
+    alpha: float
+    min_effect: float
+    needed: float
+    """The p-value below which a metric is significant, before it is adjusted for groups of metrics and looks."""
+    miss: float
+
+
+def judge(samples: Sequence[Sample], *, alpha: float, min_effect: float, looks: int = 1) -> list[MetricComparison]:
     """Return a row per sample, in order.
 
     Args:
         samples: the metrics.
         alpha: chance of any false verdict among them.
         min_effect: smallest change that matters.
+        looks: how often such a comparison is made of growing data; the chances hold for all looks together.
     """
-    testable = [_testable(sample) for sample in samples]
-    needed = alpha / max(sum(testable), 1)
-    found = [_test(sample, needed) if can else None for sample, can in zip(samples, testable, strict=True)]
-    adjusted = iter(tests.holm([tested.p for tested in found if tested is not None]))
-    rows: list[MetricComparison] = []
-    for sample, tested in zip(samples, found, strict=True):
-        p = None if tested is None else next(adjusted)
-        test, edges = ("", (None, None, None)) if tested is None else (tested.test, tested.shift)
-        verdict, reason = _verdict(sample, tested, p, needed, alpha, min_effect)
-        back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
-        effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in edges)
-        rows.append(MetricComparison(sample, effect, low, high, p, test, verdict, reason))
-    return rows
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        if _testable(sample):
+            groups[_group(sample, index)].append(index)
+    times = max(len(groups), 1) * looks
+    level = _Level(alpha, min_effect, alpha / times, MISS / looks)
+    found: dict[int, _Tested] = {}
+    for members in groups.values():
+        kind, p_values = _test([samples[index] for index in members])
+        for index, p in zip(members, p_values, strict=True):
+            words = f"{kind}, {samples[index].sizes}"
+            found[index] = _Tested(min(1.0, p * times), _shift(samples[index], level.miss), words)
+    return [_row(sample, found.get(index), level) for index, sample in enumerate(samples)]
+
+
+def _row(sample: Sample, tested: _Tested | None, level: _Level) -> MetricComparison:
+    verdict, reason = _verdict(sample, tested, level)
+    if tested is None:
+        return MetricComparison(sample, None, None, None, None, "", verdict, reason)
+    back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
+    effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in tested.shift)
+    return MetricComparison(sample, effect, low, high, tested.p, tested.test, verdict, reason)
 
 
 def _testable(sample: Sample) -> bool:
     if sample.metric.better is None or sample.refused is not None:
         return False
-    fewest = 3 if sample.paired and not sample.by_episode else 2
-    return min(side.n for side in sample.moments) >= fewest
+    return min(side.n for side in sample.moments) >= 2
 
 
-def _test(sample: Sample, needed: float) -> _Tested:
-    if sample.by_episode:
-        return _paired_episodes(sample) if sample.paired else _episodes(sample)
-    first, second = sample.on_scale()
+def _group(sample: Sample, index: int) -> tuple[object, ...]:
+    """Return what metrics share that are relabeled together: the same units, in the same order."""
+    if sample.kept is not None or sample.censored is not None:
+        return (index,)
+    return (sample.unit, sample.paired, len(sample.before), len(sample.after))
+
+
+def _test(samples: Sequence[Sample]) -> tuple[str, list[float]]:
+    """Return the test of a group of metrics by name, and their p-values."""
+    sample = samples[0]
+    if sample.kept is not None:
+        return "Welch's t-test", [tests.welch_p(*sample.kept)]
     if sample.censored is not None:
-        p = tests.rank_sum_p(first, second, censored=sample.censored)
-        never = f"{sum(sample.censored)} without success"
-        return _Tested(p, Shift(math.nan, None, None), f"Gehan's rank test, {sample.sizes}, {never}")
-    if not sample.paired:
-        shift = tests.shift(first, second)
-        return _Tested(tests.rank_sum_p(first, second), shift, f"rank-sum test, {sample.sizes}")
-    differences = sample.differences()
-    # with few pairs the signed-rank test cannot reach the level at all; the t-test can, at the cost of an assumption
-    if tests.least_signed_rank_p(len(differences)) < needed:
-        shift = tests.signed_rank_shift(differences)
-        return _Tested(tests.signed_rank_p(differences), shift, f"signed-rank test, {sample.sizes}")
-    return _Tested(tests.t_test_p(differences), tests.t_shift(differences), f"paired t-test, {sample.sizes}")
+        scores = tests.gehan_scores((*sample.before, *sample.after), sample.censored)
+        cut = len(sample.before)
+        never = f"relabeling of Gehan's scores, {sum(sample.censored)} without success"
+        return never, tests.relabel_p([scores[:cut].tolist()], [scores[cut:].tolist()])
+    if sample.paired:
+        differences = [np.array(one.differences()) for one in samples]
+        scores = [values if sample.by_episode else tests.clip(values) for values in differences]
+        return "sign flips", tests.sign_flip_p([values.tolist() for values in scores])
+    pooled = [np.concatenate(one.on_scale()) for one in samples]
+    scores = [values if sample.by_episode else tests.clip(values - np.median(values)) for values in pooled]
+    cut = len(sample.before)
+    return "relabeling", tests.relabel_p([s[:cut].tolist() for s in scores], [s[cut:].tolist() for s in scores])
 
 
-def _paired_episodes(sample: Sample) -> _Tested:
-    differences = sample.differences()
-    count = f"{len(differences):,} paired episodes"
-    if sample.scale == "points":
-        gained, lost = sum(change > 0 for change in differences), sum(change < 0 for change in differences)
-        shift = tests.paired_rate_shift(gained, lost, len(differences))
-        return _Tested(tests.mcnemar_p(gained, lost), shift, f"McNemar's test, {count}")
-    p = tests.t_test_p(differences)
-    if len(differences) < _FEW_EPISODES:
-        return _Tested(p, tests.t_shift(differences), f"paired t-test, {count}")
-    return _Tested(p, Shift(*bootstrap_interval(np.array(differences))), f"paired t-test and bootstrap, {count}")
+def _shift(sample: Sample, miss: float) -> Shift:
+    """Return the change with its interval: of the mean of episodes, of the median of other units."""
+    if sample.censored is not None:
+        return Shift(math.nan, None, None)
+    one, other = sample.moments
+    if sample.by_episode and sample.scale == "points":
+        if not sample.paired:
+            first, second = ((round(side.mean * side.n), side.n) for side in (one, other))
+            return tests.rate_shift(first, second, miss)
+        changes = sample.differences()
+        lost, gained = sum(change < 0 for change in changes), sum(change > 0 for change in changes)
+        return tests.rate_shift((lost, one.n), (gained, one.n), miss)
+    if sample.by_episode:
+        sides = (Moments(0.0, 0.0, one.n), Moments.of(sample.differences())) if sample.paired else (one, other)
+        return tests.mean_shift(*sides, miss).widen(_unseen(sample, miss))
+    found = tests.paired_shift(sample.differences(), miss) if sample.paired else tests.shift(*sample.on_scale(), miss)
+    tied = len({*sample.before, *sample.after}) < len(sample.before) + len(sample.after)
+    return found.widen(_unseen(sample, miss)) if tied and sample.metric.role == "outcome" else found
 
 
-def _episodes(sample: Sample) -> _Tested:
-    before, after = sample.moments
-    if sample.scale == "points":
-        one, other = ((round(side.mean * side.n), side.n) for side in (before, after))
-        return _Tested(tests.fisher_p(one, other), tests.rate_shift(one, other), f"Fisher's exact test, {sample.sizes}")
-    return _Tested(*tests.welch(before, after), f"Welch's t-test, {sample.sizes}")
+def _unseen(sample: Sample, miss: float) -> float:
+    """Return by how much outcomes that so few units may never have shown could move the change.
+
+    Outcomes are taken to lie within the range that was seen or, if that is larger, between zero and what was seen.
+    """
+    one, other = sample.moments
+    values = (*sample.before, *sample.after)
+    spread = max(values) - min(values) if values else 4 * max(one.std, other.std)
+    largest = max(spread, abs(one.mean), abs(other.mean))
+    shares = [tests.unseen(one.n, miss)] if sample.paired else [tests.unseen(side.n, miss) for side in (one, other)]
+    return largest * sum(shares)
 
 
-def _verdict(
-    sample: Sample, tested: _Tested | None, p: float | None, needed: float, alpha: float, min_effect: float
-) -> tuple[Verdict | None, str]:
+def _verdict(sample: Sample, tested: _Tested | None, level: _Level) -> tuple[Verdict | None, str]:
     metric = sample.metric
     if metric.better is None:
         return None, "neither direction is an improvement"
     if sample.refused is not None:
         return "inconclusive", sample.refused
-    if tested is None or p is None:
+    if tested is None:
         return "inconclusive", _too_few(sample)
-    margin, shift = sample.margin(min_effect), tested.shift
-    significant = p < alpha
-    size = f"{min_effect:.0%}"
+    margin, shift = sample.margin(level.min_effect), tested.shift
+    significant = tested.p < level.alpha
+    size = f"{level.min_effect:.0%}"
     if shift.low is not None and shift.high is not None and -margin < shift.low and shift.high < margin:
         small = f"a change, but smaller than {size}" if significant else f"the whole interval is within ±{size}"
         return "unchanged", small
@@ -145,7 +186,7 @@ def _verdict(
         higher = shift.estimate > 0 if sample.censored is None else _later(sample, sample.censored)
         improved = higher == (metric.better == "higher")
         return ("improved" if improved else "regressed"), "significant, and not shown to be smaller than " + size
-    return "inconclusive", _advice(sample, margin, needed, size)
+    return "inconclusive", _advice(sample, margin, level, size)
 
 
 def _later(sample: Sample, censored: Sequence[bool]) -> bool:
@@ -158,26 +199,29 @@ def _later(sample: Sample, censored: Sequence[bool]) -> bool:
 
 def _too_few(sample: Sample) -> str:
     if sample.unit == "runs":
-        alone = min(len(sample.before), len(sample.after)) < 2
-        why = "one run per side says nothing about the variation between runs" if alone else "too few pairs of runs"
-        return f"{why}; run 'headrace sweep … --repeats 10'"
+        return "one run per side says nothing about the variation between runs; run 'headrace sweep … --repeats 10'"
     if sample.unit == "seeds":
         return "runs with the same settings and seed repeat one outcome; use several seeds per side"
     return f"too few {sample.unit}: {sample.sizes}"
 
 
-def _advice(sample: Sample, margin: float, needed: float, size: str) -> str:
-    """Why nothing can be said, and what to run instead."""
+def _advice(sample: Sample, margin: float, level: _Level, size: str) -> str:
+    """Say why there is no verdict, and what to run instead."""
     if sample.censored is not None:
         return "the times to success overlap; use more runs per side"
-    count = tests.runs_needed(sample.spread(), margin, needed)
-    open_still = f"a change of {size} can be neither shown nor ruled out"
+    if not margin:
+        return f"every value is zero, so no change is small with {sample.sizes}; use more {sample.unit}"
+    count = tests.units_needed(sample.spread(), margin, level.needed)
+    still_open = f"a change of {size} can be neither shown nor ruled out with {sample.sizes}"
     if sample.by_episode:
-        # episodes that are all alike have no spread to reckon with: then only more of them tell
-        return f"{open_still}; play about {max(count, 2 * min(side.n for side in sample.moments)):,} episodes per side"
-    if not sample.paired:
-        count = max(count, tests.least_runs(needed))
-    what = f"use {count} {sample.unit} per side"
-    if sample.unit == "runs":
-        what = f"run 'headrace sweep … --repeats {count}'"
-    return f"{open_still} with {sample.sizes}; {what}"
+        # episodes that are all alike have no spread to reckon with: then only more of them help
+        return f"{still_open}; play about {max(count, 2 * min(side.n for side in sample.moments)):,} episodes per side"
+    count = max(count, tests.least_units(level.needed, paired=sample.paired))
+    if sample.unit != "runs":
+        return f"{still_open}; use {count} {sample.unit} per side"
+    if count > _MANY_RUNS:
+        return (
+            f"{still_open}: this machine is too busy, its runs vary by {sample.spread():.0%}; use a quieter one, "
+            "longer runs, or compare processor time (--metrics 'runtime.cpu_*')"
+        )
+    return f"{still_open}; run 'headrace sweep … --repeats {count}'"

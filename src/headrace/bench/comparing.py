@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from headrace.bench._bundle_files import bundle_paths, read_bundles
-from headrace.bench._comparison import DIFFERENCES, CompareCfg, Comparison, Difference
-from headrace.bench._comparison import compare as compare_bundles
+from headrace.bench._significance import least_units
+from headrace.bench.comparison import CompareCfg, Comparison
+from headrace.bench.comparison import compare as compare_bundles
 from headrace.bench.schema import BUNDLES, Bundle
-from headrace.errors import ConfigError, HeadraceError, UnknownNameError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from headrace.bench._sweep import Outcome, Side
+    from headrace.bench._sweep import Outcome, Side, Sweep
     from headrace.bench.reporting.page import Story
     from headrace.evaluation import Evaluation
 
@@ -52,41 +54,22 @@ class ComparisonResult:
 
 
 def compare(
-    before: Runs,
-    after: Runs,
-    *,
-    min_effect: float = 0.05,
-    alpha: float = 0.01,
-    allow: Iterable[str] = (),
-    metrics: Sequence[str] = (),
-    accept_drift: bool = False,
-    names: tuple[str, str] = ("A", "B"),
+    before: Runs, after: Runs, *, rule: CompareCfg | None = None, names: tuple[str, str] = ("A", "B")
 ) -> ComparisonResult:
-    """Compare two sets of runs, metric by metric. The design of the data chooses the test.
+    """Compare two sets of runs, metric by metric. The design of the data chooses the units of the test.
 
     Args:
         before: bundles, evaluations, files of either (also journals), or directories of them.
         after: likewise.
-        min_effect: smallest change that matters.
-        alpha: chance of any false verdict in a comparison.
-        allow: compare although this differs: ``hardware``, ``task``, ``settings``, ``timing``, ``library``; repeatable.
-        metrics: only metrics that match, such as ``runtime.*``; repeatable; in Python all if empty.
-        accept_drift: judge times although one side ran before the other, or a warm-up did not become steady.
+        rule: when a change counts; the usual rule if None.
         names: of the sides, for tables.
 
     Returns:
         ``comparisons`` (one per kind and task), ``notes``, ``regressed``, ``inconclusive``, and the tables as
         ``markdown()``.
     """
-    cfg = CompareCfg(
-        min_effect=min_effect,
-        alpha=alpha,
-        allow=_allowed(allow),
-        metrics=tuple(metrics),
-        accept_drift=accept_drift,
-    )
     (first, notes), (second, more) = _read(before, "A"), _read(after, "B")
-    return _compared(first, second, cfg, [*notes, *more], names)
+    return _compared(first, second, rule or CompareCfg(), [*notes, *more], names)
 
 
 class ReportResult(NamedTuple):
@@ -105,8 +88,7 @@ def report(
     output: str | Path = "report.html",
     title: str = "headrace report",
     names: tuple[str, str] = ("A", "B"),
-    allow: Iterable[str] = (),
-    accept_drift: bool = False,
+    rule: CompareCfg | None = None,
     story: Story | None = None,
 ) -> ReportResult:
     """Put runs on one HTML page that needs no network; with ``versus``, the page has the verdicts as well.
@@ -117,8 +99,7 @@ def report(
         output: the file, which must end in ``.html``.
         title: heading of the page.
         names: of the sides.
-        allow: as for :func:`compare`.
-        accept_drift: as for :func:`compare`.
+        rule: as for :func:`compare`.
         story: what the page begins with.
 
     Returns:
@@ -130,7 +111,6 @@ def report(
     output = Path(output)
     if output.suffix not in (".html", ".htm"):
         raise ConfigError(f"output (--output): expected a file that ends in .html, got {str(output)!r}")
-    allowed = _allowed(allow)
     bundles, notes = _read(runs, "A")
     comparisons: tuple[Comparison, ...] = ()
     sides: dict[str, str] = {}
@@ -139,7 +119,7 @@ def report(
         notes = [*notes, *more]
         sides = {run.run.run_id: names[0] for run in bundles} | {run.run.run_id: names[1] for run in others}
         try:
-            found = _compared(bundles, others, CompareCfg(allow=allowed, accept_drift=accept_drift), [], names)
+            found = _compared(bundles, others, rule or CompareCfg(), [], names)
             comparisons, notes = found.comparisons, [*notes, *found.notes]
         except HeadraceError as error:
             notes.append(f"not compared: {error}")
@@ -159,6 +139,8 @@ class SweepResult:
     outcomes: tuple[Outcome, ...]
     comparisons: tuple[ComparisonResult, ...]
     """Every side compared with the first."""
+    notes: tuple[str, ...] = ()
+    """What speaks against the sweep as a whole: a busy machine, too few repeats for any verdict."""
 
     @property
     def regressed(self) -> bool:
@@ -166,19 +148,22 @@ class SweepResult:
         return any(comparison.regressed for comparison in self.comparisons)
 
 
+LOOKS = (10, 15, 20, 30, 40)
+"""Repeats after which a sweep that stops when it is decided compares what it has."""
+
+
 def sweep(
     command: Sequence[str],
     *,
     vary: Mapping[str, Sequence[object]] | None = None,
     commits: tuple[str, str] | None = None,
-    repeats: int = 10,
+    repeats: int | None = None,
+    until_decided: bool = False,
     seed: int = 0,
+    order_seed: int | None = None,
     output: str | Path | None = None,
-    min_effect: float = 0.05,
-    alpha: float = 0.01,
-    allow: Iterable[str] = (),
-    metrics: Sequence[str] = (),
-    accept_drift: bool = False,
+    resume: bool = False,
+    rule: CompareCfg | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SweepResult:
     """Run variants of a benchmark in turn, each run in a process of its own, and compare each with the first.
@@ -189,66 +174,81 @@ def sweep(
         command: a benchmark command with its options, without ``--seed`` and ``--output``.
         vary: one option and its values.
         commits: two commits of the project that you are in, instead of ``vary``.
-        repeats: runs of each variant.
+        repeats: runs of each variant; None for 10, with ``until_decided`` at most 40. A repetition in which a run did
+            not become steady is replaced.
+        until_decided: stop as soon as no metric is inconclusive; chances of errors hold for all looks together.
         seed: of the first repetition; counts up.
+        order_seed: of the order of the variants within a repetition; None to draw one.
         output: an empty or new directory; None for ``sweeps/<time>``.
-        min_effect: as for :func:`compare`, as are the arguments below.
-        alpha: chance of any false verdict.
-        allow: in what the sides may differ, beyond what is varied.
-        metrics: patterns of metrics.
-        accept_drift: judge times of runs that did not become steady.
+        resume: go on with the sweep in ``output``, which was cut off.
+        rule: as for :func:`compare`.
         progress: called with how many runs are done, and of how many.
 
     Returns:
         ``directory`` of the bundles, ``outcomes`` of the runs, ``comparisons`` of every side with the first,
-        ``regressed``.
+        ``regressed``, ``notes``.
     """
-    from headrace.bench._sweep import Sweep, run_sweep
+    from headrace.bench._sweep import Sweep
 
     _check_command(command)
     if (vary is None) == (commits is None) or (vary is not None and len(vary) != 1):
         raise ConfigError("sweep: expected one option to vary (--vary), or two commits (--commits)")
+    most = repeats if repeats is not None else LOOKS[-1] if until_decided else LOOKS[0]
+    if most < 1:
+        raise ConfigError(f"--repeats: expected at least 1, got {most}")
+    if resume and output is None:
+        raise ConfigError("--resume: expected --output with the directory of the sweep to go on with")
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    directory = Path("sweeps") / stamp if output is None else Path(output)
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"--output: expected an empty or new directory, got {str(directory)!r}, which has files")
+    looks = [*(look for look in LOOKS if look < most), most] if until_decided else [most]
+    rule = rule or CompareCfg()
     differing = () if vary is None else ("settings", "library") if "library" in vary else ("settings", "timing")
-    allowed = _allowed((*allow, *differing))
+    rule = replace(rule, allow=(*rule.allow, *differing), looks=len(looks))
     with _sides(vary, commits) as sides:
         plan = Sweep(
             sweep_id=f"sweep-{stamp}",
             command=tuple(command),
             sides=tuple(sides),
-            repetitions=repeats,
             seed=seed,
-            output=directory,
-            rehearse=commits is not None,
-        )
-        check_writable(directory)
-        total = len(plan.turns())
-        outcomes = run_sweep(plan, (lambda done: progress(done, total)) if progress else lambda _: None)
+            order_seed=secrets.randbits(32) if order_seed is None else order_seed,
+            output=Path("sweeps") / stamp if output is None else Path(output),
+        ).claim(resume=resume)
+        if commits is not None:
+            plan.rehearse()
+        return _run_until(plan, looks, rule, progress or (lambda _, __: None))
+
+
+def _run_until(
+    plan: Sweep, looks: Sequence[int], rule: CompareCfg, progress: Callable[[int, int], None]
+) -> SweepResult:
+    """Run repetitions up to each look, and compare; stop where everything is decided, or the machine is too busy."""
+    outcomes: list[Outcome] = []
+    compared: list[ComparisonResult] = []
+    notes: list[str] = []
+    if looks[-1] < (least := least_units(rule.alpha / rule.looks, paired=True)):
+        notes.append(f"{looks[-1]} repeats cannot show any difference at --alpha {rule.alpha:g}; use at least {least}")
+    repetition = steady = 0
+    for look in looks:
+        while steady < look and repetition < 2 * looks[-1]:
+            done = plan.run(repetition)
+            outcomes += done
+            steady += all(outcome.steady for outcome in done)
+            repetition += 1
+            progress(len(outcomes), max(looks[-1], repetition) * len(plan.sides))
+        compared = _compare_sides(plan, rule)
+        if steady < look or not any(comparison.inconclusive for comparison in compared):
+            break
+    if repetition > steady:
+        busy = "this machine is too busy: " if steady < looks[-1] and repetition >= 2 * looks[-1] else ""
+        notes.append(f"{busy}{repetition - steady} of {repetition} repetitions did not become steady")
+    return SweepResult(directory=plan.output, outcomes=tuple(outcomes), comparisons=tuple(compared), notes=tuple(notes))
+
+
+def _compare_sides(plan: Sweep, rule: CompareCfg) -> list[ComparisonResult]:
     first, *others = plan.sides
-    compared = [
-        compare(
-            bundle_paths(plan.output / first.folder),
-            bundle_paths(plan.output / side.folder),
-            min_effect=min_effect,
-            alpha=alpha,
-            allow=allowed,
-            metrics=metrics,
-            accept_drift=accept_drift,
-            names=(first.label, side.label),
-        )
-        for side in others
+    paths = {side.label: bundle_paths(plan.output / side.folder) for side in plan.sides}
+    return [
+        compare(paths[first.label], paths[side.label], rule=rule, names=(first.label, side.label)) for side in others
     ]
-    return SweepResult(directory=directory, outcomes=tuple(outcomes), comparisons=tuple(compared))
-
-
-def _allowed(allow: Iterable[str]) -> frozenset[Difference]:
-    names = set(allow)
-    for name in names.difference(DIFFERENCES):
-        raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
-    return frozenset(name for name in DIFFERENCES if name in names)
 
 
 def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:

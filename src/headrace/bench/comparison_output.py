@@ -8,9 +8,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.bench._comparison import Comparison
 from headrace.bench._significance import Moments
 from headrace.bench._verdicts import MetricComparison
+from headrace.bench.comparison import Comparison
 from headrace.bench.figures import number
 
 _STYLES = {"improved": "green", "regressed": "bold red", "unchanged": "dim", "inconclusive": "yellow"}

@@ -134,6 +134,13 @@ def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metri
         found += [metric for metric in steps if metric.value or part != "render"]
     found += _spread("runtime", "cpu_util_pct", resources.cpu_util_pct)
     found += _spread("runtime", "gpu_util_pct", resources.gpu_util_pct)
+    frames = runtime.frames
+    if frames:
+        for name, work, unit in (
+            ("cpu_s_per_kframe", resources.cpu_s, "s"),
+            ("instructions_per_kframe", resources.instructions, None),
+        ):
+            found += _number("runtime", name, work and 1000 * work / frames, unit, "lower")
     for name, memory in (("ram_gb", resources.ram_gb), ("gpu_mem_gb", resources.gpu_mem_gb)):
         if memory is not None:
             peak = memory.mean if memory.peak is None else memory.peak

@@ -138,8 +138,8 @@ def _mean_interval(data: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Spread
     return Spread(low=found.low, high=found.high, method="block_bootstrap")
 
 
-SCHEMA_VERSION = "3.0"
-"""Major.minor of what is written. Schema 2.0 and Isaac Lab's 1.0 to 1.3 are read, too."""
+SCHEMA_VERSION = "3.1"
+"""Major.minor of what is written. Schema 2.0, 3.0 and Isaac Lab's 1.0 to 1.3 are read, too."""
 
 Kind = Literal["runtime", "startup", "training", "play"]
 Status = Literal["running", "completed", "interrupted", "crashed"]
@@ -184,7 +184,11 @@ class Versions(Record):
     packages: dict[str, str] = Field(description="other packages that a result can depend on, by distribution name")
     git_commit: str | None
     git_branch: str | None
-    git_dirty: bool | None
+    git_dirty: bool | None = Field(description="whether files were changed or not tracked")
+    git_dirty_files: list[str] | None = Field(default=None, description="those files, at most 50; null if not known")
+    headrace_commit: str | None = Field(
+        default=None, description="of the checkout that headrace was imported from, + if changed; null elsewhere"
+    )
 
 
 class RunConfig(Record):
@@ -253,6 +257,9 @@ class RunIdentity(Record):
     label: str | None = Field(default=None, description="a name for the side of a comparison, such as `before`")
     sweep_id: str | None = None
     repetition: int | None = Field(default=None, description="which repetition of a sweep, from 0")
+    order_seed: int | None = Field(
+        default=None, description="of the random order of the sides of a sweep; null where the order was not drawn"
+    )
     resumed_from: ResumedFrom | None = None
 
 
@@ -337,6 +344,9 @@ class PolicyDescriptor(Record):
     recurrent: bool = False
     chunk_horizon: int | None = None
     chunk_execute: int | None = None
+    policy_id: str | None = Field(
+        default=None, description="identity of what acted, as journals of evaluations have it"
+    )
 
 
 class EpisodeCounts(Record):
@@ -451,6 +461,10 @@ class Resources(Record):
     ram_gb: Statistic | None
     sample_interval_s: float | None = None
     problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
+    cpu_s: float | None = Field(default=None, description="processor seconds of the measured part, all threads")
+    instructions: int | None = Field(
+        default=None, description="retired in user space, likewise; null where the machine does not count them"
+    )
 
 
 SAMPLED = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}

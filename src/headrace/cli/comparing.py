@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from rich.console import Console
 
 from headrace.bench.comparing import compare, report, sweep
+from headrace.bench.comparison import CompareCfg
 from headrace.cli.printing import progress_bar, say
 from headrace.cli.records import Command, Only, Positional, keywords
 from headrace.errors import ConfigError
@@ -32,15 +33,15 @@ class RuleOptions:
     allow: Sequence[str] = ()
     """Compare although this differs: hardware, task, settings, timing, library."""
     accept_drift: bool = False
-    """Judge times although one side ran before the other, or a warm-up did not become steady."""
+    """Judge times although the order of the runs was not drawn at random, or a warm-up did not become steady."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Compare runs A with runs B, metric by metric: improved, regressed, unchanged or inconclusive. A and B are bundle
     files or directories of them; with more than two, put 'vs' between the sides. The design of the data chooses the
-    test: runs of a sweep are compared in pairs, plays of one policy per side by episode, others by ranks; times of runs
-    that did not take turns get no verdict. P-values are corrected for the number of metrics. Exit code 1 if anything
+    units: runs of a sweep are compared in pairs, plays of one policy per side by episode; times of runs that are not of
+    a sweep get no verdict. P-values are those of permutation tests, for all metrics together. Exit code 1 if anything
     regressed."""
 
     paths: Annotated[Sequence[str], Positional("A … vs B …")]
@@ -56,7 +57,7 @@ def _compare(given: CompareOptions) -> int:
     sides = split_sides(given.paths)
     if len(sides) != 2:
         raise ConfigError(f"compare: expected A B, or A … vs B …, got {' '.join(given.paths)!r}")
-    result = compare(*sides, **keywords(given.rule))
+    result = compare(*sides, rule=CompareCfg(**keywords(given.rule)))
     if given.markdown is not None:
         write_whole(given.markdown, result.markdown())
     return _show(result, given.fail_inconclusive)
@@ -107,10 +108,16 @@ class SweepOptions:
     """Two commits, tags or branches."""
     vary: Annotated[Mapping[str, Sequence[object]] | None, _values] = None
     """An option of the command and its values."""
-    repeats: int = 10
-    """Runs of each variant."""
+    repeats: int | None = None
+    """Runs of each variant (default: 10, with --until-decided at most 40)."""
+    until_decided: bool = False
+    """Stop as soon as no metric is inconclusive."""
     seed: int = 0
+    order_seed: int | None = None
+    """Seed of the order of the variants within a repetition (default: drawn)."""
     output: str | None = None
+    resume: bool = False
+    """Go on with the sweep in --output, which was cut off."""
     rule: RuleOptions
     fail_inconclusive: bool = False
     """Exit code 1 also if a metric is inconclusive."""
@@ -127,16 +134,21 @@ def _sweep(given: SweepOptions) -> int:
             commits=given.commits,
             vary=given.vary,
             repeats=given.repeats,
+            until_decided=given.until_decided,
             seed=given.seed,
+            order_seed=given.order_seed,
             output=given.output,
+            resume=given.resume,
+            rule=CompareCfg(**keywords(given.rule)),
             progress=update,
-            **keywords(given.rule),
         )
     for outcome in result.outcomes:
         if outcome.code:
-            words = f"run {outcome.turn.repetition} of {outcome.turn.side.label} failed: {outcome.message}"
+            words = f"run {outcome.repetition} of {outcome.side.label} failed: {outcome.message}"
             say(words, "yellow", stderr=True)
     codes = [_show(comparison, given.fail_inconclusive) for comparison in result.comparisons]
+    for note in result.notes:
+        say(f"• {note}", "yellow")
     say(f"bundles are in {result.directory}")
     return max(codes)
 
@@ -158,8 +170,8 @@ class ReportOptions:
 def _report(given: ReportOptions) -> int:
     sides = split_sides(given.paths)
     names = ("A", "B") if len(sides) < 2 else (_name(sides[0], "A"), _name(sides[1], "B"))
-    allow, drift = given.rule.allow, given.rule.accept_drift
-    written = report(*sides, names=names, output=given.output, title=given.title, allow=allow, accept_drift=drift)
+    rule = CompareCfg(allow=given.rule.allow, accept_drift=given.rule.accept_drift)
+    written = report(*sides, names=names, output=given.output, title=given.title, rule=rule)
     for note in written.notes:
         say(f"• {note}")
     say(f"wrote {written.path}: {written.runs} runs")

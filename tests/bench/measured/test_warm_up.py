@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.bench._comparison import CompareCfg, compare
+from headrace.bench.comparison import CompareCfg, compare
 from headrace.errors import ConfigError
 from headrace.learning import PPOCfg
 from headrace.libraries.training import read_index

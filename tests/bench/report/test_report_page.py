@@ -11,7 +11,7 @@ import pytest
 from report_bundles import a_set, varied
 
 import headrace
-from headrace.bench._comparison import compare
+from headrace.bench.comparison import compare
 from headrace.bench.reporting._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
 from headrace.bench.reporting.page import Film, Saving, Story, report_page
 from headrace.bench.schema import PerEpisode, ProfileNode, bundle_text

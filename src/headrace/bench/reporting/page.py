@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from headrace.bench._comparison import Comparison
 from headrace.bench._verdicts import MetricComparison
+from headrace.bench.comparison import Comparison
 from headrace.bench.comparison_output import all_notes, cells
 from headrace.bench.reporting._plots import Bar, Series, bars, icicle, line_plot, spans_decades
 from headrace.bench.schema import Bundle, PlayBundle, RuntimeBundle, Spread, StartupBundle, TrainingBundle, with_label

@@ -6,7 +6,7 @@ The design of the data arranges the values (``_samples``) and so chooses the tes
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -31,18 +31,23 @@ class CompareCfg:
     are called unchanged. Ratios are judged alike both ways: ×1.05 and ÷1.05."""
     alpha: float = 0.01
     """Chance of any false verdict among the metrics of a comparison."""
-    allow: frozenset[Difference] = frozenset()
-    """In what the sides may differ."""
-    metrics: tuple[str, ...] = ()
+    allow: Iterable[str] = ()
+    """In what the sides may differ: ``hardware``, ``task``, ``settings``, ``timing``, ``library``."""
+    metrics: Sequence[str] = ()
     """Patterns of the metrics to compare, such as ``runtime.*``; all if empty. Fewer metrics need fewer runs."""
     accept_drift: bool = False
-    """Judge times although one side ran before the other, or a warm-up did not reach a steady step time."""
+    """Judge times although the order of the runs was not drawn at random, or a warm-up did not become steady."""
+    looks: int = 1
+    """How often growing data are compared until they decide; the chances hold for all looks together."""
 
     def __post_init__(self) -> None:
         if not self.min_effect > 0:
             raise ConfigError(f"--min-effect: expected a share above 0, such as 0.05, got {self.min_effect}")
         if not 0 < self.alpha < 1:
             raise ConfigError(f"--alpha: expected a chance between 0 and 1, got {self.alpha}")
+        object.__setattr__(self, "allow", frozenset(self.allow))
+        for name in set(self.allow).difference(DIFFERENCES):
+            raise UnknownNameError("difference for --allow:", name, DIFFERENCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ def compare(before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg |
     return Comparison(
         kind=before[0].kind,
         task=sides[1][0].run.task,
-        rows=judge(shared, alpha=cfg.alpha, min_effect=cfg.min_effect),
+        rows=judge(shared, alpha=cfg.alpha, min_effect=cfg.min_effect, looks=cfg.looks),
         only_before=[path for path in first if path not in second],
         only_after=[path for path in second if path not in first],
         runs=(len(sides[0]), len(sides[1])),
@@ -137,7 +142,7 @@ def _usable(runs: Sequence[Bundle], side: str, notes: list[str]) -> list[Bundle]
     return done
 
 
-def _check_alike(runs: Sequence[Bundle], allow: frozenset[Difference]) -> None:
+def _check_alike(runs: Sequence[Bundle], allow: Iterable[str]) -> None:
     """Refuse runs whose numbers do not mean the same."""
     reference = _traits(runs[0])
     for run in runs[1:]:
@@ -157,6 +162,8 @@ def _traits(bundle: Bundle) -> dict[Difference, dict[str, object]]:
     run, hardware = bundle.run, bundle.hardware
     timing = None if isinstance(bundle, StartupBundle) else bundle.runtime.environment_step_timing
     settings: dict[str, object] = {"num_envs": run.num_envs, "max_iterations": run.max_iterations}
+    if run.config.playing.get("strict_size"):  # then it changes when things are computed, not what comes of it
+        del settings["num_envs"]
     settings |= run.config.model_dump()
     if isinstance(bundle, RuntimeBundle):
         settings["num_steps"] = bundle.runtime.iterations_completed
