@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from headrace.bench._samples import Sample
 from headrace.bench._significance import exact_rate_interval
-from headrace.bench._statistic import Proportion
 from headrace.bench._verdicts import MetricComparison, judge
 from headrace.bench.comparing import LOOKS
 from headrace.bench.figures import Metric
+from headrace.bench.schema import Proportion
 
 ROOT = Path(__file__).resolve().parents[2]
 Load = Literal["even", "drift of 40 %", "every second run", "every fourth run", "autocorrelated", "two-valued"]

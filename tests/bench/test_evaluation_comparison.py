@@ -81,7 +81,9 @@ def test_two_evaluations_are_compared_episode_by_episode() -> None:
 def test_rewards_of_the_same_episodes_are_compared_in_pairs() -> None:
     hard = np.random.default_rng(0).normal(100, 40, 400)
     found = headrace.compare(
-        evaluation(rows(GOOD, hard)), evaluation(rows(GOOD, hard + 6.0), policy="two"), metrics=["play.reward"]
+        evaluation(rows(GOOD, hard)),
+        evaluation(rows(GOOD, hard + 6.0), policy="two"),
+        rule=headrace.bench.CompareCfg(metrics=["play.reward"]),
     )
     (row,) = found.comparisons[0].rows
     assert (row.verdict, row.test) == ("improved", "sign flips, 400 pairs of episodes")

@@ -206,18 +206,19 @@ def test_a_slowdown_put_in_by_hand_is_found(
             flags = ("--seed", str(seed), "--set", f"slow={flag}", "--output", f"{folder}/{seed}")
             assert main(["runtime", *SLOWED, *flags]) == 0
     capsys.readouterr()
-    more = ("--allow", "settings", "--markdown", "table.md")
+    more = ("--allow", "settings", "--accept-drift", "--markdown", "table.md")
     assert main(["compare", fast, slow, *STEP, *more]) == 1
     assert "1 regressed; 5 and 5 runs" in capsys.readouterr().out
     assert "**regressed**" in (tmp_path / "table.md").read_text()
     assert main(["compare", fast, fast]) == 0
     assert main(["compare", fast, slow]) == 2, "other settings"
-    assert main(["compare", slow, fast, *STEP, "--allow", "settings"]) == 0, "faster is no regression"
+    assert main(["compare", fast, slow, *STEP, "--allow", "settings"]) == 0, "their order was not drawn"
+    assert main(["compare", slow, fast, *STEP, *more[:3]]) == 0, "faster is no regression"
 
 
-def swept(tmp_path: Path, repeats: int) -> subprocess.CompletedProcess[str]:
+def swept(tmp_path: Path, repeats: int, *more: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "slowed.py").write_text(SLOW)
-    flags = ("--vary", "set=slow=False,slow=True", "--repeats", str(repeats), *STEP, "--output", "sweep")
+    flags = ("--vary", "set=slow=False,slow=True", "--repeats", str(repeats), *STEP, "--output", "sweep", *more)
     return subprocess.run(
         command("sweep", *flags, "runtime", *SLOWED), cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -230,16 +231,21 @@ def test_a_sweep_of_one_run_a_side_is_inconclusive(tmp_path: Path) -> None:
     runs = [read_bundle(path).run for path in sorted((tmp_path / "sweep").rglob("runtime.json"))]
     assert [run.label for run in runs] == ["set=slow=False", "set=slow=True"]
     assert [(run.seed, run.repetition) for run in runs] == [(0, 0), (0, 0)]
-    assert len({run.sweep_id for run in runs}) == 1
+    assert len({(run.sweep_id, run.order_seed) for run in runs}) == 1
+    assert runs[0].order_seed is not None
+    assert "use at least 8" in done.stdout
+    again = swept(tmp_path, 1, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert len(list((tmp_path / "sweep").rglob("runtime.json"))) == 2, "nothing was left to run"
 
 
 @pytest.mark.slow
 def test_a_sweep_finds_a_slowdown_end_to_end(tmp_path: Path) -> None:
-    done = swept(tmp_path, 5)
+    done = swept(tmp_path, 8)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 regressed; 5 and 5 runs" in done.stdout
+    assert "1 regressed; " in done.stdout
     runs = [read_bundle(path).run for path in sorted((tmp_path / "sweep" / "set=slow=True").rglob("runtime.json"))]
-    assert [(run.seed, run.repetition) for run in runs] == [(i, i) for i in range(5)]
+    assert [(run.seed, run.repetition) for run in runs] == [(i, i) for i in range(len(runs))]
 
 
 def test_a_sweep_stops_at_the_first_request_that_cannot_be_met(

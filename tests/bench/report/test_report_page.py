@@ -11,7 +11,7 @@ import pytest
 from report_bundles import a_set, varied
 
 import headrace
-from headrace.bench.comparison import compare
+from headrace.bench.comparison import CompareCfg, compare
 from headrace.bench.reporting._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
 from headrace.bench.reporting.page import Film, Saving, Story, report_page
 from headrace.bench.schema import PerEpisode, ProfileNode, bundle_text
@@ -130,7 +130,7 @@ def test_verdicts_are_shown_with_their_reasons() -> None:
         run.model_copy(update={"runtime": run.runtime.model_copy(update={"total_fps": 0.5 * run.runtime.total_fps})})
         for run in runs[8:]
     ]
-    page = report_page(runs, [compare(runs[:8], slower)], names=("before", "after"))
+    page = report_page(runs, [compare(runs[:8], slower, CompareCfg(accept_drift=True))], names=("before", "after"))
     assert 'class="verdict regressed"' in page
     assert ">before</th>" in page
     assert ">after</th>" in page

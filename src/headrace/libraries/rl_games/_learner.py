@@ -152,7 +152,9 @@ class RlGamesLearner(Learner):
                 default = cast("tuple[Tensor, ...]", model.get_default_rnn_state())
                 memory = tuple(torch.zeros_like(state[:, :1]).repeat(1, count, 1) for state in default)
             rows = self._env.grouped(obs)["obs"]
-            found = model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": memory})
+            # it draws an action also where the mean is taken
+            with torch.random.fork_rng(devices=(), enabled=deterministic):
+                found = model({"is_train": False, "prev_actions": None, "obs": rows, "rnn_states": memory})
             actions = self.core.rescaled(cast("Tensor", found["mus" if deterministic else "actions"]))
             return actions, tuple(found["rnn_states"]) if recurrent else None
 

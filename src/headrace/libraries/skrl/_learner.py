@@ -205,7 +205,9 @@ class SkrlLearner(Learner):
         self.agent.enable_training_mode(False, apply_to_models=True)
 
         def act(obs: Obs, _: MemoryState | None) -> tuple[Tensor, None]:
-            chosen, more = self.agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
+            # it draws an action also where the mean is taken
+            with torch.random.fork_rng(devices=(), enabled=deterministic):
+                chosen, more = self.agent.act(self._env.observation(obs), None, timestep=0, timesteps=0)
             return self.core.rescaled(more.get("mean_actions", chosen) if deterministic else chosen), None
 
         return InferencePolicy(act)
