@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.envs._observations import HeldObservations
-from headrace.envs.actions import taken_actions
+from headrace.envs.task import taken_actions
 from headrace.errors import ActionError
 
 N = 6

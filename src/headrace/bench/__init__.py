@@ -8,10 +8,9 @@ from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.bench._benchmark import Benchmark, RunSettings
-    from headrace.bench._builders import PlayBuilder, RuntimeBuilder
+    from headrace.bench._builders import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
     from headrace.bench._bundle_files import read_bundle
     from headrace.bench._capture import describe_library
-    from headrace.bench._training_builder import SuccessRule, TrainingBuilder
     from headrace.bench.comparing import report, sweep
     from headrace.bench.comparison import CompareCfg
     from headrace.bench.measured.run import run, runtime, startup

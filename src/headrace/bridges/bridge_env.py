@@ -22,9 +22,9 @@ from headrace._device import to_device
 from headrace.bridges._exchange import Exchange, ExchangeLayout, as_action_space, group_space
 from headrace.bridges.child import NO_SUCCESS_MEASURE
 from headrace.bridges.executors import Backend, Fidelity
-from headrace.envs.actions import checked_actions
 from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot, parse_reset_options
 from headrace.envs.recipe import EpisodeRules
+from headrace.envs.task import checked_actions
 from headrace.errors import DtypeError, EnvError, LifecycleError, ShapeError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver

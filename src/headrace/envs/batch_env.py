@@ -18,10 +18,9 @@ from headrace._kernels.threads import stop_workers
 from headrace.envs._compiled import ROW_FUNCTIONS, CompiledStep, compiled_rows
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._observations import HeldObservations
-from headrace.envs.actions import device_actions, refuse_actions, taken_actions
 from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot
 from headrace.envs.recipe import EpisodeRules
-from headrace.envs.task import Rows, Task, rehearse
+from headrace.envs.task import Rows, Task, device_actions, refuse_actions, rehearse, taken_actions
 from headrace.errors import ConfigError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import Simulation

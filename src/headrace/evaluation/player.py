@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from headrace.envs.actions import action_size
+from headrace.envs.task import action_size
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.evaluation._background_resets import BackgroundResets
 from headrace.evaluation._journal import Header, Journal, circumstances, source_of

@@ -265,7 +265,7 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     """Refuse an environment whose observations or actions are not those that were recorded."""
     from gymnasium import spaces
 
-    from headrace.envs.actions import action_size
+    from headrace.envs.task import action_size
     from headrace.learning.groups import channels_first
 
     groups = cast("spaces.Dict", env.single_observation_space)

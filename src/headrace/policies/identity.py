@@ -117,7 +117,7 @@ class _Hasher:
         return self._object(path, value)
 
     def _object(self, path: str, value: Any) -> None:
-        """Return a module, or any object with attributes."""
+        """Hash a module, or any object with attributes."""
         if isinstance(value, torch.jit.ScriptModule):
             return self._parts(path, {"code": value.code, **value.state_dict()})
         children = dict(value.named_children()) if isinstance(value, nn.Module) else {}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from headrace._named import load_made
 from headrace._published import published, published_file
-from headrace.envs.actions import action_size
 from headrace.envs.recipe import EnvRecipe
+from headrace.envs.task import action_size
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
 from headrace.files import hide_secrets, write_whole
 from headrace.policies.act import SHIPPED, read_policy

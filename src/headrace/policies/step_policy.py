@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from headrace.envs.actions import action_size
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import AnyEnv, EnvRecipe
 from headrace.envs.registry import make
+from headrace.envs.task import action_size
 from headrace.errors import ConfigError, DataError
 from headrace.files import hash_file, open_untrusted, parsing
 from headrace.learning.ppo import PPOCfg

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, DataError, check_counts
 from headrace.recording.film import FilmCfg
 
 if TYPE_CHECKING:
-    from headrace.bench._training_builder import SuccessRule
+    from headrace.bench._builders import SuccessRule
     from headrace.bench.schema import TrainingBundle  # noqa: F401  # the base of the result names it
     from headrace.learning.ppo import PPOCfg
     from headrace.libraries.registry import LibrarySpec
@@ -65,8 +65,8 @@ def train(
         on_iteration: called after each iteration.
         **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
     """
+    from headrace.bench._builders import TrainingBuilder
     from headrace.bench._capture import describe_library
-    from headrace.bench._training_builder import TrainingBuilder
     from headrace.bench.schema import CheckpointInfo, ResumedFrom
     from headrace.bench.stepping import first_step
     from headrace.libraries.registry import library as library_of
