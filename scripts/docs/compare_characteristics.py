@@ -1,8 +1,8 @@
 """How often ``compare`` is right: false verdicts, wrong "unchanged" and power of every design, by simulation.
 
-``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md`` (about twenty minutes);
-``--quick`` prints a small part of it. ``--check`` exits 1 and names each design that exceeds its bar. The tests use the
-same simulation with fewer repetitions.
+``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about two hours, or less with
+fewer comparisons per cell (``--times``). ``--quick`` prints a small part of it. ``--check`` exits 1 and names each design
+that exceeds its bar. The tests use the same simulation with fewer repetitions.
 """
 
 from __future__ import annotations
@@ -283,10 +283,12 @@ def main() -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--times", type=int, default=10_000, help="comparisons per cell")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    page = write_page(400, (2, 10), LOADS[::3]) if arguments.quick else write_page(10_000, (2, 5, 8, 10, 20), LOADS)
-    if not arguments.quick:
+    quick, sizes = arguments.quick, (2, 5, 8, 10, 20)
+    page = write_page(400, sizes[::3], LOADS[::3]) if quick else write_page(arguments.times, sizes, LOADS)
+    if not quick:
         (ROOT / "docs" / "benchmarks" / "comparison.md").write_text("\n".join(page.lines) + "\n")
     return 1 if arguments.check and page.short else 0
 

@@ -324,7 +324,7 @@ def policy_of(run: Bundle) -> str:
     checkpoint, policy = run.checkpoint, run.policy
     if checkpoint is not None:
         return checkpoint.sha256 or checkpoint.path
-    return run.checkpoint_path or ("" if policy is None else f"{policy.kind} {policy.name}")
+    return run.checkpoint_path or ("" if policy is None else policy.policy_id or f"{policy.kind} {policy.name}")
 
 
 def unsteady(run: Bundle) -> bool:

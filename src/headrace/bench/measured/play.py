@@ -18,7 +18,7 @@ from headrace.recording.film import FilmCfg
 
 if TYPE_CHECKING:
     from headrace.bench._builders import PlayBuilder
-    from headrace.bench.schema import PlayBundle  # noqa: F401  # the base of the result names it
+    from headrace.bench.schema import PlayBundle, PolicyDescriptor  # noqa: F401  # the base of the result names a bundle
     from headrace.bench.stepping import WarmupRule
     from headrace.envs.recipe import AnyEnv
     from headrace.policies.load_policy import FoundPolicy, PolicySource
@@ -135,6 +135,7 @@ def play(
                 builder.policy = PolicyDescriptor(
                     kind="callable", name=name, deterministic=True, recurrent=has_memory(loaded)
                 )
+            builder.policy = _identify(builder.policy, loaded)
             warm_up_play(envs, loaded, builder, rule)
             stack.enter_context(film.film(envs))
             builder.video_path = None if film.video is None else str(film.video)
@@ -218,6 +219,16 @@ def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: W
         steps(1)
     builder.steps.warmup = warm_up(steps, rule)
     load_random_state(streams)
+
+
+def _identify(described: PolicyDescriptor | None, policy: ChunkPolicy) -> PolicyDescriptor | None:
+    """Return the description with the policy's id, or without one where its code cannot be seen through."""
+    from headrace.policies.identity import policy_hash
+
+    try:
+        return described and described.model_copy(update={"policy_id": policy_hash(policy)})
+    except ConfigError:
+        return described
 
 
 def _describe(builder: PlayBuilder, found: FoundPolicy, *, deterministic: bool, recurrent: bool) -> None:
