@@ -272,3 +272,26 @@ def test_check_policy_verifies_before_a_long_run() -> None:
         assert (found.verified >= 8, found.strict_size) == (True, 16)
         with pytest.raises(PolicyError, match="draws from numpy's global random generator"):
             check_policy(Drawing("numpy"), env)
+
+
+def test_settings_of_other_kinds_are_refused_with_what_to_pass() -> None:
+    from types import SimpleNamespace
+
+    from headrace.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="instruction: expected one text for every episode"):
+        PlayCfg(instruction=["left", "right"])  # type: ignore[arg-type]  # bad on purpose
+    with pytest.raises(ConfigError, match="batching: expected 'strict', 'fast' or a headrace"):
+        _evaluate(Mlp(), batching=4)
+    with pytest.raises(ConfigError, match="seed: expected one number of 64 bits"):
+        headrace.evaluate("cartpole", Mlp(), episodes=1, seed=[0, 1])  # type: ignore[arg-type]  # bad on purpose
+    with pytest.raises(ConfigError, match="select_action only"):
+        _evaluate(SimpleNamespace(select_action=lambda batch: None))
+    with pytest.raises(ConfigError, match="did you mean 'gym:CartPole-v1'"):
+        headrace.evaluate("CartPole-v1", Mlp(), episodes=1)
+
+
+def test_a_policy_of_one_action_per_chunk_may_leave_the_axis_of_the_chunk_out() -> None:
+    flat = Mlp()
+    flat.forward = lambda obs: Mlp.forward(flat, obs)[:, 0]  # type: ignore[method-assign]  # (n, A)
+    assert _evaluate(flat, policy_id="x").episodes == _evaluate(Mlp(), policy_id="x").episodes

@@ -86,7 +86,10 @@ def known_name(name: str, known: list[str]) -> str:
     """Return which of ``known`` a task's name means; an unknown one raises an error that suggests the nearest."""
     found = next((spelled for spelled in spellings(name) if spelled in known), None)
     if found is None:
-        raise UnknownNameError("task", name, known)
+        import gymnasium
+
+        suggested = [*known, f"{GYMNASIUM}{name}"] if name in gymnasium.registry else known
+        raise UnknownNameError("task", name, suggested)
     return found
 
 

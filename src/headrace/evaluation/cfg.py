@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from headrace.envs.recipe import check_count
 from headrace.errors import ConfigError
@@ -67,6 +67,14 @@ class PlayCfg:
     and code)."""
     mapping: ObservationMap | None = None
     """From observation groups to the keys that the policy reads, here or on a server; part of a table's identity."""
+
+    def __post_init__(self) -> None:
+        given = cast("object", self.instruction)
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(
+                f"instruction: expected one text for every episode, or None for the task's own, got "
+                f"{given!r}; a suite has a text for each of its tasks"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

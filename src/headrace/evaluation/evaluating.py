@@ -78,9 +78,10 @@ def evaluate(
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
     from headrace.evaluation.cursors import EpisodePlan
-    from headrace.evaluation.player import check_engine, open_player, play_plan
+    from headrace.evaluation.player import check_engine, check_seed, open_player, play_plan
     from headrace.policies.load_policy import find_policy, task_of
 
+    check_seed(0 if seed is None else seed)
     recipe = _recipe(env, num_envs=num_envs, seed=seed, overrides=overrides)
     made = None if recipe is not None else cast("AnyEnv", env)
     # workers load what module:name names on their own

@@ -57,8 +57,7 @@ class Player:
                 f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
                 'headrace.make(…, autoreset="disabled") makes one'
             )
-        if not -(2**63) <= seed < 2**63:
-            raise ConfigError(f"seed: expected a number of 64 bits, got {seed}")
+        check_seed(seed)
         rule = make_admission(cfg.admission)
         if cfg.ensemble_decay is not None and rule.holds:
             raise ConfigError(
@@ -192,6 +191,12 @@ class Player:
             self._engine.close()
 
 
+def check_seed(seed: object) -> None:
+    """Refuse what is not one number of 64 bits."""
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed: expected one number of 64 bits, got {seed!r}; a suite has several seeds")
+
+
 def _lengths(cfg: PlayCfg, horizon: int) -> ChunkLengths:
     """Return the lengths of chunks with ``horizon`` rows."""
     blended = cfg.ensemble_decay is not None
@@ -282,7 +287,8 @@ def open_player(env: AnyEnv, policy: PolicySource | FoundPolicy, cfg: PlayCfg, s
         if found.kind in ("library", "torchscript", "onnx") or isinstance(found.source, StepPolicy):
             stack.enter_context(library_run(seed=seed))
         if isinstance(found.source, RemoteCfg) and cfg.timeout is not None:
-            found = replace(found, source=replace(found.source, timeout=cfg.timeout))
+            patience = min(cfg.timeout, found.source.reconnect)
+            found = replace(found, source=replace(found.source, timeout=cfg.timeout, reconnect=patience))
         loaded = build_policy(found, env, horizon=cfg.horizon, mapping=cfg.mapping)
         runs = loaded if found.kind == "remote" else found.source
         if isinstance(runs, EnginePolicy) and cfg.engine == "inline" and cfg.batching is None:

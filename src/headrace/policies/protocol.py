@@ -220,7 +220,8 @@ class _Adapted:
         with torch.no_grad():
             call = cast("Callable[..., Tensor]", self.policy)
             answer = call(obs, context) if self.takes_context else call(obs)
-        if not self.single:
+        # whatever else a policy returned is refused later, with the environments it was for
+        if not self.single and not (self.horizon == 1 and getattr(answer, "ndim", 0) == 2):
             return answer
         if answer.ndim > 2:
             raise PolicyError(
@@ -256,6 +257,12 @@ def as_chunk_policy(
         from headrace.policies._lerobot import adapt_lerobot
 
         own = policy = adapt_lerobot(own)
+    elif callable(getattr(own, "select_action", None)):
+        raise ConfigError(
+            f"policy: expected predict_action_chunk(batch), got a {type(own).__name__} with select_action only, whose "
+            "queue of actions is that of a whole batch, not of an episode; pass a function that plans chunks of its "
+            "rows, or returns one action per row"
+        )
     if not callable(own):
         raise ConfigError(
             "policy: expected a function, an nn.Module or an object with predict_action_chunk, "

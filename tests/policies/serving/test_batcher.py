@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import pytest
 import torch
 from remote_rows import ACTION_DIM, HORIZON, make_request
 
-from headrace.errors import LifecycleError, PolicyError
+from headrace.errors import DataError, LifecycleError, PolicyError
 from headrace.policies import Batching
 from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.policies.serving._batcher import Batcher
@@ -209,12 +211,60 @@ def test_a_policy_with_memory_is_told_of_the_episodes_of_every_client() -> None:
     policy = Remembering()
     batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=FOREVER)
     batcher.join(0)
+    assert numbers(batcher.submit(0, make_request(1, seed=3, first_episode=8))) == [308.0]
     batcher.join(1)
     one, two = (make_request(1, seed=seed) for seed in (3, 4))
     ended = EpisodeRows(seeds=torch.tensor([3]), episode_ids=torch.tensor([8]), instructions=("",))
     one = type(one)(obs=one.obs, context=one.context, ended=ended)
     futures = [batcher.submit(0, one), batcher.submit(1, two)]
     assert [numbers(future) for future in futures] == [[300.0], [400.0]]
-    assert sorted(policy.begun) == [(3, 0), (4, 0)]
+    assert sorted(policy.begun) == [(3, 0), (3, 8), (4, 0)]
     assert policy.ended == [(3, 8)]
+    batcher.close()
+
+
+class Keeper(Gate):
+    """Remembers which episodes play."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: set[tuple[int, int]] = set()
+
+    def begin(self, rows: EpisodeRows) -> None:
+        self.kept |= set(rows.keys())
+
+    def end(self, rows: EpisodeRows) -> None:
+        for key in rows.keys():  # noqa: SIM118  # not a dict
+            self.kept.remove(key)
+
+
+def test_clients_that_leave_end_their_episodes_and_one_that_comes_back_goes_on() -> None:
+    policy = Keeper()
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0, linger=0.2)
+    for client in range(50):
+        batcher.join(client)
+        numbers(batcher.submit(client, make_request(1, first_episode=client)))
+    for client in range(50):
+        batcher.leave(client)
+    batcher.join(50)  # as client 3, whose connection was lost
+    again = make_request(1, first_episode=3)
+    later = replace(again, context=replace(again.context, chunk_index=torch.ones(1, dtype=torch.int64)))
+    assert numbers(batcher.submit(50, later)) == [3.0]
+    deadline = time.monotonic() + 20.0
+    while len(policy.kept) > 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert policy.kept == {(0, 3)}
+    batcher.close()
+
+
+def test_a_chunk_without_a_beginning_is_refused_and_an_end_that_is_not_known_is_left_out() -> None:
+    policy = Keeper()
+    batcher = Batcher(policy, Batching(mode="fast"), max_rows=16, max_wait=0.0)
+    request = make_request(1, first_episode=7)
+    fifth = replace(request, context=replace(request.context, chunk_index=torch.full((1,), 5)))
+    with pytest.raises(DataError, match=r"expected chunk 0 of episode 7 \(seed 0\) first, got chunk 5"):
+        numbers(batcher.submit(0, fifth))
+    over = EpisodeRows(seeds=torch.zeros(1, dtype=torch.int64), episode_ids=torch.tensor([8]), instructions=("",))
+    assert numbers(batcher.submit(0, replace(request, ended=over))) == [7.0]
+    assert policy.kept == {(0, 7)}
     batcher.close()

@@ -8,13 +8,21 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
-from headrace.errors import LifecycleError, PolicyError
+from headrace.errors import DataError, LifecycleError, PolicyError
 from headrace.policies.batching import Answer, Batching
 from headrace.policies.engines import Reply, Request
-from headrace.policies.protocol import TENSOR_FIELDS, ChunkContext, ChunkPolicy, EpisodeRows
+from headrace.policies.protocol import (
+    TENSOR_FIELDS,
+    ChunkContext,
+    ChunkPolicy,
+    EpisodeRows,
+    RemembersEpisodes,
+    has_memory,
+)
 from headrace.policies.verification import Asker
 from headrace.types import Obs
 
@@ -58,9 +66,16 @@ class _Job:
 class Batcher:
     """Owns the model's thread. Requests come from any thread; while the model runs, the next batch collects."""
 
-    def __init__(self, policy: ChunkPolicy, batching: Batching, *, max_rows: int, max_wait: float) -> None:
+    def __init__(
+        self, policy: ChunkPolicy, batching: Batching, *, max_rows: int, max_wait: float, linger: float = 30.0
+    ) -> None:
         self._ask, self._batching = Asker(policy, batching, alone=False), batching
-        self._max_rows, self._max_wait = max_rows, max_wait
+        self._max_rows, self._max_wait, self._linger = max_rows, max_wait, linger
+        self._memory = cast("RemembersEpisodes", policy) if has_memory(policy) else None
+        self._episodes: dict[tuple[int, int], tuple[int, str]] = {}
+        """Episodes in the policy's memory: the client that plays each, and its instruction."""
+        self._gone: dict[int, float] = {}
+        """Clients that have left → when their episodes end."""
         self._queue: deque[_Job] = deque()
         self._clients: set[int] = set()
         self._closed = False
@@ -78,6 +93,8 @@ class Batcher:
         """Count a client out, with its rows."""
         with self._changed:
             self._clients.discard(client)
+            if self._memory is not None:
+                self._gone[client] = time.monotonic() + self._linger
             for job in [job for job in self._queue if job.client == client]:
                 job.future.cancel()
             self._changed.notify()
@@ -123,8 +140,9 @@ class Batcher:
                 self._drop_cancelled()
                 if self._closed:
                     return []
+                due = self._end_left()
                 if not self._queue:
-                    self._changed.wait()
+                    self._changed.wait(due)
                     continue
                 left = self._queue[0].arrived + self._max_wait - time.monotonic()
                 full = sum(job.rows for job in self._queue) >= self._max_rows
@@ -132,6 +150,54 @@ class Batcher:
                 if full or everyone or left <= 0:
                     return self._take()
                 self._changed.wait(left)
+
+    def _end_left(self) -> float | None:
+        """End the episodes of clients that left some time ago; returns the seconds until the next are due.
+
+        A client whose connection was lost comes back as another one, and goes on with its episodes.
+        """
+        now = time.monotonic()
+        over = {client for client, due in self._gone.items() if due <= now}
+        for client in over:
+            del self._gone[client]
+        keys = [key for key, (client, _) in self._episodes.items() if client in over]
+        if keys:
+            texts = tuple(self._episodes.pop(key)[1] for key in keys)
+            seeds, ids = (torch.tensor([key[part] for key in keys]) for part in (0, 1))
+            try:
+                cast("RemembersEpisodes", self._memory).end(
+                    EpisodeRows(seeds=seeds, episode_ids=ids, instructions=texts)
+                )
+            except Exception:  # noqa: BLE001  # no client is left to hear of it, and the model's thread must live on
+                self.stats.failed += 1
+        return max(0.0, min(self._gone.values()) - now) if self._gone else None
+
+    def _keep(self, jobs: Sequence[_Job]) -> list[Request]:
+        """Note which episodes the policy's memory has after these requests; refuse one without a beginning."""
+        for job in jobs if self._memory is not None else ():
+            context = job.request.context
+            keys = list(zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True))
+            for key, chunk in zip(keys, context.chunk_index.tolist(), strict=True):
+                if chunk and key not in self._episodes:
+                    raise DataError(
+                        f"request: expected chunk 0 of episode {key[1]} (seed {key[0]}) first, got chunk {chunk}: the "
+                        "policy has memory, and has not seen this episode begin, or has ended it when its client left"
+                    )
+        return [self._note(job) for job in jobs]
+
+    def _note(self, job: _Job) -> Request:
+        """Note the episodes of a request; returns it without the ends of episodes that the memory has not."""
+        request = job.request
+        if self._memory is None:
+            return request
+        context, ended = request.context, request.ended
+        if ended is not None:
+            known = [row for row, key in enumerate(ended.keys()) if self._episodes.pop(key, None) is not None]
+            texts = tuple(ended.instructions[row] for row in known)
+            ended = EpisodeRows(seeds=ended.seeds[known], episode_ids=ended.episode_ids[known], instructions=texts)
+        keys = zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True)
+        self._episodes |= {key: (job.client, text) for key, text in zip(keys, context.instructions, strict=True)}
+        return replace(request, ended=ended)
 
     def _take(self) -> list[_Job]:
         kind, rows = self._queue[0].kind(), 0
@@ -153,7 +219,7 @@ class Batcher:
     def _answer(self, jobs: Sequence[_Job]) -> None:
         begin = time.perf_counter()
         try:
-            answer = self._run(_merge([job.request for job in jobs]))
+            answer = self._run(_merge(self._keep(jobs)))
         # whatever a policy raises goes to the clients; the model's thread must live on
         except BaseException as error:  # noqa: BLE001  # told to the client
             if len(jobs) > 1:  # one client's rows must not fail the others'

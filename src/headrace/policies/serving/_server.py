@@ -40,6 +40,8 @@ class ServeCfg:
     """Most rows of a merged batch."""
     max_wait: float = 0.01
     """Seconds that the first request of a batch waits for others, while the model is idle."""
+    linger: float = 30.0
+    """Seconds in which a client that left may come back to its episodes, before a policy with memory ends them."""
     batching: Batching = field(default_factory=lambda: Batching(mode="strict"))
     """How the model sees the rows: ``strict`` gives every row the bits of an inline strict run of that size."""
     api_key: str | None = None
@@ -51,7 +53,7 @@ class ServeCfg:
 
     def __post_init__(self) -> None:
         check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None))
-        check_seconds(self, "serve", "max_wait", least=0.0)
+        check_seconds(self, "serve", "max_wait", "linger", least=0.0)
         check_seconds(self, "serve", "ping_interval", "ping_timeout")
 
 
@@ -152,7 +154,9 @@ class PolicyServer:
     async def _serve(self) -> None:
         cfg = self.cfg
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._batcher = Batcher(self.policy, cfg.batching, max_rows=cfg.max_rows, max_wait=cfg.max_wait)
+        self._batcher = Batcher(
+            self.policy, cfg.batching, max_rows=cfg.max_rows, max_wait=cfg.max_wait, linger=cfg.linger
+        )
         try:
             async with self._library.serve(
                 self._handle,
