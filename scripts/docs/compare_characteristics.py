@@ -1,8 +1,8 @@
 """How often ``compare`` is right: false verdicts, wrong "unchanged" and power of every design, by simulation.
 
-``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about two hours, or less with
-fewer comparisons per cell (``--times``). ``--quick`` prints a small part of it. ``--check`` exits 1 and names each design
-that exceeds its bar. The tests use the same simulation with fewer repetitions.
+``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about two hours, or less
+with fewer comparisons per cell (``--times``). ``--quick`` prints a small part of it. ``--check`` exits 1 and names each
+design that exceeds its bar. The tests use the same simulation with fewer repetitions.
 """
 
 from __future__ import annotations

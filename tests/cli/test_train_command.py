@@ -266,7 +266,25 @@ def test_resuming_records_what_changed_and_refuses_another_task_before_writing(
     came_from = training_bundle("rest").run.resumed_from.model_dump()
     assert came_from["run_id"] == training_bundle("half").run.run_id
     assert came_from["changed"] == {"gamma": [0.99, 0.9], "task.max_angle": [None, 0.3]}
-    said(capsys)
+    shown = said(capsys)
+    assert "gamma 0.99 → 0.9" in shown
+    assert "task.max_angle None → 0.3" in shown
     assert main(["train", "ant", "--resume-from", "half", "--output", "other", *QUICK]) == 2
     assert "expected a run of task 'ant', got one of 'cartpole'" in said(capsys)
     assert not Path("other").exists()
+
+
+def test_a_resumed_training_inherits_everything_that_is_not_given_again() -> None:
+    words = ["train", "cartpole", "--num-envs", "4", "--seed", "3", "--set", "max_angle=0.3", "--library", "sb3"]
+    assert main([*words, "--ppo", "steps=16", "--ppo", "epochs=2", "--iterations", "1", "--output", "a"]) == 0
+    assert main(["train", "cartpole", "--resume-from", "a", "--iterations", "1", "--output", "b"]) == 0
+    first, second = training_bundle("a"), training_bundle("b")
+    assert second.run.resumed_from.changed == {}
+    assert second.run.framework == "sb3"
+    assert second.library.settings == first.library.settings
+    assert second.run.recipe == first.run.recipe
+    more = ["--ppo", "epochs=3", "--iterations", "1", "--output", "c"]
+    assert main(["train", "cartpole", "--resume-from", "b", *more]) == 0
+    third = training_bundle("c")
+    assert third.run.resumed_from.changed == {"epochs": [2, 3]}
+    assert third.library.settings["steps"] == 16

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -135,7 +136,8 @@ class TrainOptions:
     task: Task
     env: EnvKeywords
     run: RunCfg
-    library: str = "headrace"
+    library: str | None = None
+    """RL library (default: headrace, our own small PPO)."""
     iterations: int = 100
     """Rollouts to collect and learn from."""
     check_success: bool = False
@@ -145,44 +147,68 @@ class TrainOptions:
     """A setting of PPO, for example steps=24 or learning_rate=3e-4."""
     film: Annotated[FilmCfg, Only("video", "interval", "renderer")]
     resume_from: str | None = None
-    """Directory of an earlier run, to continue from its last checkpoint."""
+    """Directory of an earlier run, to continue from its last checkpoint with everything that it was given; options
+    given here are applied on top, and shown."""
 
 
 def _train(given: TrainOptions) -> int:
     if given.rule is not None and not given.check_success:
         raise ConfigError("--success-threshold, --success-window, --success-rule: expected --check-success with them")
     first: int | None = None
-    with progress_bar(f"training with {given.library}", given.iterations) as update:
+    output: Path | None = None
+
+    def begin(directory: Path) -> None:
+        nonlocal output
+        output = directory
+        say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True)
+
+    with progress_bar(f"training with {given.library or 'headrace'}", given.iterations) as update:
 
         def after(done: Iteration) -> None:
             nonlocal first
             first = done.number - 1 if first is None else first
             update(done.number - first)
 
-        result = train(
-            given.task,
-            library=given.library,
-            iterations=given.iterations,
-            ppo=_ppo(given.ppo),
-            stop=(given.rule or SuccessRule()) if given.check_success else None,
-            resume_from=given.resume_from,
-            film=given.film,
-            run=given.run,
-            on_begin=lambda directory: say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True),
-            on_iteration=after,
-            **given.env,
-        )
+        try:
+            result = train(
+                given.task,
+                library=given.library,
+                iterations=given.iterations,
+                ppo=_ppo(given.ppo, given.resume_from),
+                stop=(given.rule or SuccessRule()) if given.check_success else None,
+                resume_from=given.resume_from,
+                film=given.film,
+                run=given.run,
+                on_begin=begin,
+                on_iteration=after,
+                **given.env,
+            )
+        except KeyboardInterrupt:
+            if output is not None:
+                say(f"continue with: headrace train {given.task} --resume-from {output}", stderr=True)
+            raise
     show_bundle(result.bundle, result.paths)
+    if (came_from := result.bundle.run.resumed_from) is not None:
+        for name, change in came_from.changed.items():
+            before, now = cast("list[object]", change)
+            say(f"changed from the resumed run: {name} {before!r} → {now!r}", stderr=True)
     return 0
 
 
-def _ppo(settings: Mapping[str, object] | None) -> PPOCfg | None:
-    """Return the settings of PPO; None where there are none, so that torch is not imported for them."""
+def _ppo(settings: Mapping[str, object] | None, resume_from: str | None) -> PPOCfg | None:
+    """Return the settings of PPO, of a resumed run with those given instead; None where none are, so that torch is not
+    imported for them."""
     if settings is None:
         return None
     from headrace.learning import PPOCfg
 
-    return make_record(PPOCfg, settings, "PPO setting", "--ppo", without="seed")
+    made = make_record(PPOCfg, settings, "PPO setting", "--ppo", without="seed")
+    if resume_from is None:
+        return made
+    from headrace.libraries.training import recorded_settings
+
+    earlier = replace(recorded_settings(Path(resume_from)), seed=made.seed)
+    return replace(earlier, **{name: getattr(made, name) for name in settings})
 
 
 @dataclass(frozen=True, kw_only=True)

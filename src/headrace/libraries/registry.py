@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from headrace.errors import ConfigError, DataError, UnknownNameError, UnsupportedError, require_extra
+from headrace.files import read_json
 
 if TYPE_CHECKING:
     from headrace.learning.actor_critic import MemoryKind
@@ -241,3 +242,11 @@ def read_curves(directory: Path, library_name: str) -> LoggedCurves:
     raise DataError(
         f"{directory}: expected the curve {tags.reward!r} of {library_name}, got {sorted(seen) or 'no curves'}"
     )
+
+
+def recorded_library(run: Path) -> str:
+    """Return the library of the training in a directory, without importing it."""
+    path = run / "checkpoint.json"
+    if not path.is_file():
+        raise DataError(f"{run}: expected the directory of a training, got one without {path.name}")
+    return str(read_json(path).get("library"))

@@ -233,6 +233,17 @@ def resumable(run: Path, library_name: str, task: str, num_envs: int) -> Resumpt
     return Resumption(last=kept.last, meta=meta, state=state)
 
 
+def recorded_settings(run: Path) -> PPOCfg:
+    """Return the settings of PPO that an earlier training had."""
+    kept = read_index(run)
+    meta = read_meta(kept.last, library(kept.library))
+    if meta is None:
+        raise DataError(
+            f"{kept.last}: expected a checkpoint that 'headrace train' wrote, got one without a description"
+        )
+    return meta.settings
+
+
 def load_resumption(learner: Learner, resumption: Resumption) -> int:
     """Put a learner where a run left off; returns the iterations it had done."""
     state = read_weights(resumption.state, trust=False)

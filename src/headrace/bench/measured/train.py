@@ -35,7 +35,7 @@ class TrainingResult(RunResult["TrainingBundle"]):
 def train(
     task: str | EnvRecipe,
     *,
-    library: str = "headrace",
+    library: str | None = None,
     iterations: int = 100,
     ppo: PPOCfg | None = None,
     stop: SuccessRule | None = None,
@@ -51,12 +51,13 @@ def train(
     Args:
         task: a task name, ``module:NAME`` for one that importing your module registers, or ``gym:ID`` for a Gymnasium
             environment over a bridge; or a recipe.
-        library: RL library: ``headrace`` (our own small PPO), ``rsl_rl``, ``rl_games``, ``skrl``, ``sb3``, or a
-            library that an installed package adds.
+        library: RL library: ``headrace`` (our own small PPO, the default), ``rsl_rl``, ``rl_games``, ``skrl``,
+            ``sb3``, or a library that an installed package adds.
         iterations: rollouts to collect and learn from.
         ppo: settings of PPO; a setting that the library cannot honor is refused.
         stop: when to stop early; None for never.
-        resume_from: directory of an earlier run, to continue from its last checkpoint.
+        resume_from: directory of an earlier run, to continue from its last checkpoint with its library, its settings
+            of PPO and its environments, but for what is given here; ``resumed_from.changed`` in the bundle has that.
         film: film the first environments into ``film.video`` while they collect for the first iteration and for each
             that ``film.interval`` divides. Filming takes time, which is in the figures: comparisons keep filmed
             trainings apart.
@@ -70,15 +71,16 @@ def train(
     from headrace.bench.schema import CheckpointInfo, ResumedFrom
     from headrace.bench.stepping import first_step
     from headrace.libraries.registry import library as library_of
+    from headrace.libraries.registry import recorded_library
 
     run = run or RunCfg()
-    recipe = run.recipe(task, **env)
+    recipe = run.recipe(task, **env) if resume_from is None else _inherit(Path(resume_from), run, task, env)
     check_counts(iterations=iterations)
     film = film or FilmCfg()
     if film.video is not None and recipe.bridged:
         raise ConfigError(f"video (--video): expected a task of ours to film, got {recipe.source!r}")
     builder = TrainingBuilder(ema_alpha=run.ema_alpha, series=run.series, rule=stop)
-    spec = library_of(library)
+    spec = library_of(library or (recorded_library(Path(resume_from)) if resume_from is not None else "headrace"))
     spec.require()
     check_device(builder.startup, recipe)
     with run.measure(builder, recipe, framework=spec.name, max_iterations=iterations) as measured:
@@ -94,11 +96,13 @@ def train(
         film.check()
         with builder.startup.phase("task_config"):
             recipe.cfg()
-        ppo = _check_ppo(spec, ppo or PPOCfg(), recipe)
-        builder.library = describe_library(spec.name, algorithm="PPO", settings=plain(dataclasses.asdict(ppo)))
         resumption = None
         if resume_from is not None:
             resumption = resumable(Path(resume_from), spec.name, recipe.source, recipe.num_envs)
+            ppo = ppo or dataclasses.replace(resumption.meta.settings, seed=recipe.seed)
+        ppo = _check_ppo(spec, ppo or PPOCfg(), recipe)
+        builder.library = describe_library(spec.name, algorithm="PPO", settings=plain(dataclasses.asdict(ppo)))
+        if resumption is not None and resume_from is not None:
             measured.resumed_from = ResumedFrom(
                 path=str(resumption.last),
                 run_id=_run_id(Path(resume_from)),
@@ -155,6 +159,21 @@ def train(
         if builder.stop_reason is not None:
             measured.complete(builder.stop_reason)
     return TrainingResult.of(measured, last=keeper.last, best=keeper.best)
+
+
+def _inherit(earlier: Path, run: RunCfg, task: str | EnvRecipe, env: EnvKeywords) -> EnvRecipe:
+    """Return the recipe of an earlier training with what is given instead; overrides are added to its own."""
+    if isinstance(task, EnvRecipe):
+        return run.recipe(task, **env)
+    from headrace.bench._bundle_files import read_bundle
+
+    written = earlier / "training.json"
+    recorded = read_bundle(written).run.recipe if written.is_file() else None
+    if recorded is None or recorded.get("source") != task:
+        return run.recipe(task, **env)  # of another task, which is refused later with its name
+    changes = dict(env)
+    changes["overrides"] = {**EnvRecipe.from_json(recorded).overrides, **(env.get("overrides") or {})}
+    return run.recipe(EnvRecipe.from_json(recorded).replace(**{k: v for k, v in changes.items() if v is not None}))
 
 
 def _check_ppo(spec: LibrarySpec, ppo: PPOCfg, recipe: EnvRecipe) -> PPOCfg:
