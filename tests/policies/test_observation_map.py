@@ -16,8 +16,8 @@ from torch import Tensor
 import headrace
 from headrace.errors import ConfigError, PolicyError, UnknownNameError
 from headrace.evaluation import PlayCfg
-from headrace.policies import ChunkContext, LeRobotPolicy, ObservationMap
-from headrace.policies.protocol import one_row
+from headrace.policies import LeRobotPolicy, ObservationMap
+from headrace.policies.protocol import ChunkContext, one_row
 from headrace.types import Obs
 
 
