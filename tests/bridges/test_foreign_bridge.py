@@ -130,6 +130,54 @@ def test_the_contract_holds(other_python: str) -> None:
 
 
 @pytest.mark.usefixtures("nobody_left")
+@pytest.mark.parametrize("remote", [False, True])
+def test_pictures_on_demand_are_drawn_when_they_are_read_and_only_then(
+    other_python: str, remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "open sesame")
+    command = [other_python, str(CHILD_FILE), "--listen", "127.0.0.1:0", "--entry", f"{TOY}:LateWalk", "--once"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listening:
+        try:
+            assert listening.stdout is not None
+            port = re.search(r"port (\d+)", listening.stdout.readline())
+            assert port is not None
+            settings: dict[str, Any] = {"num_envs": 3, "autoreset": "disabled", "final_obs": False}
+            address = f"tcp://127.0.0.1:{port[1]}"
+            env = bridge(address=address, **settings) if remote else _foreign(other_python, "LateWalk", **settings)
+            unread = torch.zeros(3, dtype=torch.bool)
+            env.reset(options={"observe": unread})
+
+            def draws() -> list[int]:
+                pictures = env.render_each()
+                assert pictures is not None
+                return [int(picture[0, 0, 0]) for picture in pictures]
+
+            assert draws() == [0, 0, 0]
+            for _ in range(2):
+                env.step(torch.zeros(3, 2), observe=unread)
+            assert draws() == [0, 0, 0]
+            one = unread.clone()
+            one[1] = True
+            step = env.step(torch.zeros(3, 2), observe=one)
+            assert draws() == [0, 1, 0]
+            assert step.obs["camera"][1].unique().tolist() == [3]
+            assert step.obs["policy"][:, 1].tolist() == [3, 3, 3]
+            assert env.observe(torch.tensor([2, 1]))["camera"][:, 0, 0, 0].tolist() == [3, 3]
+            assert draws() == [0, 1, 1]
+            assert env.observe()["camera"][:, 0, 0, 0].tolist() == [3, 3, 3]
+            env.observe()
+            assert draws() == [1, 1, 1]
+            assert env.frames_drawn == 3
+            env.close()
+        finally:
+            listening.kill()
+    dark = _foreign(other_python, "LateWalk", env_kwargs={"fault": "draw"})
+    with pytest.raises(EnvError, match=r"raised ValueError in draw: no light"):
+        dark.reset()
+    dark.close()
+
+
+@pytest.mark.usefixtures("nobody_left")
 def test_over_a_socket_the_numbers_are_the_same_and_the_child_serves_the_next_client(
     other_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +190,8 @@ def test_over_a_socket_the_numbers_are_the_same_and_the_child_serves_the_next_cl
             assert port is not None
             address = f"tcp://127.0.0.1:{port[1]}"
             reference = _played(_foreign(other_python, num_envs=2, workers=1), {0, 1, 2})
+            late = _foreign(other_python, "LateWalk", num_envs=2, workers=1)
+            assert _played(late, {0, 1, 2}, np.random.default_rng(1)) == reference
             for _ in range(2):
                 assert _played(bridge(address=address, num_envs=2), {0, 1, 2}, np.random.default_rng(2)) == reference
             env = bridge(address=address)

@@ -40,6 +40,10 @@ class ObsGroup:
             obs = cast("Mapping[str | int, object]", obs)[key]
         return obs
 
+    def is_of(self, keys: frozenset[str]) -> bool:
+        """Return whether it belongs to one of some keys of the whole observation."""
+        return bool(self.path) and self.path[0] in keys
+
 
 def group_leaves(space: spaces.Space[Any]) -> tuple[ObsGroup, ...]:
     """Return the observation groups of one environment's observation space.

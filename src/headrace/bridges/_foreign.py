@@ -104,6 +104,8 @@ class Hello:
     no_identity: str
     reseeds: bool
     """Whether episodes are functions of their seeds."""
+    late: frozenset[str]
+    """Keys of observations that are drawn on demand."""
 
 
 class ChildProcess:
@@ -209,6 +211,7 @@ class ForeignWorker:
         self._timeout = timeout
         self.deadline = time.monotonic() + timeout
         self._remote: Exchange | None = None
+        self._late = frozenset[str]()
         self._asked: list[int] = []
 
     def make(self, source: ForeignSource) -> None:
@@ -238,10 +241,11 @@ class ForeignWorker:
             fidelity=fidelity,
             no_identity=str(answer.get("no_identity", "")),
             reseeds=bool(cast("dict[str, object]", abilities).get("reseed", True)),
+            late=frozenset(map(str, answer.get("drawn_on_demand", ()))),
         )
 
-    def lay_out(self, exchange: Exchange, observation_space: gymnasium.Space[Any]) -> None:
-        """Tell the child where rows lie."""
+    def lay_out(self, exchange: Exchange, observation_space: gymnasium.Space[Any], late: frozenset[str]) -> None:
+        """Tell the child where rows lie; observations of ``late`` come on demand."""
         layout = exchange.layout
         head = {
             "call": "layout",
@@ -254,6 +258,7 @@ class ForeignWorker:
         self._send("layout", head)
         self._receive("layout")
         self._remote = exchange if isinstance(self.link, RemoteChild) else None
+        self._late = late
 
     def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
         """Begin a call."""
@@ -281,13 +286,15 @@ class ForeignWorker:
     def _read(self, call: str, head: Mapping[str, Any], body: bytes) -> list[Any]:
         match call:
             case "reset":
-                self._read_rows(body, ())
+                self._read_rows(body, late=False)
                 told = head["told"]
                 if len(told) != len(self._asked) or not all(isinstance(text, str) for text in told):
                     raise ValueError
                 return told
             case "step":
-                self._read_rows(body, child.RESULTS)
+                self._read_rows(body, child.RESULTS, late=False)
+            case "observe":
+                self._read_rows(body, late=True)
             case "save":
                 return _pieces(body, head["sizes"])
             case "render":
@@ -313,11 +320,12 @@ class ForeignWorker:
         """Wait until it is gone."""
         self.link.end()
 
-    def _read_rows(self, body: bytes, results: tuple[str, ...]) -> None:
+    def _read_rows(self, body: bytes, results: tuple[str, ...] = (), *, late: bool) -> None:
         exchange = self._remote
         if exchange is None:
             return
-        targets = [exchange.obs[leaf.name] for leaf in exchange.layout.leaves]
+        leaves = [leaf for leaf in exchange.layout.leaves if leaf.is_of(self._late) == late]
+        targets = [exchange.obs[leaf.name] for leaf in leaves]
         targets += [getattr(exchange, name) for name in results]
         rows = len(self._asked)
         sizes = [rows * math.prod(target.shape[1:]) * target.itemsize for target in targets]
@@ -379,10 +387,10 @@ def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple
         layout = exchange_layout(num_envs, *first)
         exchange = Exchange(layout, None if python is None else _mapped(memory, layout.nbytes))
         for worker in started:
-            worker.lay_out(exchange, hellos[0].observation_space)
+            worker.lay_out(exchange, hellos[0].observation_space, hellos[0].late)
     said = hellos[0]
     backend = WorkerBackend(
-        exchange, started, fidelity=said.fidelity, reseeds=said.reseeds, no_identity=said.no_identity
+        exchange, started, fidelity=said.fidelity, reseeds=said.reseeds, no_identity=said.no_identity, late=said.late
     )
     return backend, said
 

@@ -55,7 +55,7 @@ class WorkerLink(Protocol):
     """On the monotonic clock: until when the call that was sent last may take."""
 
     def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
-        """Begin ``reset`` (more: seeds), ``step``, ``save``, ``restore`` (more: states) or ``render``."""
+        """Begin ``reset`` (more: seeds), ``step``, ``observe``, ``save``, ``restore`` (more: states) or ``render``."""
         ...
 
     def receive(self, call: str) -> list[Any]:
@@ -88,11 +88,12 @@ class WorkerBackend(Backend):
         fidelity: Fidelity = "native",
         reseeds: bool = True,
         no_identity: str = "",
+        late: frozenset[str] = frozenset(),
     ) -> None:
         """Own ``workers``, which have made their environments: ``close`` ends them."""
         self.exchange = exchange
         self.fidelity: Fidelity = fidelity
-        self.reseeds, self.no_identity = reseeds, no_identity
+        self.reseeds, self.no_identity, self.late = reseeds, no_identity, late
         self.workers = workers
         self._closed = False
         self._resets: dict[WorkerLink, list[int]] = {}

@@ -89,7 +89,8 @@ class TensorExchange:
 class HeldRows:
     """The rows of a bridge on one device; ``shown`` and ``rows`` give copies."""
 
-    def __init__(self, exchange: Exchange | TensorExchange) -> None:
+    def __init__(self, exchange: Exchange | TensorExchange, late: frozenset[str]) -> None:
+        """Hold rows of ``exchange``; observations of the keys ``late`` are read on demand."""
         self._exchange = exchange if isinstance(exchange, TensorExchange) else TensorExchange.over(exchange)
         self.device = self._exchange.device
         layout = exchange.layout
@@ -99,6 +100,10 @@ class HeldRows:
             leaf.name: _view(np.zeros((layout.num_envs, *leaf.shape), leaf.dtype)).to(self.device)
             for leaf in layout.leaves
         }
+        self.late = [leaf.name for leaf in layout.leaves if leaf.is_of(late)]
+        """Groups that are drawn on demand."""
+        self._stale = torch.zeros(layout.num_envs, dtype=torch.bool)
+        """Whose late groups are not those of the last step or reset."""
 
     def write_actions(self, actions: Tensor, active_ids: Tensor | None) -> None:
         """Hand over the actions of the environments that act, in the dtype of the space; the others stay."""
@@ -132,9 +137,17 @@ class HeldRows:
             return torch.full(rows.shape, NO_SUCCESS_MEASURE, dtype=torch.int8, device=self.device)
         return success.index_select(0, rows)
 
-    def hold(self, rows: Tensor) -> None:
-        """Take over the observation of ``rows`` from the last step or reset."""
+    def stale(self, rows: Tensor) -> Tensor:
+        """Return those of ``rows`` whose late groups must be drawn before they are read."""
+        return rows[self._stale[rows]] if self.late else rows[:0]
+
+    def hold(self, rows: Tensor, *, late: bool = False) -> None:
+        """Take over the observation of ``rows`` from the last step or reset, or what was drawn ``late``."""
+        if self.late:
+            self._stale[rows] = not late
         for group, held in self._held.items():
+            if (group in self.late) != late:
+                continue
             values = self._exchange.obs[group]
             if rows.shape[0] == held.shape[0]:  # one copy; choosing rows takes two
                 held.copy_(values)
@@ -151,6 +164,7 @@ class HeldRows:
 
     def load(self, obs: Obs) -> None:
         """Take over the observations of a snapshot."""
+        self._stale[:] = False
         for group, held in self._held.items():
             held.copy_(obs[group].view(held.dtype))
 
@@ -229,7 +243,7 @@ class BridgeEnv(EpisodicEnv):
             **episodes: seed, autoreset, final_obs, episode_stride, as for :func:`headrace.bridge`.
         """
         num_envs = backend.exchange.layout.num_envs
-        self._held = HeldRows(backend.exchange)
+        self._held = HeldRows(backend.exchange, backend.late)
         super().__init__(num_envs, self._held.device, {}, **episodes)
         self.name = name
         self.seeds_of: Callable[[int, Tensor], list[int]] = episode_seeds
@@ -247,7 +261,7 @@ class BridgeEnv(EpisodicEnv):
         self._knows_success = False
 
     frames_drawn: int = 0
-    """A bridged environment draws on its own, uncounted."""
+    """Pictures drawn on demand; those that an environment draws in its steps are not counted."""
 
     @property
     def fidelity(self) -> Fidelity:
@@ -299,6 +313,7 @@ class BridgeEnv(EpisodicEnv):
             if request.ids is None or len(request.ids):
                 all_ids = self._episodes.all_ids if request.ids is None else request.ids
                 self._begin(all_ids, request.episode_ids)
+                self._draw(all_ids, request.observe)
         self._ready, self._failure = True, ""
         return self._shown(), {}
 
@@ -373,6 +388,7 @@ class BridgeEnv(EpisodicEnv):
             # also when an observer raised: an ended episode must not go on
             if ended_ids is not None and self.autoreset == "same_step":
                 self._begin(ended_ids, None)
+                self._draw(ended_ids)
                 step = step._replace(obs=self._shown())
         return step
 
@@ -382,9 +398,9 @@ class BridgeEnv(EpisodicEnv):
         Rows come in the order of the ids, those of a mask in ascending order.
         """
         self._check_ready("observe")
-        if ids is None:
-            return self._shown()
-        return self._held.rows(check_ids(ids, self.num_envs, self.device, ascending=False))
+        chosen = self._episodes.all_ids if ids is None else check_ids(ids, self.num_envs, self.device, ascending=False)
+        self._draw(chosen)
+        return self._shown() if ids is None else self._held.rows(chosen)
 
     # --- watching, saving, ending -------------------------------------------------------------------------------
 
@@ -409,6 +425,7 @@ class BridgeEnv(EpisodicEnv):
 
     def _kept(self) -> dict[str, object]:
         """Return the snapshot without the environments themselves."""
+        self._draw(self._episodes.all_ids)
         return self._bookkeeping(self.name) | {"observations": {"held": self._shown()}}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -459,8 +476,15 @@ class BridgeEnv(EpisodicEnv):
         outcome = episodes.finish(rows, reward, terminated, diverged, truncated=truncated)
 
         info: StepInfo = {}
-        obs, ended = self._shown(), to_device(outcome.ended, rows.device)
+        ended = to_device(outcome.ended, rows.device)
         ended_ids = rows.index_select(0, ended) if ended.shape[0] else None
+        read = rows if wanted is None else rows[wanted[rows]]
+        if ended_ids is not None and wanted is not None and self._wants_final_obs:
+            read = torch.cat((read, ended_ids)).unique()
+        elif ended_ids is not None and not self._wants_final_obs:  # last observations are for those who bootstrap
+            read = read[~torch.isin(read, ended_ids)]
+        self._draw(rows if self._needs("frames") else read)
+        obs = self._shown()
         if ended_ids is not None:
             info = self._end_episodes(ended_ids, None if diverged is None else diverged.index_select(0, ended))
             if self.autoreset == "disabled":
@@ -472,6 +496,20 @@ class BridgeEnv(EpisodicEnv):
             observed = wanted & self._mask_of(rows)
             info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
+
+    def _draw(self, ids: Tensor, among: Tensor | None = None) -> None:
+        """Draw what ``ids`` show on demand, or those of them that are ``among`` others and not being reset."""
+        if not self._held.late:
+            return
+        if self._background:
+            ids = ids[~torch.isin(ids, torch.tensor(sorted(self._background)))]
+        if among is not None and not self._needs("frames"):
+            ids = ids[torch.isin(ids, among)]
+        if len(stale := self._held.stale(ids)):
+            stale = stale.sort().values.unique()
+            self._call_backend(lambda: self.backend.observe(stale.tolist()))
+            self._held.hold(stale, late=True)
+            self.frames_drawn += len(stale) * len(self._held.late)
 
     def _begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids``, with the given identities or their next ones."""
@@ -501,6 +539,8 @@ class BridgeEnv(EpisodicEnv):
         self._held.hold(ids)
         self._active_set.unpark(ids)
         if self._observers:
+            if self._needs("frames"):
+                self._draw(ids)
             self._show_reset(ids, ids, self._shown(), states=None)
 
     def _drop_resets(self) -> None:

@@ -10,6 +10,10 @@ An entry is a function that makes one environment, with Gymnasium's interface: `
 or Gym's own, or plain dicts such as ``{"type": "box", "shape": [7], "dtype": "float32", "low": -1, "high": 1}``), and
 where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``.
 
+Pictures that cost more than a step can be left to those who read them: an environment whose ``drawn_on_demand`` names
+keys of its observation space leaves them out of what ``reset`` and ``step`` return, and has ``draw()``, which returns a
+dict with them for the state that was returned last. It is called when these observations are read.
+
 An entry that takes ``num_envs`` makes one simulator of all rows instead: the row protocol, see :class:`RowSimulation`.
 
 A frame is 16 bytes (``HRC1``, length of the head, length of the body), a head of JSON and a body of raw bytes. Rows
@@ -214,6 +218,7 @@ class Group:
         self.pickles = pickles
         self.arrays: Any = {}
         self.leaves: list[Any] = []
+        self.late_leaves: list[Any] = []
         self.text_path: Any = None
         self.instruction_keys: Any = ()
         self.texts: dict[int, str] = {}
@@ -245,13 +250,16 @@ class Group:
             "observation_space": self.spaces[0],
             "action_space": self.spaces[1],
             "render_mode": getattr(env, "render_mode", None),
+            "drawn_on_demand": list(getattr(env, "drawn_on_demand", ())),
             "abilities": {"native": True, "reseed": True, "save": saves},
         }
 
     def bind(self, arrays: Any, leaves: Any, text_path: Any, instruction_keys: Any) -> None:
         """Read and write the rows of these arrays from now on; ``leaves`` are names and paths of observations."""
         self.arrays, self.text_path, self.instruction_keys = arrays, text_path, instruction_keys
-        self.leaves = row_leaves(arrays, leaves)
+        late = getattr(next(iter(self.envs.values()), None), "drawn_on_demand", ())
+        self.leaves = row_leaves(arrays, [leaf for leaf in leaves if not leaf[1] or leaf[1][0] not in late])
+        self.late_leaves = row_leaves(arrays, [leaf for leaf in leaves if leaf[1] and leaf[1][0] in late])
 
     def call(self, name: str, env_ids: Any, more: Any) -> list[Any]:
         """Do what the parent asks for: one entry of ``more``, and of what comes back, per environment, if any."""
@@ -263,6 +271,8 @@ class Group:
             return [self.render(env_id) for env_id in env_ids]
         if name == "step":
             self.step(env_ids)
+        elif name == "observe":
+            self.observe(env_ids)
         elif name == "restore":
             for env_id, state in zip(env_ids, more):  # noqa: B905  (strict= is not in Python 3.8)
                 self.restore(env_id, state)
@@ -324,6 +334,17 @@ class Group:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
             raise _failed(env_id, "step", error) from error
+
+    def observe(self, env_ids: Any) -> None:
+        """Draw what some environments draw on demand, into their rows."""
+        env_id = env_ids[0]
+        try:
+            for env_id in env_ids:
+                write_row(self.late_leaves, env_id, self.envs[env_id].draw())
+        except RefusedError:
+            raise
+        except Exception as error:  # an environment may raise anything: it is said which one it was
+            raise _failed(env_id, "draw", error) from error
 
     def save(self, env_id: int) -> bytes:
         """Return the state of one environment, from its own ``state_dict``."""
@@ -728,9 +749,11 @@ def _answer(group: Group, head: dict[str, Any], body: bytes, memory_fd: Any) -> 
         more = pieces(body, head["sizes"])
     done = group.call(call, env_ids, more)
     if call == "reset":
-        return {"told": done}, _rows(group, env_ids, memory_fd, ())
+        return {"told": done}, _rows(group, env_ids, memory_fd, group.leaves, ())
     if call == "step":
-        return {}, _rows(group, env_ids, memory_fd, RESULTS)
+        return {}, _rows(group, env_ids, memory_fd, group.leaves, RESULTS)
+    if call == "observe":
+        return {}, _rows(group, env_ids, memory_fd, group.late_leaves, ())
     if call == "save":
         return {"sizes": [len(state) for state in done]}, b"".join(done)
     if call == "render":
@@ -754,11 +777,11 @@ def _picture(drawn: Any) -> Any:
     return np.ascontiguousarray(image)
 
 
-def _rows(group: Group, env_ids: list[int], memory_fd: Any, results: tuple[str, ...]) -> bytes:
+def _rows(group: Group, env_ids: list[int], memory_fd: Any, leaves: list[Any], results: tuple[str, ...]) -> bytes:
     """Return the rows that were written, for a parent that does not see our memory."""
     if memory_fd is not None:
         return b""
-    parts = [rows[env_ids].tobytes() for _, _, rows, _, _ in group.leaves]
+    parts = [rows[env_ids].tobytes() for _, _, rows, _, _ in leaves]
     return b"".join(parts + [group.arrays[name][env_ids].tobytes() for name in results])
 
 

@@ -37,6 +37,8 @@ class Backend:
     """Why it is not, as far as the simulator says."""
     resets_some: bool = True
     """Whether some environments can be reset without the others."""
+    late: frozenset[str] = frozenset()
+    """Keys of observations that only :meth:`observe` writes."""
     overlaps_resets: bool = False
     """Whether :meth:`begin_reset` works: environments are reset in the background, while others are stepped."""
 
@@ -56,6 +58,10 @@ class Backend:
     def step(self, env_ids: Sequence[int]) -> None:
         """Step each environment with its action on the exchange."""
         self.call("step", env_ids, ())
+
+    def observe(self, env_ids: Sequence[int]) -> None:
+        """Draw the observations :attr:`late` of some environments, as of their last step or reset."""
+        self.call("observe", env_ids, ())
 
     def save(self) -> list[object]:
         """Return the state of every environment."""

@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import Simulation
 from headrace.sim.mujoco_sim import MujocoSim
-from headrace.types import Ids, Need, Obs, StateDict, Step, StepInfo, SubstepObserver, SubstepRecord
+from headrace.types import Ids, Obs, StateDict, Step, StepInfo, SubstepObserver, SubstepRecord
 
 if TYPE_CHECKING:
     from headrace.envs.viewer import Viewer
@@ -434,6 +434,3 @@ class BatchEnv(EpisodicEnv):
                 self._viewer.close()
             self._viewer = viewer
         return self._viewer
-
-    def _needs(self, what: Need) -> bool:
-        return any(what in observer.needs for observer in self._observers)

@@ -17,7 +17,18 @@ from headrace.envs._episode_state import ActiveSet, EpisodeState
 from headrace.envs.recipe import Autoreset, EnvRecipe, check_count
 from headrace.errors import ConfigError, DataError, DtypeError, IdError, LifecycleError, ShapeError
 from headrace.ids import as_tensor, check_ids, check_seed
-from headrace.types import Ids, Obs, ResetRecord, StateDict, Step, StepInfo, StepObserver, StepRecord, SubstepObserver
+from headrace.types import (
+    Ids,
+    Need,
+    Obs,
+    ResetRecord,
+    StateDict,
+    Step,
+    StepInfo,
+    StepObserver,
+    StepRecord,
+    SubstepObserver,
+)
 
 AUTORESET_MODES = {"same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
 
@@ -175,6 +186,9 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
     def detach(self, observer: StepObserver) -> None:
         """Stop showing steps to ``observer``."""
         self._observers.remove(observer)
+
+    def _needs(self, what: Need) -> bool:
+        return any(what in observer.needs for observer in self._observers)
 
     # --- steps --------------------------------------------------------------------------------------------------
 

@@ -159,3 +159,22 @@ class Unclosable(Walk):
 
     def close(self):
         raise RuntimeError("the gripper is stuck")
+
+
+class LateWalk(Walk):
+    """Draws its camera on demand; the place tells how often it has."""
+
+    drawn_on_demand = ("camera",)
+    draws = 0
+
+    def _obs(self):
+        return {"policy": super()._obs()["policy"]}
+
+    def draw(self):
+        self.draws += 1
+        if self.fault == "draw":
+            raise ValueError("no light")
+        return {"camera": super()._obs()["camera"]}
+
+    def render(self):
+        return np.full((1, 1, 3), self.draws, np.uint8)

@@ -16,6 +16,7 @@ import numpy as np
 LIBERO = Path(__file__).parents[4] / "src" / "headrace" / "envs" / "tasks" / "libero"
 sys.path.insert(0, str(LIBERO))
 import export  # noqa: E402
+import genuine  # noqa: E402
 import plain  # noqa: E402
 
 PLAYED = [
@@ -123,6 +124,35 @@ def judge(env, arrays, own, kind, seed):
     }  # fmt: skip
 
 
+def look(suites, assets, exported, name="libero_goal/7", pixels=64):
+    """Compare pictures drawn on demand, every other step, with those that LIBERO draws in every step."""
+    cameras = ["agentview", "robot0_eye_in_hand"]
+    settings = {"waits": 2, "horizon": 99, "gripper": "signed", "pixels": pixels, "cameras": cameras}
+    file = str(exported / f"{name.replace('/', '-')}.npz")
+    one = genuine.make(name, file, str(assets), "robosuite", settings)
+    one.reset(seed=0)
+    suite, _, index = name.partition("/")
+    bddl = export.task_files(suites[suite].get_task(int(index)))[0]
+    drawn = {"use_camera_obs": True, "has_offscreen_renderer": True, "camera_names": cameras}
+    env = export.make_env(bddl, hard_reset=False, camera_heights=pixels, camera_widths=pixels, **drawn)
+    env.reset()
+    gripper, model = env.robots[0].gripper, env.sim.model._model
+    gripper.current_action = np.zeros(gripper.dof)
+    for fixture, pose in zip(one._own.record["fixtures"], one._arrays["fixtures"][:, 0], strict=True):
+        model.body(fixture).pos[:], model.body(fixture).quat[:] = pose[:3], pose[3:]
+    obs = env.set_init_state(one._arrays["states"][0])
+    for _ in range(settings["waits"]):
+        obs, *_ = env.step(np.array(plain.WAIT))
+    apart = []
+    for step, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (6, 7))):
+        if step % 2 == 0:
+            mine = one.draw()
+            apart += [np.abs(mine[c].astype(int) - obs[f"{c}_image"][::-1]).max() for c in cameras]
+        one.step(action)
+        obs, *_ = env.step(action)
+    return np.array(apart)
+
+
 def main() -> None:
     """Play and judge everything."""
     out, assets, exported = Path(sys.argv[1]), Path(sys.argv[2]).resolve(), Path(sys.argv[3])
@@ -151,6 +181,9 @@ def main() -> None:
                 said.append(f"{kind}: {got['verdicts'].mean(0)} true, {(got['verdicts'] != got['mine']).sum()} differ")
         env.close()
         print(*said, f"{time.monotonic() - begun:.0f} s", sep="; ", flush=True)
+    if not sys.argv[4:]:
+        found["pictures_apart"] = look(suites, assets, exported)
+        print("pictures on demand differ by", found["pictures_apart"].max(), flush=True)
     found["versions"] = np.array(json.dumps({"mujoco": plain._mujoco().__version__}))
     np.savez_compressed(out, **found)
 

@@ -117,3 +117,8 @@ def test_all_130_tasks_are_exported_with_instruction_goal_and_50_initial_states(
         assert exported.record["goal"]
         kinds |= {goal["kind"] for goal in exported.record["goal"]}
     assert kinds == {"in-site", "on-site", "on-object", "open", "close", "turnon", "turnoff"}
+
+
+def test_pictures_on_demand_are_those_that_libero_draws_in_every_step() -> None:
+    assert REFERENCE["pictures_apart"].shape == (6,)
+    assert REFERENCE["pictures_apart"].max() == 0

@@ -6,6 +6,9 @@ which initial state and which of the exported poses of fixtures to take, as the 
 
 from __future__ import annotations
 
+import functools
+import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import export  # pyright: ignore[reportImplicitRelativeImport, reportMissingImports]
 import plain  # pyright: ignore[reportImplicitRelativeImport, reportMissingImports]
 
-CAMERAS = ("agentview", "robot0_eye_in_hand")
+_DRAWN = (
+    *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
+    *("xpos", "xquat", "xmat", "xipos", "ximat"),
+)
+"""Fields of MjData that a picture depends on."""
 
 
 class OneEpisode:
@@ -28,20 +35,29 @@ class OneEpisode:
     def __init__(self, name: str, file: str, assets: str, sim: str, settings: dict[str, Any]) -> None:
         """Read the exported ``file``; ``sim`` is ``robosuite`` or ``mujoco-3.3``."""
         self._own, self._arrays = plain.load_plain(file)
-        self._settings, self._count, self._genuine = settings, 0, None
+        self._settings, self._count = settings, 0
+        self._genuine: Any = None
         shapes: dict[str, Any] = {"policy": {"type": "box", "shape": [8]}}
         shapes["critic"] = {"type": "box", "shape": [9 + self._own.model.nq]}
         cameras, pixels = list(settings["cameras"]), settings["pixels"]
         if sim == "robosuite":
             suite, _, index = name.partition("/")
             task = export.load_benchmark(Path(assets))[suite].get_task(int(index))
+            if cameras:
+                os.environ.setdefault("MUJOCO_GL", "egl")  # robosuite asks for a display otherwise
             seen = {"use_camera_obs": True, "has_offscreen_renderer": True, "camera_names": cameras}
             seen |= {"camera_heights": pixels, "camera_widths": pixels}
             # a reset need not compile the model: everything that it would draw is set below
             self._genuine = export.make_env(export.task_files(task)[0], hard_reset=False, **(seen if cameras else {}))
         elif cameras:
             raise ValueError(f"sim {sim!r} draws no pictures; pass cameras=()")
-        self._cameras = cameras
+        self.drawn_on_demand = tuple(cameras)
+        self._sensors: dict[str, Any] = {}
+        note: Any = functools.partial(self._note)
+        note.__modality__ = "image"  # robosuite reads it of its sensors
+        for camera in cameras:
+            observable = self._genuine.env._observables[f"{camera}_image"]
+            self._sensors[camera], observable._sensor = observable._sensor, note
         shapes |= {camera: {"type": "box", "shape": [pixels, pixels, 3], "dtype": "uint8"} for camera in cameras}
         self.observation_space = {"type": "dict", "spaces": shapes}
         bounds = {"low": -np.ones(7, np.float32), "high": np.ones(7, np.float32)}
@@ -55,7 +71,7 @@ class OneEpisode:
         if self._genuine is None:
             self._own.reset(state, poses)
         else:
-            self._genuine.reset()
+            self._reset_genuine()
             gripper = self._genuine.robots[0].gripper
             gripper.current_action = np.zeros(gripper.dof)  # a reset that compiles makes a new one
             model = self._genuine.sim.model._model
@@ -77,6 +93,40 @@ class OneEpisode:
         self._count += 1
         return self._seen(), float(done), done, self._count >= self._settings["horizon"], {"is_success": done}
 
+    def _reset_genuine(self) -> None:
+        """Reset without LIBERO's own loop, which tries again after every error, forever."""
+        errors: Any = importlib.import_module("robosuite.utils.errors")
+        while True:
+            try:
+                self._genuine.env.reset()
+            except errors.RandomizationError:
+                continue
+            return
+
+    def draw(self) -> dict[str, Any]:
+        """Draw the cameras as LIBERO would have when it observed last: from the poses of that moment."""
+        now = self._places()
+        self._place(self._noted)
+        try:
+            return {name: np.ascontiguousarray(sensor({})[::-1]) for name, sensor in self._sensors.items()}
+        finally:
+            self._place(now)
+
+    def _note(self, cache: Any) -> Any:
+        """Stand in for a camera: keep what its picture depends on."""
+        del cache
+        self._noted = self._places()
+        return np.zeros((1, 1, 3))
+
+    def _places(self) -> list[Any]:
+        data, model = self._genuine.sim.data._data, self._genuine.sim.model._model
+        return [model.site_rgba.copy(), *(getattr(data, name).copy() for name in _DRAWN)]
+
+    def _place(self, places: list[Any]) -> None:
+        data, model = self._genuine.sim.data._data, self._genuine.sim.model._model
+        for target, values in zip((model.site_rgba, *(getattr(data, name) for name in _DRAWN)), places, strict=True):
+            target[:] = values
+
     def close(self) -> None:
         """Release LIBERO's renderer."""
         if self._genuine is not None:
@@ -96,9 +146,8 @@ class OneEpisode:
             place, turn, fingers = (self._obs[f"robot0_{name}"] for name in ("eef_pos", "eef_quat", "gripper_qpos"))
             joints = self._genuine.sim.data.qpos  # those after the step: LIBERO does not observe them
         state = np.concatenate([place, plain.axis_angle(np.asarray(turn)[None])[0], fingers]).astype(np.float32)
-        pictures = {name: np.ascontiguousarray(self._obs[f"{name}_image"][::-1]) for name in self._cameras}
         whole = np.concatenate([place, turn, fingers, joints]).astype(np.float32)
-        return {"policy": state, "critic": whole, **pictures}
+        return {"policy": state, "critic": whole}
 
 
 def make(name: str, file: str, assets: str, sim: str, settings: dict[str, Any]) -> OneEpisode:
