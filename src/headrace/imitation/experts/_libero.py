@@ -34,7 +34,14 @@ class Grasp(NamedTuple):
     """Height above the goal at which it is let go, m."""
 
 
-GRASPS = {"libero_object/0": Grasp((0.0, 0.0, 0.0), 0.07, 0.15)}
+_CAN, _BOWL = Grasp((0.0, 0.0, 0.0), 0.07, 0.15), Grasp((0.0, 0.042, 0.025), 0.02, 0.0)
+GRASPS = {
+    "libero_object/0": _CAN,
+    "libero_spatial/0": _BOWL,
+    "libero_spatial/2": _BOWL,
+    "libero_goal/8": _BOWL,
+    "libero_90/9": _BOWL,
+}
 """Task → grasp, where this expert is known to succeed."""
 
 
@@ -45,8 +52,11 @@ def libero_expert(task: str) -> Callable[[Obs], Tensor]:
     model: Any = exported.compile(textures=False)
     (goal,) = exported.record["goal"]
     thing = _column(model, model.body(goal["body"]).id)
-    site = model.site(goal["site"]).id
-    target, shift = _column(model, int(model.site_bodyid[site])), torch.from_numpy(model.site_pos[site].copy())
+    if "site" in goal:
+        site = model.site(goal["site"]).id
+        target, shift = _column(model, int(model.site_bodyid[site])), torch.from_numpy(model.site_pos[site].copy())
+    else:
+        target, shift = _column(model, model.body(goal["other"]).id), torch.zeros(3, dtype=torch.float64)
 
     def act(obs: Obs) -> Tensor:
         rows = obs["critic"].to(torch.float64)
@@ -57,16 +67,19 @@ def libero_expert(task: str) -> Callable[[Obs], Tensor]:
         aside = away[:, :2].square().sum(dim=1).sqrt()
         inside = (aside < 0.015) & (away[:, 2].abs() < 0.012)
         held = (opening < grasp.width) & (away.square().sum(dim=1).sqrt() < _CATCH)
-        there = (end - place)[:, :2].square().sum(dim=1).sqrt() <= _NEAR
+        short = (end - place)[:, :2].square().sum(dim=1).sqrt()
+        there = short <= _NEAR
         # down beside the thing only once the fingers are over it
         rise = torch.where(inside, 0.0, (4.0 * (aside - 0.01)).clamp(0.0, _ABOVE))
         way = away + torch.stack((rise * 0.0, rise * 0.0, rise), dim=1)
         lift = torch.zeros_like(way)
         lift[:, 2] = _STEP
         carry = end - place
-        carry[:, 2] = end[:, 2] + _CLEAR - hand[:, 2]
-        low = hand[:, 2] < end[:, 2] + _CLEAR - 0.03
-        lower = torch.zeros_like(way)
+        # beside the goal it stays at its height: the way down is left at times, and found again
+        far = short > 3.0 * _NEAR
+        carry[:, 2] = torch.where(far, end[:, 2] + _CLEAR - hand[:, 2], 0.0)
+        low = far & (hand[:, 2] < end[:, 2] + _CLEAR - 0.03)
+        lower = (end - place) * 0.5
         lower[:, 2] = (end[:, 2] + grasp.drop - place[:, 2]).clamp(-0.03, 0.0)
         way = torch.where((held & ~there)[:, None], torch.where(low[:, None], lift, carry), way)
         way = torch.where((held & there)[:, None], lower, way)

@@ -17,6 +17,7 @@ from headrace.envs.tasks.libero.task import Libero, LiberoCfg
 from headrace.evaluation import PlayCfg
 from headrace.evaluation.libero import compare_sims
 from headrace.imitation.experts import expert_for
+from headrace.imitation.experts._libero import GRASPS
 
 REFERENCE = np.load(os.environ["HEADRACE_LIBERO_REFERENCE"])
 PLAYED = sorted({key.split(":")[1] for key in REFERENCE.files if key.startswith("play:")})
@@ -93,6 +94,19 @@ def test_every_kind_of_predicate_was_seen_true_and_false_on_200_states() -> None
     for kind, (true, total) in counts.items():
         assert total >= 200, kind
         assert 10 <= true <= total - 10, kind
+
+
+@pytest.mark.parametrize("name", sorted(GRASPS))
+def test_the_expert_succeeds_in_seven_of_eight_episodes(name: str) -> None:
+    expert, won = expert_for(name), 0
+    env = headrace.make(name, 8, autoreset="disabled", overrides={"cameras": ()})
+    obs, _ = env.reset(seed=0)
+    while bool(env.active.any()):
+        step = env.step(expert(obs))
+        obs = step.obs
+        won += int(step.info["ends"].success.sum()) if "ends" in step.info else 0
+    env.close()
+    assert won >= 7
 
 
 def test_a_scripted_episode_succeeds_in_the_same_step_natively_and_in_libero() -> None:
