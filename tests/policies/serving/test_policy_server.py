@@ -267,6 +267,22 @@ def test_health_is_answered_to_everybody_and_a_key_is_asked_of_clients() -> None
             assert engine.poll(wait=True) is not None
 
 
+def test_web_pages_and_more_clients_than_allowed_are_rejected() -> None:
+    from websockets.exceptions import InvalidStatus
+
+    with PolicyServer(Gate(), ServeCfg(port=0, max_clients=1)) as server:
+        with pytest.raises(InvalidStatus, match="403"):
+            connect(server.address, origin="http://evil.example")
+        with connect(server.address, compression=None) as client:
+            client.recv()
+            with pytest.raises(InvalidStatus, match="503"):
+                connect(server.address, compression=None)
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz", timeout=10.0) as answer:
+                assert answer.status == 200
+    with pytest.raises(ConfigError, match="max_clients"):
+        ServeCfg(max_clients=0)
+
+
 def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
     assert ServeCfg().host == "127.0.0.1"
     with PolicyServer(Gate(), SERVE) as server, pytest.raises(StorageError, match="cannot listen on"):

@@ -7,7 +7,10 @@ forms as written by numpy's ``save`` (n1.6, n1.7) and by ``msgpack-numpy`` 0.4.8
 from __future__ import annotations
 
 import io
+import re
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -39,6 +42,42 @@ GR00T_REQUEST = {
 
 def frame(name: str) -> bytes:
     return (FRAMES / name).read_bytes()
+
+
+def _pictures(count: int) -> bytes:
+    """A few bytes that expand to ``count`` arrays of 100 MB: even pictures compress well."""
+    flat = encode_images(np.zeros((1, 6000, 6000, 3), np.uint8), "png")
+    return msgpack.packb({str(number): flat for number in range(count)})
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (msgpack.packb({b"__npgeneric__": True, b"data": 10**9, b"dtype": "|S1"}), "expected a scalar"),
+        (msgpack.packb({b"__npgeneric__": True, b"data": 10**9, b"dtype": "<U1"}), "expected a scalar"),
+        (msgpack.packb({b"__npgeneric__": True, b"data": "1" * 99, b"dtype": "<i8"}), "expected a scalar"),
+        (msgpack.packb([{}] * 2_000_000), "exceeds|entries"),
+        (msgpack.packb([[{}] * 1000] * 1000), "entries of lists and maps"),
+        (msgpack.packb([[[]] * 60_000] * 60), "entries of lists and maps"),
+        (b"\xdd\x7f\xff\xff\xff" * 10, "exceeds"),
+        (b"\xdf\x7f\xff\xff\xff" * 10, "exceeds"),
+        (_pictures(3), "in all"),
+    ],
+)
+def test_what_a_frame_expands_to_is_counted_before_it_is_decoded(frame: bytes, message: str) -> None:
+    code = (
+        "import resource, sys\n"
+        "from headrace.errors import DataError\n"
+        "from headrace.policies.serving._wire import unpack\n"
+        "frame = sys.stdin.buffer.read()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    unpack(frame)\nexcept DataError as error:\n    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], input=frame, capture_output=True, check=True)
+    said, kilobytes = run.stdout.decode().rsplit("\n", 2)[:2]
+    assert re.search(message, said)
+    assert int(kilobytes) < 700_000  # two of the pictures, decoded and as Pillow holds them
 
 
 def test_a_genuine_openpi_request_is_what_we_write_byte_for_byte() -> None:

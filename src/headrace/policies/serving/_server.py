@@ -11,6 +11,7 @@ import time
 import traceback
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,7 @@ from headrace.policies.serving._wire import pack, unpack_map
 from headrace.policies.serving.remote_cfg import FRAME_LIMIT, check_seconds, check_whole
 
 _INTERNAL_ERROR, _POLICY_VIOLATION = 1011, 1008
+_SMALL_FRAME = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,13 @@ class ServeCfg:
     """Clients must send it; None lets everybody in who reaches the port."""
     frame_limit: int = FRAME_LIMIT
     """Bytes of the largest request."""
+    max_clients: int = 256
+    """Most connections at a time; others are answered with status 503."""
     ping_interval: float | None = 20.0
     ping_timeout: float | None = 60.0
 
     def __post_init__(self) -> None:
-        check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None))
+        check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None), max_clients=(1, None))
         check_seconds(self, "serve", "max_wait", "linger", least=0.0)
         check_seconds(self, "serve", "ping_interval", "ping_timeout")
 
@@ -177,9 +181,13 @@ class PolicyServer:
             await asyncio.to_thread(self._batcher.close)
 
     def _admit(self, connection: Any, request: Any) -> Any:
-        """Answer ``/healthz``, and turn away who has not the key."""
+        """Answer ``/healthz``; reject web pages, connections without the API key, and too many of them."""
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
+        if "Origin" in request.headers:
+            return connection.respond(http.HTTPStatus.FORBIDDEN, "web pages are not served\n")
+        if self.clients >= self.cfg.max_clients:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         if self.cfg.api_key is not None:
             given = request.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode(), f"Api-Key {self.cfg.api_key}".encode()):
@@ -213,7 +221,10 @@ class PolicyServer:
         """Return the reply to one frame; None once the client is gone, or was told of an error."""
         assert self._batcher is not None
         try:
-            request, ours = read_request(unpack_map(frame, limit=self.cfg.frame_limit), self.policy, visitor)
+            decode = partial(unpack_map, frame, limit=self.cfg.frame_limit)
+            # a large frame is decoded beside the event loop, which answers others meanwhile
+            message = decode() if len(frame) < _SMALL_FRAME else await asyncio.to_thread(decode)
+            request, ours = read_request(message, self.policy, visitor)
             served = asyncio.wrap_future(self._batcher.submit(visitor.number, request))
             gone = asyncio.ensure_future(connection.wait_closed())
             await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataError, require_extra
-from headrace.policies.serving.images import IMAGE_MARK, decode_images
+from headrace.policies.serving.images import IMAGE_MARK, MOST_VALUES, decode_images
 from headrace.policies.serving.remote_cfg import FRAME_LIMIT
 
 _msgpack: Any = require_extra("msgpack", extra="serve", purpose="talking to a policy server")
@@ -33,6 +33,8 @@ ArrayForm = Literal["openpi", "nd", "npy"]
 Array = NDArray[np.generic]
 
 _MOST_DIMENSIONS = 16
+_MOST_ITEMS = 1 << 16
+"""Entries of all lists and maps of a frame: each is a Python object, of many times the bytes that it takes here."""
 _NPY_HEADER = re.compile(
     r"\{'descr': '(?P<descr>[^']+)', 'fortran_order': (?P<fortran>True|False), 'shape': \((?P<shape>[\d, ]*)\), ?\}"
 )
@@ -63,7 +65,13 @@ def unpack(frame: bytes | memoryview, *, limit: int = FRAME_LIMIT) -> object:
     if len(frame) > limit:
         raise DataError(f"frame: expected at most {limit:,} bytes, got {len(frame):,}; raise the limit of both sides")
     try:
-        return cast("object", _msgpack.unpackb(frame, object_hook=_read))
+        budget, most = _Budget(), min(len(frame), _MOST_ITEMS)
+        return cast(
+            "object",
+            _msgpack.unpackb(
+                frame, object_hook=budget.read, list_hook=budget.count, max_array_len=most, max_map_len=most
+            ),
+        )
     except DataError:
         raise
     except (
@@ -125,12 +133,43 @@ def _check_kind(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"an array of {dtype}; send numbers, flags or texts")
 
 
+class _Budget:
+    """Counts what a frame expands to while it is decoded, and refuses it before that is too much."""
+
+    def __init__(self) -> None:
+        self._items, self._values = _MOST_ITEMS, MOST_VALUES
+
+    def count(self, items: list[Any] | dict[Any, Any]) -> list[Any] | dict[Any, Any]:
+        self._items -= 1 + len(items)
+        if self._items < 0:
+            raise DataError(f"frame: expected at most {_MOST_ITEMS:,} entries of lists and maps, got more; send arrays")
+        return items
+
+    def read(self, message: dict[Any, Any]) -> object:
+        self.count(message)
+        shape = message.get(b"shape")
+        if IMAGE_MARK in message and isinstance(shape, list):
+            sizes = [size for size in cast("list[object]", shape) if isinstance(size, int)]
+            self._values -= abs(math.prod(sizes))
+            if self._values < 0:
+                raise DataError(f"frame: expected pictures of at most {MOST_VALUES:,} values in all, got more")
+        return _read(message)
+
+
+def _scalar(dtype: np.dtype[Any], data: object) -> object:
+    """Return a scalar; a text of a given length, which numpy makes of an integer, is none."""
+    expected = {"S": bytes, "U": str}.get(dtype.kind, int | float)
+    if not isinstance(data, expected) or (isinstance(data, int) and abs(data) >= 1 << 64):
+        raise DataError(f"frame: expected a scalar of {dtype}, got {shorten(data)}")
+    return dtype.type(data)
+
+
 def _read(message: dict[Any, Any]) -> object:
     """Return what a decoded map stands for: an array, a scalar, pictures, or itself."""
     if b"__ndarray__" in message:
         return _array(message[b"data"], message[b"dtype"], message[b"shape"])
     if b"__npgeneric__" in message:
-        return _dtype(message[b"dtype"]).type(message[b"data"])
+        return _scalar(_dtype(message[b"dtype"]), message[b"data"])
     if b"nd" in message or ("nd" in message and "type" in message):
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in message.items()}
         if fields.get("kind") not in (None, b"", ""):

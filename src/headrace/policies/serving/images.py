@@ -13,8 +13,8 @@ from headrace.errors import DataError, ShapeError, require_extra
 
 Images = NDArray[np.uint8]
 IMAGE_MARK = b"__images__"
-_MOST_PIXELS = 1 << 28
-"""In one array; a small frame must not unpack into all of the memory."""
+MOST_VALUES = 1 << 28
+"""Of all pictures of a frame; a small one must not unpack into all of the memory."""
 
 
 def is_picture(shape: tuple[int, ...], dtype: object) -> bool:
@@ -111,8 +111,8 @@ def decode_images(message: dict[Any, Any]) -> Images:
     last = sizes[-1] in (1, 3)
     rows, columns, channels = sizes[-3:] if last else (sizes[-2], sizes[-1], sizes[-3])
     count = math.prod(sizes[:-3])
-    if channels not in (1, 3) or len(cast("list[object]", files)) != count or math.prod(sizes) > _MOST_PIXELS:
-        raise DataError(f"frame: expected {count} pictures of at most {_MOST_PIXELS} values, got shape {sizes}")
+    if channels not in (1, 3) or len(cast("list[object]", files)) != count or math.prod(sizes) > MOST_VALUES:
+        raise DataError(f"frame: expected {count} pictures of at most {MOST_VALUES} values, got shape {sizes}")
     pillow: Any = require_extra("PIL.Image", extra="serve", purpose="reading compressed pictures")
     images = np.zeros((count, rows, columns, channels), np.uint8)
     for target, data in zip(images, cast("list[object]", files), strict=True):
