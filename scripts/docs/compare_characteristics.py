@@ -259,7 +259,7 @@ def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
         "Plays of one policy per side",
         ("episodes", "design", "equal, called different", "100 % and 90 %, called unchanged", "60 % and 70 %, found"),
     )
-    for episodes in (*sizes, 70, 100, 500):
+    for episodes in (*sizes, 70, 100):
         for paired in (True, False):
 
             def play(
