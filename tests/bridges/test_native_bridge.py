@@ -462,19 +462,20 @@ class DepthEnv(PlainEnv):
 @pytest.mark.parametrize("obs_steps", [1, 2])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
 def test_a_chunk_policy_sees_every_unsigned_type(dtype: Any, obs_steps: int, batching: Any) -> None:
-    seen: list[Any] = []
+    seen: list[tuple[int, int]] = []
 
     def plan(obs: dict[str, torch.Tensor]) -> torch.Tensor:
         assert obs["depth"].dtype == getattr(torch, np.dtype(dtype).name)
-        seen.append(obs["depth"].numpy()[:2].reshape(2, -1)[:, [0, -1]])
+        rows = obs["depth"].numpy().reshape(len(obs["depth"]), -1)
+        seen.extend((int(np.iinfo(dtype).max - row[0]), int(np.iinfo(dtype).max - row[-1])) for row in rows)
         return torch.zeros((len(obs["depth"]), 2, 1))
 
     env = bridge([lambda: DepthEnv(dtype)] * 2, autoreset="disabled")
     policy = as_chunk_policy(plan, horizon=2, action_dim=1, obs_steps=obs_steps)
     evaluate(env, policy, episodes=2, execute=2, batching=batching, progress=False)
-    newest = [np.iinfo(dtype).max - rows[:, 1] for rows in seen]
-    oldest = [np.iinfo(dtype).max - rows[:, 0] for rows in seen]
-    assert [rows.tolist() for rows in newest] == [[0, 0], [2, 2], [4, 4]]
-    before = [0, 1, 3] if obs_steps == 2 else [0, 2, 4]
-    assert [rows.tolist() for rows in oldest] == [[count, count] for count in before]
+    oldest = [0, 1, 3] if obs_steps == 2 else [0, 2, 4]
+    expected = list(zip(oldest, [0, 2, 4], strict=True))
+    # strict batches have padding rows, and some rows are asked again
+    assert [pair for pair in expected if seen.count(pair) < 2] == []
+    assert batching == "strict" or sorted(seen) == sorted(expected * 2)
     env.close()
