@@ -117,7 +117,6 @@ class SweepOptions:
     """Seed of the order of the variants within a repetition (default: drawn)."""
     output: str | None = None
     resume: bool = False
-    """Go on with the sweep in --output, which was cut off."""
     rule: RuleOptions
     fail_inconclusive: bool = False
     """Exit code 1 also if a metric is inconclusive."""

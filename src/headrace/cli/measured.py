@@ -137,7 +137,6 @@ class TrainOptions:
     env: EnvKeywords
     run: RunCfg
     library: str | None = None
-    """RL library (default: headrace, our own small PPO)."""
     iterations: int = 100
     """Rollouts to collect and learn from."""
     check_success: bool = False

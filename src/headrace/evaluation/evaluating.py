@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError
-from headrace.evaluation._journal import read_header
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.files import check_new, check_writable
 from headrace.recording.film import FilmCfg
@@ -167,6 +166,8 @@ def _resume_batches(play: PlayCfg, book: JournalCfg | None) -> PlayCfg:
     batching = None if isinstance(play.batching, Batching) else Batching.of(play.batching)
     if batching is None or batching.mode == "fast" or play.engine not in ("inline", "thread", "process"):
         return play
+    from headrace.evaluation._journal import read_header
+
     if book is None or not book.resume or (header := read_header(Path(book.path))) is None:
         return play
     size: object = header.identity.get("strict_size")

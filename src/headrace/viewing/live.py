@@ -24,13 +24,9 @@ from numpy.typing import NDArray
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.bench.measured.run import StepFunction, step_function, trained_recipe
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
-from headrace.envs.viewer import png, tile
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from headrace.bridges.bridge_env import BridgeEnv
     from headrace.envs.batch_env import BatchEnv
     from headrace.envs.recipe import AnyEnv
@@ -105,6 +101,8 @@ class Screen:
 
     def show(self, pictures: Sequence[NDArray[np.uint8]], suspended: NDArray[np.bool_], steps: int) -> None:
         """Put up a picture of each environment, uint8 (H, W, 3); nothing of it is kept."""
+        from headrace.envs.viewer import png, tile  # imports torch, which the help of commands does without
+
         encoded = png(tile(np.stack(pictures)))
         with self._changed:
             self._picture, self._number = encoded, self._number + 1
