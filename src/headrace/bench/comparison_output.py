@@ -1,4 +1,4 @@
-"""A comparison to read: a table for a terminal, Markdown for a pull request, JUnit XML for CI."""
+"""A comparison to read: a table for a terminal, Markdown for a pull request."""
 
 from __future__ import annotations
 
