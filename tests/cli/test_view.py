@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from headrace.cli import main
-from headrace.viewing.live import Screen, png, serve
+from headrace.envs.viewer import png
+from headrace.viewing.live import Screen, serve
 
 
 def test_pictures_are_encoded_without_loss() -> None:
