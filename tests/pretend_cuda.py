@@ -273,6 +273,8 @@ def pretend_cuda(*, warp: bool = False) -> Generator[PretendCuda]:
         mock.patch.object(torch.cuda, "_lazy_init", return_value=None),
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "is_initialized", return_value=True),
+        # its random numbers are drawn by the generator of the host
+        mock.patch.object(torch.cuda, "get_rng_state", return_value=torch.zeros(16, dtype=torch.uint8)),
         mock.patch.object(torch.cuda, "device_count", return_value=1),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
         mock.patch.object(torch.cuda, "current_stream", pretend.current_stream),
