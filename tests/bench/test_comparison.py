@@ -124,6 +124,15 @@ def test_times_get_no_verdict_unless_their_order_was_drawn_at_random(sides: tupl
     assert verdict(compare(*sides, DRIFT)) == "regressed"
 
 
+def test_a_commit_that_cannot_record_the_seed_is_known_by_the_id_of_its_sweep() -> None:
+    def older(runs: list[Bundle]) -> list[Bundle]:
+        changed = {"sweep_id": "sweep-1-order7", "order_seed": None}
+        return [run.model_copy(update={"run": run.run.model_copy(update=changed)}) for run in runs]
+
+    before, after = in_turns([1.0] * 8, [2.0] * 8)
+    assert verdict(compare(older(before), older(after))) == "regressed"
+
+
 def test_several_looks_need_more_evidence_each() -> None:
     sides = in_turns([1.0] * 8, [2.0] * 8)
     assert verdict(compare(*sides, CompareCfg(looks=5))) == "inconclusive"

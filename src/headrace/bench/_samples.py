@@ -26,6 +26,8 @@ from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle,
 Scale = Literal["relative", "points", "absolute"]
 Unit = Literal["run", "seed", "policy"]
 _FEWEST_SHARED = 20
+ORDER_MARK = "-order"
+"""In the id of a sweep whose order is drawn, followed by its seed."""
 _FEWEST_PAIRS = 8
 """Steady pairs of a sweep that suffice; with fewer, the others are used as well."""
 _NOT_DRAWN = (
@@ -272,7 +274,7 @@ def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], notes: list[s
     """
     first, second = ({turn: [run] for run in side if (turn := _turn(run)) is not None} for side in (before, after))
     pairs = {turn: (first[turn][0], second[turn][0]) for turn in first if turn in second}
-    drawn = all(run.run.order_seed is not None for pair in pairs.values() for run in pair)
+    drawn = all(_order_was_drawn(run) for pair in pairs.values() for run in pair)
     if len(pairs) >= 2 and (drawn or accept_drift):
         steady = [turn for turn, pair in pairs.items() if accept_drift or not any(map(unsteady, pair))]
         enough = len(steady) >= _FEWEST_PAIRS
@@ -330,6 +332,11 @@ def policy_of(run: Bundle) -> str:
 def unsteady(run: Bundle) -> bool:
     """Whether the run says that its warm-up did not reach a steady step time."""
     return not isinstance(run, StartupBundle) and run.runtime.warmup is not None and run.runtime.warmup.steady is False
+
+
+def _order_was_drawn(run: Bundle) -> bool:
+    """Return whether a sweep drew its order; an older version records only the id that the sweep gave it."""
+    return run.run.order_seed is not None or ORDER_MARK in (run.run.sweep_id or "")
 
 
 def _turn(run: Bundle) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from headrace.bench._bundle_files import bundle_paths, read_bundles
+from headrace.bench._samples import ORDER_MARK
 from headrace.bench._significance import least_units
 from headrace.bench.comparison import CompareCfg, Comparison
 from headrace.bench.comparison import compare as compare_bundles
@@ -203,13 +204,14 @@ def sweep(
     rule = rule or CompareCfg()
     differing = () if vary is None else ("settings", "library") if "library" in vary else ("settings", "timing")
     rule = replace(rule, allow=(*rule.allow, *differing), looks=len(looks))
+    order_seed = secrets.randbits(32) if order_seed is None else order_seed
     with _sides(vary, commits) as sides:
         plan = Sweep(
-            sweep_id=f"sweep-{stamp}",
+            sweep_id=f"sweep-{stamp}{ORDER_MARK}{order_seed}",
             command=tuple(command),
             sides=tuple(sides),
             seed=seed,
-            order_seed=secrets.randbits(32) if order_seed is None else order_seed,
+            order_seed=order_seed,
             output=Path("sweeps") / stamp if output is None else Path(output),
         ).claim(resume=resume)
         if commits is not None:
